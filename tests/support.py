@@ -26,13 +26,21 @@ class ServerFailed(Exception):
 class ServerProcess:
     """A server's process. `address` is host:port, the same again after `restart`; `ready` the line that named it.
 
-    `command` must take `--port N` (0: a free one) and print one line that ends in the address when it is ready.
+    `command` must take `--port N` (0: a free one) and print one line that ends in the address when it is ready, within
+    `seconds`.
     """
 
     process: subprocess.Popen[str]
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        port: int = 0,
+        seconds: float = READY_SECONDS,
+    ) -> None:
         self._command = list(command)
+        self._seconds = seconds
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._log: IO[str] = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the server does
         self.address = self.ready = ""
@@ -95,7 +103,7 @@ class ServerProcess:
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=_read_lines, args=(self.process.stdout, lines), daemon=True).start()
         try:
-            line = lines.get(timeout=READY_SECONDS)
+            line = lines.get(timeout=self._seconds)
         except queue.Empty:
             line = ""
         if not line.strip():

@@ -55,6 +55,12 @@ MUTATIONS = {
         "for alike in [list(groups)] for group in",
         "tests/trainer/test_mixture.py",
     ),
+    "several policies: each learns from the turns of all agents": (
+        "trainer/starpod/trainer/data/episode.py",
+        "turns=[turn for turn in episode.turns if turn.agent_id == agent]",
+        "turns=list(episode.turns)",
+        "tests/trainer/test_learners.py",
+    ),
     "several environments: one whitening for all": (
         "trainer/starpod/trainer/update.py",
         "rows.setdefault(kind, []).append(row)",

@@ -14,6 +14,7 @@ from typing import Any
 
 from starpod.report.charts import COLOURS, Point, Rule, Series, finite, line_chart, smooth, standalone
 from starpod.report.figures import Kind, show
+from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.report import page
 from starpod.trainer.output.run_folder import RunFolder
@@ -31,9 +32,10 @@ _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "retur
 
 STEPS = "step"
 TOKENS = "sampled tokens"
-SPENT = {"environment steps": ("turns_mean",), TOKENS: ("turns_mean", "tokens_per_turn")}
-"""Quantities that charts can be drawn over beside STEPS: all that was collected so far, as episodes times metrics, or
-what a search has counted."""
+FORKS = "forks"
+SPENT = ("environment steps", TOKENS, FORKS)
+"""Quantities that charts can be drawn over beside STEPS: all that was spent so far. Runs that spent nothing of one have
+no line over it."""
 
 DEFAULT_METRICS = (
     EVALUATION,
@@ -98,6 +100,8 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     if not curves:
         return None
     spent = [spent_by(folder, axis) for folder, _ in drawn]
+    if axis != STEPS and not any(at_step(x) for at_step, points in zip(spent, curves, strict=True) for x, _ in points):
+        return None
     dots = _figure(name) in _EVALUATED
     if not dots:
         curves = [smooth(points) for points in curves]
@@ -131,9 +135,7 @@ def spent_by(folder: RunFolder, axis: str) -> Callable[[float], float]:
         return lambda step: step
     total, found = 0.0, {0.0: 0.0}
     for line in folder.read_metrics():
-        values = line["metrics"]
-        own = math.prod(values.get(f"collect/{name}") or 0.0 for name in ("episodes", *SPENT[axis]))
-        total += values.get(f"search/{axis.replace(' ', '_')}", own)
+        total += spent_in(line["metrics"])[axis.replace(" ", "_")]
         found[line["step"]] = total
     return lambda step: found[step]
 

@@ -18,6 +18,7 @@ RIGHT = {"red": "Left", "blue": "Right", "green": "Up", "black": "Down", "white"
 class CorridorOptions(EnvironmentOptions):
     rooms: int = Field(4, ge=1, le=16, description="Rooms, and turns of an episode.")
     locked: bool = Field(False, description="Ends at the first wrong action, and pays at the last room alone.")
+    graded: bool = Field(False, description="Pays for every room passed, where it is locked, too.")
 
 
 class Corridor(Environment):
@@ -43,7 +44,7 @@ class Corridor(Environment):
         locked = self.options.locked
         done = last or (locked and not won)
         return Outcome(
-            reward=float(won and last) if locked else self.passed[-1] / len(self.signs),
+            reward=float(won and last) if locked and not self.options.graded else self.passed[-1] / len(self.signs),
             terminated=done,
             success=won if done else None,
             criteria={f"room {room}": right for room, right in enumerate(self.passed, 1)},

@@ -15,12 +15,20 @@
     python -m benchmarks.training.learning process           turn scorers beside returns and states that come back
     python -m benchmarks.training.learning visual_lake       a lake as a picture; paid for success, and for seeing, too
     python -m benchmarks.training.learning visual_sokoban --seeds 1    a room of Sokoban as a picture
-    python -m benchmarks.training.learning lock --seeds 2    searches on branches, where nearly all episodes fail
-    python -m benchmarks.training.learning team --seeds 2    two agents with rewards of different size
+    python -m benchmarks.training.learning lock              searches on branches, one episode of a hundred succeeds
+    python -m benchmarks.training.learning long_lock         none does, and the search sees how far it came
+    python -m benchmarks.training.learning team              two agents with rewards of different size, and weights
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
     python -m benchmarks.training.learning reasoning_llm --seeds 1     with and without reasoning, on names never seen
+    python -m benchmarks.training.learning swapped_llm --seeds 1       the same where names mislead
+    python -m benchmarks.training.learning filter_llm --seeds 1        the share of groups that the filter keeps
+    python -m benchmarks.training.learning reuse_llm --seeds 1         updates on each collection: online-1, 2, 5
+    python -m benchmarks.training.learning starts_llm --seeds 1        many start states, or many episodes of each
+    python -m benchmarks.training.learning echo_trap_llm --seeds 1     GRPO and StarPO-S over several turns
+    python -m benchmarks.training.learning actions_llm --seeds 1       actions of a turn
+    python -m benchmarks.training.learning claims_llm --seeds 1        a reward for thoughts that are true
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
@@ -31,6 +39,7 @@ Every run is a process of its own, `starpod train`, as a user would start it, wi
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import statistics
@@ -44,7 +53,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, TOKENS, spent_by, write_comparison
+from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, spent_by, write_comparison
 from starpod.trainer.algorithms.terms import TERMS
 from starpod.trainer.config import load_config
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
@@ -64,6 +73,11 @@ class Variant:
     config: str
     changes: tuple[str, ...] = ()
 
+    @property
+    def slug(self) -> str:
+        """Names the folders of its runs: the same for the same run in several experiments."""
+        return f"{Path(self.config).stem}-{hashlib.sha256(repr(self.changes).encode()).hexdigest()[:8]}"
+
 
 KEYS = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
 """What is kept of an evaluation."""
@@ -74,10 +88,33 @@ ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwi
 
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
+LONG_LOCK = "benchmarks/training/long_lock.yaml"
+Q = ("scorer=q", "scorer.lr=0.001", "evaluation.best_of=4")
+TSR = (
+    "collect.search.strategy=beam",
+    "collect.search.width=6",
+    "collect.search.keep=1",
+    "collect.search.naive=0.25",
+)
 TOOLS = "benchmarks/training/tools.yaml"
+VAGEN = (
+    "environment.options.observation=grid",
+    "rewards.reasoning.weight=0",
+    "prompt.thinking=false",
+    "prompt.blocks=[description,prediction]",
+    "warm_start.blocks={description: '{relations}', prediction: '{next_relations}'}",
+    "rewards.relations={description: 0.05, prediction: 0.05}",
+    "sampling.max_reply_tokens=80",
+    "sampling.max_episode_tokens=120",
+)
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
 NO_KL, NO_BONUS = "algorithm.kl.where=off", "algorithm.entropy_coefficient=0"
 HALF = ("algorithm=pyvision", "algorithm.mini_batch_size=8")
+SWAPPED = "environment.options.swapped=true"
+TEN, EIGHT = ("stop.iterations=10", "evaluation.every=2"), ("stop.iterations=8", "evaluation.every=2")
+JOINED = ("environment.max_actions_per_turn={}", "warm_start.actions_per_turn={}")
+SEEN = "warm_start.thought='{words[6]} {words[7]} Left {words[8]} Down {words[9]} Right {words[10]} Up {words[11]}'"
+"""All that the policy is shown of a lake, before it moves."""
 SHORT = ("stop.iterations=24", "evaluation.every=8")
 TWO_ROOMS = ("environment.options.rooms=2", "environment.max_turns=2", "script=attempts", "algorithm=score", *SHORT)
 FIRST_STAGE = (
@@ -106,11 +143,47 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("reasoning", "bandit_llm"),
         Variant("no reasoning", "bandit_llm", ("prompt.thinking=false",)),
     ),
+    "swapped_llm": tuple(
+        Variant(name, "bandit_llm", (SWAPPED, *more))
+        for name, more in (("reasoning", ()), ("no reasoning", ("prompt.thinking=false",)))
+    ),
+    "filter_llm": tuple(
+        Variant(f"{share:.0%} kept", "bandit_llm", (*TEN, f"algorithm.filter.value={share}"))
+        for share in (0.25, 0.5, 0.75, 1.0)
+    ),
+    # As many updates for all.
+    "reuse_llm": tuple(
+        Variant(f"online-{reuse}", "bandit_llm", (f"replay.reuse={reuse}", *updates))
+        for reuse, updates in (
+            (1, TEN),
+            (2, ("stop.iterations=5", "evaluation.every=1")),
+            (5, ("stop.iterations=2", "evaluation.every=1")),
+        )
+    ),
+    "starts_llm": tuple(
+        Variant(f"{groups} x {size}", "bandit_llm", (*TEN, f"collect.groups={groups}", f"collect.group_size={size}"))
+        for groups, size in ((36, 4), (12, 12), (4, 36))
+    ),
+    "echo_trap_llm": (
+        Variant("StarPO-S", "frozen_lake_llm", EIGHT),
+        Variant("GRPO", "frozen_lake_llm", (*EIGHT, "algorithm=starpo-grpo")),
+    ),
+    "actions_llm": tuple(
+        Variant(
+            f"up to {most}", "frozen_lake_llm", (*EIGHT, *(each.format(most) for each in JOINED)) if most > 1 else EIGHT
+        )
+        for most in (1, 2, 4)
+    ),
+    "claims_llm": tuple(
+        Variant(name, "frozen_lake_llm", (*EIGHT, SEEN, f"rewards.reasoning={{weight: {weight}, claims: 4}}"))
+        for name, weight in (("success alone", 0), ("true claims, too", 0.1))
+    ),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
     "visual_lake": (
         Variant("success and true claims", "visual_lake"),
         Variant("success alone", "visual_lake", ("rewards.reasoning.weight=0",)),
+        Variant("descriptions and predictions by F1", "visual_lake", VAGEN),
     ),
     "visual_sokoban": (Variant("StarPO-S", "visual_sokoban"),),
     "mixture": (
@@ -186,6 +259,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(name, "benchmarks/training/subgoals.yaml", (f"algorithm.advantage={advantage}", *more))
         for name, advantage, *more in (
             ("GAE", "gae"),
+            ("bi-level GAE", "bilevel_gae"),
             ("HiPER", "hae"),
         )
     ),
@@ -193,8 +267,10 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(name, "benchmarks/training/process.yaml", (f"algorithm.advantage={advantage}", *more))
         for name, advantage, *more in (
             ("RLOO", "rloo"),
+            ("GiGPO", "gigpo"),
             ("iStar", "istar", "scorer=implicit", "scorer.lr=0.001"),
-            ("AgentPRM", "agent_prm", "scorer=q", "scorer.lr=0.001", "evaluation.best_of=4"),
+            ("AgentPRM", "agent_prm", *Q),
+            ("AgentPRM, branches", "agent_prm", *Q, "collect.search.strategy=pivots", "collect.search.width=4"),
         )
     ),
     # A search samples more in an iteration, so it has fewer of them: about as many tokens for all.
@@ -208,9 +284,24 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("DEEP-GRPO", "pivots", 16, 4),
         )
     ),
+    # All sample as many tokens; one evaluates about as often as another.
+    "long_lock": tuple(
+        Variant(name, LONG_LOCK, (*changes, f"evaluation.every={every}", "stop.iterations=2000"))
+        for name, every, *changes in (
+            ("Dr. GRPO", 80),
+            ("StarPO-S", 80, "algorithm=starpo-s", "monitor.early_stop.empty_filter=false"),
+            ("Dr. GRPO, paid for each step", 20, "environment.options.graded=true"),
+            ("best of 4", 20, "collect.search.strategy=best_of", "collect.search.width=4"),
+            ("TSR", 3, *TSR),
+        )
+    ),
     "team": tuple(
-        Variant(name, TEAM, (f"algorithm.terms=[{{unit: agent, score: reward, scale: std{key}}}]",))
-        for name, key in (("one scale", ""), ("Dr. MAS", ", key: [agent]"))
+        Variant(name, TEAM, (f"algorithm.terms=[{{unit: agent, score: reward, scale: std{key}}}]", *more))
+        for name, key, *more in (
+            ("one scale", ""),
+            ("Dr. MAS", ", key: [agent]"),
+            ("Dr. MAS, own weights", ", key: [agent]", "script.policies=[solver,verifier]"),
+        )
     ),
     "echo_trap": (
         Variant("GRPO", "echo_trap"),
@@ -240,10 +331,12 @@ METRICS = {
     "trees": (RETURN, EVALUATION),
     "attempts": (RETURN, "reward/attempt"),
     "tools": (EVALUATION, "collect/turns_mean"),
+    "visual_lake": (EVALUATION,),
     "echo_trap": TRAP,
-    "echo_trap_others": TRAP,
+    "echo_trap_others": (EVALUATION, "collect/reward_std_in_group"),
     "echo_trap_parts": TRAP,
     "lock": (EVALUATION, "collect/success"),
+    "long_lock": (EVALUATION, "collect/success"),
     "process": (EVALUATION, "scorer/score_correlation"),
     "subgoals": (EVALUATION, "collect/segment_turns"),
     "team": (RETURN, *(f"gradients/agents/{name}/task" for name in ("solver", "verifier"))),
@@ -251,17 +344,25 @@ METRICS = {
     "webshop": (RETURN, EVALUATION),
 }
 """What the picture shows where success alone does not tell it."""
-OVER = {
-    "horizons": (STEPS, "environment steps"),
-    "blocks": (TOKENS,),
-    "credit": tuple(SPENT),
-    "lock": tuple(SPENT),
-    "process": tuple(SPENT),
-    "trees": tuple(SPENT),
-    "subgoals": tuple(SPENT),
+BY_COST = {
+    "attempts",
+    "blocks",
+    "credit",
+    "critics",
+    "echo_trap_others",
+    "horizons",
+    "lock",
+    "long_lock",
+    "process",
+    "subgoals",
+    "team",
+    "tools",
+    "trees",
+    "turn_order",
+    "visual_lake",
 }
-"""Quantities that it is drawn over, where those are not the iterations."""
-TRANSFER = {"reasoning_llm": {"split": "test"}}
+"""Comparisons of methods: drawn over what each has spent, instead of the iterations."""
+TRANSFER = {"reasoning_llm": {"split": "test"}, "swapped_llm": {"split": "test", "swapped": "true"}}
 """Options of the environment that the final policy is evaluated on as well."""
 
 
@@ -297,19 +398,30 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         },
         "last": evaluations[-1]["success"],
         "curve": [
-            {"success": each["success"]} | {axis: round(at_step(each["step"])) for axis, at_step in spent.items()}
+            {"success": each["success"], "return_mean": each["return_mean"]}
+            | {axis: round(at_step(each["step"])) for axis, at_step in spent.items()}
             for each in evaluations
         ],
         "greedy": (final.get("greedy") or {}).get("success"),
         "best_of": (final.get("best_of") or {}).get("success"),
         "reference": first.get("reference", {}),
-        "signals": {signal.name: _signal(signal, steps) for signal in SIGNALS},
+        "factors": _factors(steps),
+        "signals": {signal.name: found for signal in SIGNALS if (found := _signal(signal, steps))},
         "warnings": [
             {"step": step["step"], "text": text.partition(". To do")[0]}
             for step in steps
             for text in step.get("warnings", ())
         ],
     }
+
+
+def _factors(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means of what one scale of rewards does to squared gradients, by agent: predicted and measured."""
+    found: dict[str, list[float]] = {}
+    for name, value in (item for step in steps for item in step["metrics"].items()):
+        if name.startswith("gradients/agents/") and name.endswith("_factor"):
+            found.setdefault(name.removeprefix("gradients/agents/"), []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
 
 
 def transfer(folder: Path, options: Mapping[str, str]) -> dict[str, object]:
@@ -326,8 +438,11 @@ def transfer(folder: Path, options: Mapping[str, str]) -> dict[str, object]:
 
 
 def _signal(signal: Signal, steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """One signal of the Echo Trap: mean of the first ten steps, worst and last of the medians over five."""
+    """One signal of the Echo Trap: mean of the first ten steps, worst and last of the medians over five; empty where
+    no step has it."""
     values = [step["metrics"][signal.metric] for step in steps if step["metrics"].get(signal.metric) is not None]
+    if not values:
+        return {}
     medians = [statistics.median(values[max(0, end - 5) : end]) for end in range(1, len(values) + 1)]
     worst = max(medians) if signal.rises else min(medians)
     return {"start": statistics.fmean(values[:10]), "worst": worst, "end": medians[-1]}
@@ -346,17 +461,16 @@ def main() -> None:
         results, folders = [], {}
         for variant in EXPERIMENTS[name]:
             for seed in range(1, arguments.seeds + 1):
-                slug = "".join(letter if letter.isalnum() else "-" for letter in variant.name.lower())
-                folder = arguments.runs / name / f"{slug}-{seed}"
+                folder = arguments.runs / f"{variant.slug}-{seed}"
                 results.append(run(variant, seed, folder, arguments.set))
                 if name in TRANSFER:
                     results[-1]["transfer"] = transfer(folder, TRANSFER[name])
                 folders.setdefault(variant.name, []).append(folder)
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
-        page = arguments.runs / name / f"learning_{name}.html"
+        page = arguments.runs / f"learning_{name}.html"
         _, together, *charts = write_comparison(
-            folders, page, metrics=METRICS.get(name, (EVALUATION,)), over=OVER.get(name, (STEPS,))
+            folders, page, metrics=METRICS.get(name, (EVALUATION,)), over=tuple(SPENT) if name in BY_COST else (STEPS,)
         )
         for chart in (together,) if name in METRICS else charts:
             shutil.copy(chart, arguments.out)
@@ -381,6 +495,9 @@ def _table(name: str, results: list[dict[str, object]]) -> Table:
         if len(ends) > 1:
             spread = f"{statistics.fmean(ends):.1%} ± {statistics.stdev(ends):.1%}"
             table.add_row(str(variant), "mean", "", spread)
+    for result in results:
+        for name, value in result["factors"].items():  # type: ignore[attr-defined]
+            table.add_row(f"{result['variant']}: {name}", str(result["seed"]), "", f"{value:.2f}")
     for policy, summary in results[0]["reference"].items():  # type: ignore[attr-defined]
         table.add_row(f"reference: {policy}", "", "", _interval(summary))
     return table

@@ -1,7 +1,10 @@
 """`starpod train --ui`: the run in a browser while it trains."""
 
 import html
+import os
+import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +15,7 @@ import pytest
 
 from tests.e2e.test_train import SMALL
 from tests.support import ServerProcess
+from tests.tools.ui.conftest import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +28,13 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ) as process:
         assert process.stderr is not None
         address = next(line.split()[-1] for line in process.stderr if line.strip().startswith("live: "))
-        shown = ""
-        while 'class="status running"' not in shown and process.poll() is None:
+        shown = fleet = ""
+        while not ('class="status running"' in shown and "/play/frozen_lake-v1" in fleet) and process.poll() is None:
             shown = httpx.get(f"{address}runs/lake").text
+            fleet = httpx.get(f"{address}fleet", timeout=60.0).text
             time.sleep(0.1)
-        assert "frozen_lake-v1" in shown
+        assert "frozen_lake-v1" in shown and "Sessions in play" in shown
+        assert "/play/frozen_lake-v1" in fleet  # on the server of the run itself
         process.stderr.read()
     assert process.returncode == 0
     with pytest.raises(httpx.ConnectError):
@@ -37,7 +43,27 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_shown_while_it_trains_and_the_site_leaves_nothing(lake: Path) -> None:
-    assert not list(lake.glob(".starpod-index*"))
+    assert not list(lake.glob(".starpod-index*")) and not (lake / ".live.json").exists()
+
+
+def test_on_a_terminal_the_pages_stay_until_ctrl_c(tmp_path: Path) -> None:
+    """At the address that was told, with a server for what needs one."""
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "starpod.cli.main", "train", *SMALL, "stop.iterations=1", "warm_start.steps=1"]
+    with subprocess.Popen(
+        [*command, "--ui", "--run-dir", str(tmp_path / "lake")], stdin=inside, stdout=subprocess.DEVNULL, stderr=inside
+    ) as process:
+        os.close(inside)
+        lines = iter(os.fdopen(terminal, errors="replace"))
+        live = next(line for line in lines if "live: " in line).split()[-1]
+        stays = next(line for line in lines if "the pages stay at" in line)
+        assert live in stays and "until Ctrl-C" in stays
+        wait_until(lambda: 'class="status ended"' in httpx.get(f"{live}runs/lake").text)
+        assert "/play/frozen_lake-v1" in httpx.get(f"{live}fleet", timeout=60.0).text
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(live)
 
 
 def test_its_checkpoint_goes_on_from_each_turn(lake: Path, server: ServerProcess) -> None:
@@ -54,9 +80,19 @@ def test_its_checkpoint_goes_on_from_each_turn(lake: Path, server: ServerProcess
             page = http.get(html.unescape(links[0])).text
             form = next(each for each in page.split("<form") if 'action="/turns"' in each)
             fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form))
-            reply = http.post("/turns", data={**fields, "policy": "checkpoint", "count": "4"})
-        assert reply.status_code == 200, reply.text
-        assert "the run&#39;s best checkpoint" in reply.text
+            best, *others = re.findall(r'<option value="(checkpoint-[^"]+)"', form)
+            job = http.post("/turns", data={**fields, "policy": best, "count": "4"}).headers["location"]
+            wait_until(lambda: "data-poll" not in http.get(job).text, 200)
+            reply = http.get(job)
+            # Another one of the run is told the same turns before.
+            job = http.post("/turns", data={**fields, "policy": others[-1], "count": "4"}).headers["location"]
+            wait_until(lambda: "data-poll" not in http.get(job).text, 200)
+            assert "Intervals are" in http.get(job).text and 'class="notice"' not in http.get(job).text
+            (lake / "checkpoints" / best.removeprefix("checkpoint-") / "manifest.json").unlink()
+            job = http.post("/turns", data={**fields, "policy": best, "count": "4"}).headers["location"]
+            wait_until(lambda: "data-poll" not in http.get(job).text, 200)
+            assert "It cannot play on here" in http.get(job).text
+        assert 'class="notice"' not in reply.text and "the run&#39;s best" in reply.text
         assert len(re.findall(r'aria-label="Success before turn', reply.text)) == page.count('aria-label="Turn ')
     finally:
         site.close()

@@ -22,10 +22,13 @@ import yaml
 from starpod.cli.main import main
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.output.words import final_line
-from starpod.trainer.rollout.ahead import Ahead, _Admitted
+from starpod.trainer.rollout.ahead import Admitted, Ahead
 from starpod.trainer.rollout.collect import Collected, Start
+from starpod.trainer.rollout.pivots import Recoverability
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.e2e import dying
+from tests.e2e.dying import let_engine_die
 from tests.support import ServerProcess, start_server
 
 SMALL = (
@@ -125,6 +128,34 @@ def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
     assert resumed == learnt(undisturbed)
 
 
+def test_methods_that_are_not_used_change_no_digit(undisturbed: Path, tmp_path: Path) -> None:
+    """The same run with each key of every section written out, those of the methods too."""
+    whole = yaml.safe_load((undisturbed / "config.yaml").read_text()) | {"stages": []}
+    assert (whole["script"]["name"], whole["scorer"]["kind"]) == ("solo", "off")
+    assert (whole["collect"]["search"]["strategy"], whole["algorithm"]["order"]) == ("none", "together")
+    assert {"relations", "tools", "criteria", "subgoals", "improvement", "verdict"} <= whole["rewards"].keys()
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(whole))
+    train("stop.iterations=2", run_dir=tmp_path / "run", base=[str(tmp_path / "whole.yaml")])
+    assert learnt(tmp_path / "run")[:2] == learnt(undisturbed)[:2]
+
+
+def test_a_run_that_searches_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """What it has learnt about pivots decides where the next ones lie, and is in the checkpoint."""
+    search = {"strategy": "pivots", "width": 4, "scale": "std"}
+    words = [*(f"collect.search.{name}={value}" for name, value in search.items()), "warm_start.imitate_noise=true"]
+    train("stop.iterations=6", *words, run_dir=tmp_path / "whole")
+    train("stop.iterations=3", *words, run_dir=tmp_path / "run")
+    pivots = Recoverability()
+    state = json.loads((tmp_path / "run" / "checkpoints" / latest(tmp_path / "run") / "state.json").read_text())
+    pivots.load_state_dict(state["pivots"])
+    assert pivots.fitted
+    train("stop.iterations=6", *words, run_dir=tmp_path / "run", resume=True)
+    resumed = [record for record in learnt(tmp_path / "run") if record["step"] != 3 or "episodes" not in record]
+    assert resumed == learnt(tmp_path / "whole")
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert all(record["search/branches"] for record in resumed if "search/forks" in record)
+
+
 @pytest.mark.minutes
 def test_a_run_that_sees_goes_on_bit_for_bit(tmp_path: Path) -> None:
     seeing = ("visual_lake", *SMALL[1:])
@@ -168,7 +199,7 @@ class LockStep(Ahead):
     """Plays groups where they are taken, all of them in one call."""
 
     def admit(self, starts: Iterable[Start]) -> None:
-        self._admitted |= {start.id: _Admitted(start) for start in starts}
+        self._admitted |= {start.id: Admitted(start) for start in starts}
 
     async def take(self, starts: Sequence[Start], *, min_size: int = 1) -> Collected:
         self._admitted.clear()
@@ -238,6 +269,51 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> 
     assert folder, "it always ended before it could be killed"
     train("stop.iterations=6", run_dir=folder, resume=True)
     assert learnt(folder) == learnt(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "saved"),
+    [
+        ("evaluate", 0, 0),
+        ("collect", 1, 0),
+        ("sync", 3, 2),
+        ("collect", 4, 3),
+        ("evaluate", 4, 4),
+        ("evaluate_final", 6, 6),
+    ],
+)
+def test_an_engine_that_dies_costs_no_finished_iteration(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, saved: int
+) -> None:
+    """The weights are whole: they are saved as of the last finished step, and the run goes on bit for bit."""
+    folder, words = tmp_path / "run", ("stop.iterations=6", "checkpoint.every=25", "checkpoint.keep_best=false")
+    with monkeypatch.context() as patch:
+        let_engine_die(phase, step, patch.setattr)
+        *_, told = train(*words, run_dir=folder, status=1).splitlines()
+    again = f"starpod train --resume --run-dir {folder}"
+    assert told == f"starpod: the engine is dead; the run is saved as of step {saved}, go on with: {again}"
+    assert latest(folder) == f"step-{saved:08}"
+    train(*words, run_dir=folder, resume=True)
+    assert learnt(folder) == learnt(undisturbed)
+
+
+def test_an_engine_that_dies_loses_no_group_that_was_collected_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    words = ("stop.iterations=6", "collect.max_staleness=2", "checkpoint.every=25", "checkpoint.keep_best=false")
+    with monkeypatch.context() as patch:
+        let_engine_die("collect", 4, patch.setattr)
+        told = train(*words, run_dir=folder, status=1)
+    state = json.loads((folder / "checkpoints" / latest(folder) / "state.json").read_text())
+    # What was played ahead may last until the evaluation after that step.
+    assert (step := state["step"]) in (3, 4) and f"the run is saved as of step {step}" in told
+    assert [group["start"]["id"] for group in state["ahead"]] == list(range(step * 4, (step + 2) * 4))
+    assert state["cursor"]["taken"] == (step + 2) * 4
+    train(*words, run_dir=folder, resume=True)
+    files = sorted((folder / "episodes").glob("train-*.jsonl.gz"))
+    trained = [[episode.group for episode in read_episodes(file)] for file in files]
+    assert trained == [[step * 4 + group for group in range(4) for _ in range(4)] for step in range(6)]
 
 
 @pytest.mark.parametrize(
@@ -396,6 +472,22 @@ def test_two_ranks_do_what_one_does(undisturbed: Path, tmp_path: Path) -> None:
     one, other = (lines(run / "evaluations.jsonl")[0] for run in (tmp_path / "run", undisturbed))
     assert {**one, "time": 0, "seconds": 0} == {**other, "time": 0, "seconds": 0}
     assert one["episodes"] > 1
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_on_one_rank_ends_all_of_them_with_a_checkpoint(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", dying.__name__]
+    arguments = command("checkpoint.every=25", "checkpoint.keep_best=false", run_dir=tmp_path / "run")[3:]
+    for place in ("1 collect 3", "0 evaluate 4"):
+        environment = os.environ | {dying.PLACE: place}
+        done = subprocess.run([*torchrun, *arguments], capture_output=True, text=True, timeout=250, env=environment)
+        rank, _, step = place.split()
+        saved = int(step) - ("collect" in place)
+        assert done.returncode == 1, done.stderr
+        assert f"rank {rank}: the engine is dead; the run is saved as of step {saved}, go on with" in done.stderr
+        assert latest(tmp_path / "run") == f"step-{saved:08}"
+        assert iterations(tmp_path / "run") == saved
+        arguments.append("--resume")
 
 
 def test_nothing_is_overwritten(undisturbed: Path) -> None:

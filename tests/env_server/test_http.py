@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -315,6 +316,21 @@ async def test_the_openapi_description_fits_what_is_sent(http: Http) -> None:
         schema = {**answer["content"]["application/json"]["schema"], "components": document["components"]}
         jsonschema.Draft202012Validator(schema).validate(reply)
         assert _undescribed(reply, schema, document["components"]["schemas"]) == []
+
+
+async def test_a_page_for_people_shows_what_there_is(http: Http) -> None:
+    response = await http.caller.get("/docs")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    text = response.text
+    paths = (await http.caller.get("/openapi.json")).json()["paths"]
+    ids = [each["id"] for each in (await http.caller.get("/v1/environments")).json()["environments"]]
+    assert all(path in text for path in paths)
+    assert all(f'href="/v1/environments/{id}"' in text for id in ids)
+    assert f"curl {http.caller.base_url}".rstrip("/") in text
+    anchors = re.findall(r'href="#(\w+)"', text)
+    assert set(anchors) <= set(re.findall(r'id="(\w+)"', text))
+    assert "StepResponse" in anchors
+    assert "<script" not in text and not re.findall(r'(?:src|href)="(?!/|#)', text)  # nothing of elsewhere
 
 
 def _undescribed(value: Any, schema: Any, schemas: Any) -> list[str]:

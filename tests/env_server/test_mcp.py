@@ -115,6 +115,36 @@ async def test_a_step_index_makes_a_turn_safe_to_repeat(serve: Serve, mode: Any)
         assert second.structured_content["next_step_index"] == 2
 
 
+async def test_programs_bring_what_tools_have_no_arguments_for(serve: Serve) -> None:
+    """Further fields of the request in `_meta`; the contract's reply comes back there."""
+    url = await serve()
+    async with McpClient(f"{url}/walk-v1/one") as client:
+
+        async def call(tool: str, arguments: dict[str, Any], **fields: Any) -> Any:
+            result = await client.call_tool(tool, arguments, meta={"starpod.v1/request": fields})  # type: ignore[typeddict-unknown-key]
+            return result.structured_content if result.is_error else result.meta["starpod.v1/reply"]
+
+        limits = {"max_turns": 2}
+        began = await call("reset", {"seed": 1}, dynamics_seed="7", limits=limits, want={"state_key": True})
+        (session,) = began["sessions"]
+        assert (session["seed"], session["dynamics_seed"]) == ("1", "7")
+        assert session["observation"]["state_key"]
+        assert began["limits"]["max_turns"] == 2
+        stale = await call("step", {"actions": ["Right"], "step_index": 0}, epoch=2)
+        assert stale["details"][0]["reason"] == "OUT_OF_ORDER"
+        await call("step", {"step_index": 0}, actions=[{"text": "Right"}])
+        last = await call("step", {"actions": ["Right"], "step_index": 1})
+        assert last["transition"]["end_reason"] == "END_REASON_MAX_TURNS"
+        again = await call("reset", {}, epoch=1, seed="1")
+        assert again["session"]["observation"]["state_key"] == session["observation"]["state_key"]
+        for wrong in ({"limits": 3}, {"count": 2}):
+            async with McpClient(f"{url}/walk-v1/other") as other:
+                refused = await other.call_tool("reset", {}, meta={"starpod.v1/request": wrong})  # type: ignore[typeddict-unknown-key]
+            assert refused.structured_content["details"][0]["reason"] == "BAD_ARGUMENT"
+        plain = await client.call_tool("observe", {})
+        assert "starpod.v1/reply" not in (plain.meta or {})
+
+
 class Bare:
     """A caller of the handshake's era who numbers its requests itself."""
 

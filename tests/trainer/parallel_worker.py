@@ -11,9 +11,11 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, load_checkpoint
-from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
+from starpod.trainer.checkpoints.state import flatten_optimizer, split_parts, unflatten_optimizer
 from starpod.trainer.engines.weights import weights_of
+from starpod.trainer.learners import Learners
 from starpod.trainer.models.config import ModelConfig, TinyConfig
+from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, Scores, build_policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.update import Learner, OptimizerConfig
@@ -118,9 +120,47 @@ def adapt(parallel: Parallel, base: Path, dtype: str) -> dict[str, Any]:
     again = parallel.broadcast_object(learner.reference_state())
     assert again.keys() == reference.keys()
     assert all(torch.equal(tensor, reference[name]) for name, tensor in again.items())
+    norms = learner.gradients(groups, version=VERSION - 1, buckets=1)
     handed = {name: weight.float().tolist() for name, weight in weights_of(policy.model)}
     weights = {name: tensor.tolist() for name, tensor in state.items()}
-    return {"norm": metrics["update/grad_norm"], "weights": weights, "handed": handed, "moments": len(tensors)}
+    return {
+        "norm": metrics["update/grad_norm"],
+        "gradients": [norms[f"gradients/1/{component}"] for component in ("task", "entropy", "kl")],
+        "weights": weights,
+        "handed": handed,
+        "moments": len(tensors),
+    }
+
+
+def team(parallel: Parallel) -> dict[str, Any]:
+    """Two updates of two policies. Metrics of the second one, norms of gradients, what a checkpoint would hold."""
+    first = make_policy()
+    first.critic, first.critic_kind = None, "none"
+    groups = [group_of(first, number, (1.0, 0.0, 0.5)) for number in (1, 3)]
+    for turn in (turn for group in groups for episode in group.episodes for turn in episode.turns[1:]):
+        turn.agent_id, turn.reward = "verifier", 0.1 * turn.reply[0]
+    for turn in (turn for group in groups for episode in group.episodes for turn in episode.turns[:1]):
+        turn.agent_id, turn.reward = "solver", 0.2 * turn.reply[0]
+    policy = Policies.of(("solver", "verifier"), first)
+    algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas"})
+    learners = {}
+    for agent, own in policy.by_agent.items():
+        parallel.shard(own)
+        learners[agent] = Learner(own, algorithm, OptimizerConfig(lr=1.0, eps=1.0), parallel, max_length=64)
+    learner = Learners(policy, learners)
+    learner.learn(groups, version=VERSION - 1)
+    metrics = learner.learn(groups, version=VERSION - 1)
+    metrics |= learner.gradients(groups, version=VERSION - 1, buckets=1)
+    replica = Policies.of(policy.by_agent, make_policy())
+    parallel.copy_weights(policy.model, replica.model)
+    state = parallel.broadcast_object(learner.policy_state())
+    assert all(
+        torch.equal(tensor, split_parts(state)[agent][name])
+        for agent, own in replica.by_agent.items()
+        for name, tensor in own.state_dict().items()
+        if not name.startswith("critic")
+    )
+    return {"metrics": metrics, "weights": {name: tensor.tolist() for name, tensor in state.items()}}
 
 
 def main(folder: Path) -> None:
@@ -141,6 +181,7 @@ def main(folder: Path) -> None:
     }
     for dtype in ("float32", "bfloat16"):
         results[dtype] = adapt(parallel, folder / "base", dtype)
+    results["team"] = team(parallel)
     if parallel.is_main:
         (folder / "results.json").write_text(json.dumps(results))
     parallel.close()

@@ -91,6 +91,23 @@ def test_without_branches_the_update_is_the_old_one() -> None:
     assert all(torch.equal(one, other) for one, other in zip(gradients, others, strict=True))
 
 
+def test_weights_of_turns_multiply_their_loss_and_no_ratio() -> None:
+    """Exactly: a half is a power of two. Turns of weight 1 have the gradient that they had."""
+    plain, halved, first = (with_branches(main_group()) for _ in range(3))
+    for episode in (*halved.episodes, *halved.branches):
+        for each in episode.turns:
+            each.weight = 0.5
+    (before, whole), (after, half) = learn([plain]), learn([halved])
+    assert all(torch.equal(0.5 * one, other) for one, other in zip(whole, half, strict=True))
+    assert after["policy/ratio_max"] == before["policy/ratio_max"]
+    assert after["update/loss"] == pytest.approx(0.5 * before["update/loss"])
+    first.episodes[0].turns[0].weight = 0.0
+    metrics, _ = learn([first])
+    # Of six tokens two, with an advantage of 0.3 each, are left out.
+    assert metrics["update/loss"] == pytest.approx(before["update/loss"] + 2 * 0.3 / 6, abs=1e-6)
+    assert metrics["update/branch_loss"] == before["update/branch_loss"]
+
+
 def test_the_gradient_of_what_is_shared_is_exactly_zero() -> None:
     """The shared replies are trained as little as if the environment had said them."""
     parent = main_group().episodes[0]
@@ -140,6 +157,10 @@ def test_golden_siblings() -> None:
     _, stream = learner._streams([Group(0, main_group().episodes, branches=kept)], VERSION)
     expected = [0.75, *[-0.25] * 6, 0.75, -1.0, 1.0]
     assert stream.advantages.advantages_BT[:, 0].tolist() == expected
+    learner.branch_scale = "std"
+    _, stream = learner._streams([Group(0, main_group().episodes, branches=kept)], VERSION)
+    scaled = [1.620182, *[-0.540061] * 6, 1.620182, -0.707106, 0.707106]
+    assert stream.advantages.advantages_BT[:, 0].tolist() == pytest.approx(scaled, abs=1e-6)
 
 
 def test_records_of_branches_survive_json() -> None:

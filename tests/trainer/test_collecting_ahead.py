@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.run import Run
@@ -113,6 +114,16 @@ async def test_the_budget_is_used(tmp_path: Path) -> None:
         assert asked(run) == list(range(admitted))
         oldest.append(run.metrics["collect/staleness_max"])
     assert oldest == [0, 1, 2, 2]
+
+
+async def test_what_a_step_has_spent_is_what_was_played_for_it(tmp_path: Path) -> None:
+    """Eight episodes of a turn and two tokens, whatever was played meanwhile for later steps."""
+    run = make_slow_run(tmp_path, collect={"groups": 4, "group_size": 2, "max_staleness": 2}, stop={"iterations": 4})
+    for _ in range(4):
+        await collect(run)
+        assert spent_in(run.metrics) == {"environment_steps": 8.0, "sampled_tokens": 16.0, "forks": 0.0}
+    searched = {"environment_steps": 30.0, "sampled_tokens": 50.0, "forks": 4.0}
+    assert spent_in(run.metrics | {f"search/{name}": value for name, value in searched.items()}) == searched
 
 
 async def test_episodes_go_on_during_an_update(tmp_path: Path) -> None:

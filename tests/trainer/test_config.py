@@ -99,6 +99,7 @@ def test_it_cannot_be_changed() -> None:
         (["collect.min_group_size=9"], "every group would be dropped"),
         (["algorithm=starpo-grpo", "collect.group_size=1", "collect.min_group_size=1"], "group_size at least 2"),
         (["collect.group_size=1", "collect.min_group_size=1", "algorithm.filter.strategy=top_p"], "every group of one"),
+        (["algorithm=seeupo", "collect.search.strategy=pivots"], "reverse_turns takes a step for each turn of whole"),
         (["evaluation.episodes=20000"], "fewer than the 20000 episodes"),
         (["sampling.top_p=0.9"], "another distribution"),
         (["sampling.max_reply_tokens=8", "sampling.min_reply_tokens=9"], "than max_reply_tokens 8"),

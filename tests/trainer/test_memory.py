@@ -96,6 +96,25 @@ def test_what_lowers_memory_lowers_the_estimate(qwen: str) -> None:
     assert held("optimizer.micro_batch_tokens=30000")["activations"] == pytest.approx(2 * plain["activations"])
 
 
+def test_each_policy_of_several_takes_what_one_takes(qwen: str) -> None:
+    def held(*words: str) -> dict[str, float]:
+        asked = [f"model.name={qwen}", "engine=torch", "algorithm=dapo", "script=solver_verifier", *words]
+        return sizes(estimated(load_config("webshop_ragen", asked)))
+
+    several = ("script.policies=[solver,verifier]", "collect.max_staleness=1", "algorithm.kl.where=loss")
+    one, two = held(*several[1:]), held(*several)
+    for what in ("weights", "gradients", "optimiser (AdamW)", "reference model", "engine's weights"):
+        assert two[what] == pytest.approx(2 * one[what])
+    assert two["weights to sample from during updates"] == 2 * one["weights to sample from during updates"]
+    # Adapters are of each, the model below them is of all; so is the engine's cache.
+    lora = ("model.lora.rank=8", *several[1:2])
+    one, two = held(*lora), held(*lora, several[0])
+    assert two["optimiser (AdamW)"] == pytest.approx(2 * one["optimiser (AdamW)"])
+    assert two["weights"] == pytest.approx(one["weights"], rel=0.01)
+    caches = [next(size for what, size in each.items() if "cache" in what) for each in (one, two)]
+    assert caches[1] == pytest.approx(caches[0], rel=0.25)
+
+
 def shaped(**more: Any) -> ModelConfig:
     widths = {"hidden": 128, "intermediate": 320, "layers": 3, "heads": 4, "key_value_heads": 2, "vocabulary": 340}
     return ModelConfig.model_validate({"tiny": widths, **more})

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.checkpoint import load_checkpoint
 from starpod.trainer.parallel import Parallel
-from tests.trainer.parallel_worker import adapt, make_policy, train
+from tests.trainer.parallel_worker import adapt, make_policy, team, train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,6 +102,7 @@ def test_two_ranks_do_what_one_does(tmp_path):
     for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 0.05)):
         mine, theirs = adapt(Parallel(), tmp_path / "base", dtype), results[dtype]
         assert theirs["norm"] == pytest.approx(mine["norm"], rel=10 * tolerance)
+        assert theirs["gradients"] == pytest.approx(mine["gradients"], rel=10 * tolerance)
         assert theirs["moments"] == mine["moments"]
         assert all("lora_" in name or name.startswith("critic.head") for name in theirs["weights"])
         for kind in ("weights", "handed"):
@@ -110,6 +111,11 @@ def test_two_ranks_do_what_one_does(tmp_path):
                 torch.testing.assert_close(
                     torch.tensor(theirs[kind][name]), torch.tensor(weight), rtol=tolerance, atol=tolerance
                 )
+    mine, theirs = team(Parallel()), results["team"]
+    assert theirs["metrics"] == pytest.approx(mine["metrics"], rel=1e-3, abs=1e-5)
+    assert theirs["weights"].keys() == mine["weights"].keys()
+    for name, weight in mine["weights"].items():
+        torch.testing.assert_close(torch.tensor(theirs["weights"][name]), torch.tensor(weight), rtol=1e-3, atol=1e-5)
     one, two = (load_checkpoint(tmp_path / name / "step-00000002") for name in ("one", "two"))
     assert {(name, key) for name in one.tensors for key in one.tensors[name]} == {
         (name, key) for name in two.tensors for key in two.tensors[name]

@@ -1,6 +1,7 @@
 """The steps of a run: what is asked for again, what a checkpoint brings back, what the end does."""
 
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -127,6 +128,25 @@ async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_s
     assert run.metrics["collect/success"] == 7 / 10
 
 
+async def test_what_a_collection_repeats_is_fined_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = episode
+
+    def echoing(group: int, member: int, reward: float) -> Episode:
+        made = plain(group, member, reward)
+        made.turns[0].blocks["description"] = "goal Up"
+        made.turns[0].parts |= {"environment": reward, "description": 0.25}
+        return made
+
+    monkeypatch.setattr("tests.trainer.test_run.episode", echoing)
+    rewards = {"relations": {"description": 0.5, "repetition": -0.1}}
+    run = make_run(tmp_path, rewards=rewards, prompt={"blocks": ["description"]}, algorithm="dapo")
+    groups = await run.collect()
+    assert run.metrics["reward/description"] == pytest.approx(-0.05)
+    assert groups[0].returns == [0.95, -0.05]
+
+
 async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) -> None:
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 1 else [1.0, 0.0], algorithm="dapo")
     run.begin_step()
@@ -178,10 +198,11 @@ async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
 async def test_the_rate_of_sampling_is_that_of_all_ranks(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     run.parallel = TwoRanks(False)
-    stats = iter([EngineStats(), EngineStats(sampled=30, seconds=2.0)])
+    stats = iter([EngineStats(reused=5), EngineStats(sampled=30, reused=20, prefilled=45, seconds=2.0)])
     cast(Any, run.collector.agents.engine).stats = lambda: next(stats)
     await run.collect()
     assert run.metrics["rate/sampled_tokens_per_s"] == 30.0
+    assert run.metrics["rate/prompt_reused"] == 0.25
 
 
 # --- offline ----------------------------------------------------------------------------------------------------------
@@ -258,6 +279,23 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     assert regardless.reason_to_stop() == ""
 
 
+async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -> None:
+    run = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 10**6})
+    run.begin_step()
+    sampled = sum(episode.sampled_tokens for group in await run.collect() for episode in group.episodes)
+    assert run.tokens == sampled > 0
+    run.save()
+
+    again = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 2 * sampled})
+    loaded = again.output.checkpoints.latest()
+    assert loaded is not None
+    again.restore(loaded)
+    assert again.reason_to_stop() == ""
+    again.begin_step()
+    await again.collect()
+    assert again.reason_to_stop() == f"{2 * sampled:,} tokens were sampled: stop.tokens={2 * sampled}"
+
+
 async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> None:
     def draw() -> list[float]:
         return [torch.rand(1).item(), float(np.random.random()), random.random()]
@@ -269,6 +307,67 @@ async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> No
     assert saved is not None
     make_run(tmp_path).restore(saved)
     assert draw() == expected
+
+
+def progress(run: Run) -> Any:
+    """What a checkpoint holds of the run, but for the clock."""
+    saved = run.output.checkpoints.latest()
+    assert saved is not None
+    return {**saved.state, "elapsed": None}
+
+
+async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_last_finished_step(tmp_path: Path) -> None:
+    """Of its beginning, whatever the step has moved by then: cursors, levels, random streams."""
+    environment = {"id": "lake", "curriculum": {"levels": [{"a": 1}, {}], "success": 0.4, "window": 3}}
+    run = make_run(tmp_path, environment=environment, replay={"capacity": 8, "groups": 2})
+    await run.warm_start()
+    for _ in range(2):
+        run.begin_step()
+        run.filter(await run.collect())
+        run.finish_step()
+    run.save()
+    expected = progress(run)
+    shutil.rmtree(run.output.checkpoints.folder)
+    run._saved = -1
+
+    async def fail(_: object) -> None:
+        raise OSError("no space")
+
+    run._keep = fail  # type: ignore[method-assign]
+    run.begin_step()
+    torch.rand(1)
+    with pytest.raises(OSError) as raised:
+        await run.collect()
+    run.rescue(raised.value)
+    assert (run.rescued, progress(run)) == (2, expected)
+
+
+async def test_an_error_within_the_update_saves_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path, algorithm="starpo-grpo")
+    error = RuntimeError("out of memory")
+    run.rescue(error)  # before the warm start is over
+    await run.warm_start()
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    run.learner.learn = fail  # type: ignore[method-assign]
+    run.begin_step()
+    with pytest.raises(RuntimeError):
+        await run.learn(run.filter(await run.collect()))
+    run.rescue(error)
+    assert (run.rescued, run.output.checkpoints.latest()) == (None, None)
+
+
+async def test_a_checkpoint_that_cannot_be_saved_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    await run.warm_start()
+    told: list[str] = []
+    cast(Any, run.screen).warn = told.append
+    shutil.rmtree(run.output.checkpoints.folder)
+    run.output.checkpoints.folder.touch()
+    run.rescue(RuntimeError("the engine is dead"))
+    assert run.rescued is None and "could not be saved" in told[0]
 
 
 async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from starpod.trainer import setup
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.models.config import LoraConfig, ModelConfig
+from starpod.trainer.models.policies import copy_trained
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
@@ -64,7 +65,7 @@ def test_a_copy_to_sample_from_has_its_own_of_what_is_trained_and_shares_what_is
     tiny_policy().save(tmp_path)
     config = ModelConfig(name=str(tmp_path), lora=LoraConfig(rank=4))
     for policy in (tiny_policy(), build_policy(config, texts=None, critic="none", seed=1)):
-        copied = setup.sampling_copy(policy)
+        copied = copy_trained(policy)
         pairs = list(zip(policy.parameters(), copied.parameters(), strict=True))
         assert all((one is other) != one.requires_grad for one, other in pairs)
         assert all(one.equal(other) for one, other in pairs)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 import re
 from typing import Any
@@ -12,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import compute_advantages
+from starpod.trainer.algorithms.advantages import Advantages, compute_advantages
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
+from starpod.trainer.algorithms.credit import agent_units, credit
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm
 from starpod.trainer.models.critic import SharedCritic
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
@@ -458,6 +462,35 @@ def test_gradients_of_agents_with_one_scale_for_all_and_with_their_own() -> None
     alone = make_learner(AlgorithmConfig(preset="dapo"))
     found = alone.gradients([group_of(alone.policy, 0, (1.0, 0.0))], version=VERSION, buckets=1)
     assert not any(name.startswith("gradients/agents") for name in found)
+
+
+def test_growth_of_squared_gradients_is_that_of_the_episodes_by_themselves() -> None:
+    of = make_learner(AlgorithmConfig(preset="dapo"))
+    groups = [group_of(of.policy, number, (1.0, 0.0, 1.0, 0.0, 0.5)) for number in range(6)]
+    for episode in (each for group in groups for each in group.episodes):
+        proposal, verdict = episode.turns
+        proposal.agent_id, verdict.agent_id = "solver", "verifier"
+        proposal.reward, verdict.reward = episode.total_reward, 0.1 + 0.3 * episode.total_reward
+    found = of.gradients(groups, version=VERSION, buckets=1)
+    batch, rollout, _ = of.read([episode for group in groups for episode in group.episodes], VERSION, single=False)
+    units, agents = agent_units(rollout)
+
+    def moment(agent: str, term: CreditTerm) -> float:
+        """Sum of the squared norms of each episode's gradient."""
+        advantages_BT = credit((term,), rollout, rollout.rewards_BT).float()
+        total = 0.0
+        for row in range(len(batch)):
+            inside_BT = units.mask_BT & (units.index_BT == agents.index(agent))
+            inside_BT[[other for other in range(len(batch)) if other != row]] = False
+            alone = Advantages(torch.where(inside_BT, advantages_BT, 0.0), None, batch.mask_BT)
+            add = functools.partial(of.accumulate, batch, rollout, alone, range(len(batch)), scale=1.0)
+            total += gradient_norm(of.policy, functools.partial(add, components=("task",))) ** 2
+        return total
+
+    for agent in agents:
+        told = found[f"gradients/agents/{agent}/measured_factor"]
+        assert told == pytest.approx(moment(agent, POOLED) / moment(agent, OWN), rel=0.15)
+        assert told == pytest.approx(found[f"gradients/agents/{agent}/pooled_factor"], rel=0.3)
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------

@@ -1,14 +1,24 @@
 """Demonstrations written down as replies."""
 
+import random
+
 import pytest
 
-from starpod.client import Limits
+from starpod.client import Fleet, Limits
 from starpod.trainer.agents.script import ScriptConfig
 from starpod.trainer.config import parse_config
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.rollout.environment import EnvironmentConfig
 from starpod.trainer.section import ConfigError
-from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, WarmStartConfig
+from starpod.trainer.warmstart import (
+    Demonstration,
+    DemonstrationWriter,
+    WarmStartConfig,
+    collect_demonstrations,
+    join_turns,
+)
+from tests.support import start_server
 
 TURN = Turn(observation="P 0 1 G 2 2", fresh=True, actions=["Left"])
 
@@ -35,6 +45,26 @@ def test_the_rate_of_imitation_fits_the_model(model: dict[str, object], rate: fl
     config = parse_config({"model": model})
     assert config.warm_start.rate(config.model) == rate
     assert parse_config({"model": model, "warm_start": {"lr": 0.5}}).warm_start.rate(config.model) == 0.5
+
+
+def test_moves_are_joined_to_turns_of_one_to_so_many() -> None:
+    turns = [Turn(observation=f"state {number}", fresh=True, actions=[str(number)]) for number in range(60)]
+    given = Demonstration(Episode(0, 0, "lake-v1", turns=turns), Limits(), [number != 30 for number in range(60)])
+    joined = join_turns(given, 3, random.Random(1))
+    found = joined.episode.turns
+    assert [action for turn in found for action in turn.actions] == [str(number) for number in range(60)]
+    assert {len(turn.actions) for turn in found} == {1, 2, 3}
+    assert all(turn.observation == f"state {turn.actions[0]}" for turn in found)
+    assert joined.imitate == ["30" not in turn.actions for turn in found]
+    assert join_turns(given, 1, random.Random(1)) == given
+
+
+async def test_more_moves_than_a_turn_may_have_are_refused() -> None:
+    with start_server("frozen_lake-v1") as server:
+        async with Fleet(server.address) as fleet:
+            task = EnvironmentConfig(id="frozen_lake-v1", max_actions_per_turn=2).task(("Left",))
+            with pytest.raises(ConfigError, match=r"actions_per_turn is 3, and a turn of frozen_lake-v1 may have 2: "):
+                await collect_demonstrations(fleet, WarmStartConfig(steps=1, actions_per_turn=3), task, [1])
 
 
 def test_each_agent_of_a_demonstration_has_its_own_turns_in_view() -> None:

@@ -31,9 +31,17 @@ def built(critic: str, heads: int = 1) -> Policy:
     )
 
 
-def make_learner(algorithm: AlgorithmConfig, *, lr: float = 1e-3, budget: int = 8192, opinion: bool = False) -> Learner:
-    """opinion: whether the critic, if there is one, has any; a new one says 0."""
-    policy = copy.deepcopy(built("shared" if algorithm.needs_critic else "none", algorithm.value_heads))
+def make_learner(
+    algorithm: AlgorithmConfig,
+    *,
+    lr: float = 1e-3,
+    budget: int = 8192,
+    opinion: bool = False,
+    policy: Policy | None = None,
+) -> Learner:
+    """opinion: whether the critic, if there is one, has any; a new one says 0. policy: to be trained, if not a new
+    one."""
+    policy = policy or copy.deepcopy(built("shared" if algorithm.needs_critic else "none", algorithm.value_heads))
     with torch.no_grad():
         for parameter in policy.critic_parameters() if opinion else ():
             parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))

@@ -94,6 +94,12 @@ class Fleet:
         return self.pool.replicas
 
     @property
+    def sessions(self) -> list[Session]:
+        """Those that the program holds open."""
+        steps = [step for replica in self.replicas for step in replica.sessions]
+        return [Session(self.recovery, step) for step in steps if isinstance(step, SessionState)]
+
+    @property
     def recoveries(self) -> int:
         """How often a session was brought back after a loss."""
         return self.recovery.recoveries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from starpod.env_server.auth import TokenFileError
 from starpod.env_server.config import HTTP, TLS, ServerConfig, ServerLimits
 from starpod.env_server.limits import Quota
 from starpod.env_server.logs import configure_logs
-from starpod.env_server.registry import Registry, RegistryError
+from starpod.env_server.registry import NothingFits, Registry, RegistryError
 from starpod.env_server.requests import OTHER_BYTES
 from starpod.env_server.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
 from starpod.env_server.seal import SealKeyError
@@ -31,6 +32,8 @@ from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.env_server.supervisor import supervise
 from starpod.env_server.threads import THREAD_NAME
 from starpod.env_server.tracing import TracingUnavailable
+
+logger = logging.getLogger(__name__)
 
 _LAST_SECONDS = 1.0
 """How long threads have at the end, when their sessions are gone already."""
@@ -153,7 +156,7 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     "--textarena",
     multiple=True,
     metavar="ID",
-    help="Also host this TextArena game for one player, e.g. Mastermind-v0?code_length=3. Repeatable.",
+    help="Also host this TextArena game, e.g. Mastermind-v0?code_length=3 or TicTacToe-v0#players=2. Repeatable.",
 )
 @click.option(
     "--textworld",
@@ -414,7 +417,18 @@ def _registry(
         before = set(registry.ids)
         registry.add_module(module)
         added += set(registry.ids) - before
-    added += [id for family, wanted in hosted.items() for text in wanted for id in registry.add_hosted(family, text)]
+    nothing: list[NothingFits] = []
+    for family, text in ((family, text) for family, wanted in hosted.items() for text in wanted):
+        try:
+            added += registry.add_hosted(family, text)
+        except NothingFits as error:
+            if text != "*":
+                raise
+            nothing.append(error)  # all that there is, and there is none
+    if nothing and not registry.ids:
+        raise nothing[0]
+    for each in nothing:
+        logger.warning("%s", each)
     if (names or added) and not all_of_them:
         chosen = registry.select([*names, *added])
         return chosen, chosen.ids

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
+import time
 from typing import Any
 
 import gymnasium
@@ -87,6 +89,25 @@ class Pictures(Draws):
         return {"view": view, "board": board, "say": f"drew {self.drawn}"}
 
 
+class Noisy(Draws):
+    """Writes much, and cannot be made."""
+
+    def __init__(self, **arguments: Any) -> None:
+        print("Downloading a corpus ...")
+        print("... failed", file=sys.stderr)
+        raise OSError("there is no corpus")
+
+
+class Busy(Draws):
+    """Computes much before it can be made."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+
+
 class Large(Draws):
     """Shows more numbers than can be read."""
 
@@ -99,6 +120,8 @@ for name, environment in (
     ("Uncopied", Uncopied),
     ("Wild", Wild),
     ("Pictures", Pictures),
+    ("Noisy", Noisy),
+    ("Busy", Busy),
     ("Large", Large),
 ):
     gymnasium.register(f"strange/{name}-v2", entry_point=environment)

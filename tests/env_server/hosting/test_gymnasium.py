@@ -6,6 +6,8 @@ import io
 import itertools
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,10 +22,11 @@ from starpod.env_server.environment import Concurrency
 from starpod.env_server.hosting.gymnasium import host
 from starpod.env_server.hosting.hosted import MAX_REPLAYED_ACTIONS
 from starpod.env_server.hosting.request import HostingError
+from starpod.env_server.registry import NothingFits, Registry
 from starpod.env_server.state import StateError
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.hosting.conftest import STRANGE
-from tests.support import ServerProcess, start_server
+from tests.support import ROOT, ServerProcess, start_server
 
 
 @pytest.fixture(scope="module")
@@ -314,3 +317,21 @@ def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
     with pytest.raises(HostingError, match=problem) as caught:
         host(wanted)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Noisy-v2", "Nois*"])
+def test_what_a_package_writes_hides_no_reason(name: str) -> None:
+    command = [sys.executable, "-m", "starpod.cli.main", "serve", "--gymnasium", f"{STRANGE}/{name}", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "there is no corpus" in line
+
+
+def test_a_pattern_leaves_out_what_takes_long_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starpod.env_server.registry.LONG_START", 0.1)
+    registry = Registry()
+    with pytest.raises(NothingFits, match=r"Busy-v2.*it takes more than 0.1 s to start: name it"):
+        registry.add_hosted("gymnasium", f"{STRANGE}/Bus*")
+    assert registry.add_hosted("gymnasium", f"{STRANGE}/Busy-v2#deterministic=yes") == ["gymnasium-strange-busy-v2"]

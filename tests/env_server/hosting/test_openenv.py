@@ -155,3 +155,17 @@ def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
 def test_an_action_model_can_be_named() -> None:
     named = host(f"{TOOLS}:UntypedEnvironment#action={TOOLS}:Count")
     assert [tool.name for tool in named.spec.tools] == ["Count"]
+
+
+def test_packages_that_need_openenv_are_found(packages: Path) -> None:
+    about = packages / "parrot-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: parrot\nVersion: 0.1.0\nRequires-Dist: openenv>=0.2\n"
+    )
+    (about / "top_level.txt").write_text("parrot\n")
+    with start_server("bandit", "--openenv", "*", environment={"PYTHONPATH": str(packages)}) as process:
+        assert "bandit-v1, openenv-parrot-v1" in process.ready
+    with start_server("bandit", "--openenv", "*") as process:
+        assert "Serving bandit-v1 on" in process.ready
+        assert "--openenv *: nothing that fits can be hosted" in process.log

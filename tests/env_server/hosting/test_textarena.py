@@ -1,4 +1,4 @@
-"""TextArena's games for one player as services."""
+"""TextArena's games for one player, and for two in turn, as services."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from starpod.env_server.registry import Registry
 from tests.env_server.hosting.checks import check_all
 from tests.support import ServerProcess, start_server
 
-MASTERMIND = "textarena-mastermind-v0"
+MASTERMIND, TIC_TAC_TOE = "textarena-mastermind-v0", "textarena-tic-tac-toe-v0"
+PLAYER_ACTION = textarena.ObservationType.PLAYER_ACTION
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    wanted = ("Mastermind-v0", "2048-v0-mega-easy", "Cryptarithm-v0")
+    wanted = ("Mastermind-v0", "2048-v0-mega-easy", "Cryptarithm-v0", "TicTacToe-v0#players=2")
     with start_server(*(word for name in wanted for word in ("--textarena", name))) as process:
         yield process
 
@@ -104,8 +105,36 @@ def test_copies_play_on_alike(fleet: SyncFleet) -> None:
     assert len({each.step("[up]").observation.text for each in (session, copy, restored)}) == 1
 
 
+def test_two_players_take_turns(fleet: SyncFleet) -> None:
+    own = textarena.make("TicTacToe-v0-raw")
+    own.reset(num_players=2, seed=3)
+    (session,) = fleet.open(TIC_TAC_TOE, seed=3)
+    observation = session.observation
+    for move in ("[0]", "[3]", "[1]", "[4]", "[4]", "[8]", "[5]"):  # one is taken already
+        player, messages = own.get_observation()
+        said = [text.strip() for who, text, kind in messages if who != player or kind is not PLAYER_ACTION]
+        assert (observation.agent_id, observation.text) == (f"Player {player}", "\n".join(said))
+        own.step(move)
+        transition = session.step(move)
+        observation = transition.observation
+    assert (transition.reward, transition.success, observation.agent_id) == (1.0, True, "Player 1")
+    assert (
+        transition.info["rewards"]
+        == {"Player 0": -1, "Player 1": 1}
+        == {f"Player {n}": r for n, r in own.close()[0].items()}
+    )
+
+
+def test_who_gives_a_second_invalid_move_loses(fleet: SyncFleet) -> None:
+    (session,) = fleet.open(TIC_TAC_TOE, seed=1)
+    first = session.step("nonsense")
+    assert (first.outcomes[0].valid, first.observation.agent_id) == (False, "Player 0")
+    last = session.step("nonsense")
+    assert (last.reward, last.terminated, last.outcomes[0].valid) == (-1.0, True, False)
+
+
 def test_it_keeps_the_contract(server: ServerProcess) -> None:
-    check_all(server.address, [MASTERMIND])
+    check_all(server.address, [MASTERMIND, TIC_TAC_TOE])
 
 
 def test_trying_a_game_leaves_the_random_streams_alone() -> None:
@@ -127,7 +156,8 @@ def test_a_star_hosts_all_that_fit_and_can_be() -> None:
     [
         ("Mastermind", "did you mean Mastermind-v0"),
         ("Mastermind-v0?colours=3", "takes no 'colours'"),
-        ("TicTacToe-v0", "num|players|several"),
+        ("TicTacToe-v0", "number of players"),
+        ("Mastermind-v0#players=2", "number of players"),
         ("Mastermind-v0#concurrency=inline", "use one of process"),
     ],
 )

@@ -13,7 +13,7 @@ pytest.importorskip("textworld", reason="TextWorld is not installed: make test-h
 
 from starpod.client import SyncFleet, Want
 from starpod.env_server.hosting.request import HostingError
-from starpod.env_server.hosting.textworld import host
+from starpod.env_server.hosting.textworld import host, installed
 from tests.env_server.hosting.checks import EXPERT, SCORE, check_all
 from tests.support import ServerProcess, start_server
 
@@ -94,3 +94,12 @@ def test_what_cannot_be_hosted_says_why(tmp_path: Path, games: Path) -> None:
         host(str(tmp_path))
     with pytest.raises(HostingError, match="takes no arguments"):
         host(f"{games}?size=3")
+
+
+def test_games_of_the_folder_are_found(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "house").symlink_to(games)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert installed("*") == ["house"]
+    monkeypatch.chdir(games)
+    assert installed("game*") == ["game1.z8", "game2.z8"]

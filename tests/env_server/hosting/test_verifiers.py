@@ -129,3 +129,16 @@ def test_what_cannot_be_hosted_is_told(wanted: str, told: str, monkeypatch: pyte
     monkeypatch.syspath_prepend(TASKSETS)
     with pytest.raises(HostingError, match=re.escape(told)):
         host(wanted)
+
+
+def test_packages_of_tasksets_are_found(tmp_path: Path) -> None:
+    for module in ("sums", "boxed"):
+        about = tmp_path / f"{module}-0.1.0.dist-info"
+        about.mkdir()
+        needs = "verifiers>=0.4" if module == "sums" else "verifiers; extra == 'dev'"
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {module}\nVersion: 0.1\nRequires-Dist: {needs}\n"
+        )
+        (about / "top_level.txt").write_text(f"{module}\n")
+    with start_server("bandit", "--verifiers", "*", environment={"PYTHONPATH": f"{TASKSETS}:{tmp_path}"}) as process:
+        assert "bandit-v1, verifiers-sums-v1 on" in process.ready

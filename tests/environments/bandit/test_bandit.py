@@ -102,6 +102,14 @@ def test_an_unknown_name_uses_up_no_action() -> None:
     assert [outcome is None for outcome in late.outcomes] == [False, False, True]
 
 
+@pytest.mark.parametrize("pair", [None, ("Phoenix", "Dragon")])
+def test_swapped_names_mislead(pair: tuple[str, str] | None) -> None:
+    for seed in range(20):
+        telling, misleading = (start(seed, pair=pair, swapped=swapped).environment for swapped in (False, True))
+        assert telling.high != misleading.high
+        assert {*telling.arms} == {*misleading.arms} == {telling.high, misleading.high}
+
+
 def test_an_own_pair_is_low_then_high() -> None:
     for seed in range(20):
         environment = start(seed, pair=("Phoenix", "Dragon")).environment

@@ -1,13 +1,20 @@
-"""Environments with one bug each: the vault of `starpod new` with replaced lines, as an author could have written them.
-
-The bugs of rewards are those of test_reward.py.
-"""
+"""Environments with one bug each: the vault of `starpod new` with replaced lines, as an author could have written."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import grpc
+
+from starpod.check.runner import check
+from starpod.check.suite import REQUIREMENTS, REWARD
 from starpod.cli.new import fill
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.support import start_server
 
 Replacement = tuple[str, str]
 
@@ -153,6 +160,94 @@ COPIES: dict[str, list[Replacement]] = {
         ),
     ],
 }
+
+
+SOLVED = "return Outcome(reward=float(solved), terminated=True, success=solved)"
+TEXT = ('actions=("left", "right", "open")', 'grammar="left, right or open"')
+"""With this a policy may write what it likes."""
+SHOWN = 'return f"The dial is at'
+
+
+def _if(word: str, outcome: str) -> str:
+    """A turn in which a word is paid."""
+    return f'        if "{word}" in action:\n            return {outcome}\n{MOVE}'
+
+
+REWARDS: dict[str, tuple[str, list[Replacement]]] = {
+    "no limit": ("R-01", [("limits=Limits(max_turns=12)", "limits=Limits()")]),
+    "an expert that never opens": ("R-02", [('return "open"', 'return "left"')]),
+    "any end is a success": ("R-02", [("solved = self.dial == self.secret", "solved = True")]),
+    "pays for an end": ("R-07", [(SOLVED, SOLVED.replace("float(solved)", "1.0"))]),
+    "pays for failing": ("R-07", [(SOLVED, SOLVED.replace("float(solved)", "float(not solved)"))]),
+    "always the same start": ("R-04", [("self.secret = rng.sample(marks, 2)", "self.secret = 4, 4")]),
+    "pays for each move": ("R-04", [("effective=self.dial != before", "reward=1.0")]),
+    "believes what is written": ("R-05", [TEXT, (MOVE, _if("success", "Outcome(1.0, True, success=True)"))]),
+    "pays a little for what is written": ("R-05", [TEXT, (MOVE, _if("reward", "Outcome(0.01)"))]),
+    "shows the seed": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed}. The"))]),
+    "shows the seed in hexadecimal": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed:X}. The"))]),
+    "shows the end of the seed": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed % 1000}. The"))]),
+    "shows the seed of its luck": ("R-06", [(SHOWN, SHOWN.replace("The", "Luck {self.dynamics_seed}. The"))]),
+}
+
+PLANTED = {
+    "contract": CONTRACT,
+    "determinism": DETERMINISM,
+    "copies": COPIES,
+    "rewards": {name: changes for name, (_, changes) in REWARDS.items()},
+}
+"""By kind."""
+RIGHT = {"right": [], "luck": [SLIPS], "counts": [*COUNTS, SHOWS_TURNS]}
+"""Without a bug."""
+AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the check found of the planted bugs, and in environments without one.
+
+    missed: the bugs of each kind that it did not find; planted: how many there are. wrong: what it found in an
+    environment without a bug, by id; good: how many such there are.
+    """
+
+    planted: dict[str, int]
+    missed: dict[str, list[str]]
+    good: int
+    wrong: dict[str, list[str]]
+
+
+def look_for_all(folder: Path, good: Sequence[str] = ()) -> Found:
+    """Checks environments with all bugs, and without. good: what else has none, in the words of `starpod serve`."""
+    changes = {f"{kind}-{n}-v1": each for kind, bugs in PLANTED.items() for n, each in enumerate(bugs.values())}
+    changes |= {f"{name}-v1": each for name, each in RIGHT.items()}
+    words = list(good)
+    for id_, each in changes.items():
+        file = folder / f"{id_.replace('-', '_')}.py"
+        file.write_text(vault(id_, each))
+        words += ["--environment-module", str(file)]
+    with start_server(*words) as server, start_server(*words) as also:
+        unmet = asyncio.run(_unmet(server.address, also.address))
+    missed = {
+        kind: [bug for number, bug in enumerate(bugs) if not unmet.pop(f"{kind}-{number}-v1")]
+        for kind, bugs in PLANTED.items()
+    }
+    wrong = {id_: found for id_, found in unmet.items() if found}
+    return Found({kind: len(each) for kind, each in PLANTED.items()}, missed, len(unmet), wrong)
+
+
+async def _unmet(address: str, also: str) -> dict[str, list[str]]:
+    """What each environment of a server does not meet, SHOULDs too."""
+    with grpc.insecure_channel(address) as channel:
+        specs = EnvironmentServiceStub(channel).Describe(pb.DescribeRequest()).environments
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(id_: str) -> list[str]:
+        async with room:
+            report = await check(
+                address, [*REQUIREMENTS, *REWARD], environments=[id_], also=also, seconds=180.0, call_seconds=60.0
+            )
+        return [f"{r.requirement.id}: {r.message}" for r in report.results if r.status in ("failed", "error")]
+
+    return dict(zip([s.id for s in specs], await asyncio.gather(*(one(s.id) for s in specs)), strict=True))
 
 
 def vault(id_: str, changes: Sequence[Replacement] = (), *, expert: bool = True) -> str:

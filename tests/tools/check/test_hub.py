@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from starpod.check.hub import measure
 from starpod.cli.main import starpod
+from starpod.client import SyncFleet
+from tests.support import ROOT, start_server
 
 GENEROUS = '''
 import random
@@ -37,6 +43,36 @@ class Generous(Environment):
     def expert_action(self) -> str | None:
         return None if self.asked else "Please"
 '''
+
+TAKING = """
+from dataclasses import replace
+
+from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome, Tool, ToolCall
+
+
+class Texts(Environment):
+    spec = EnvironmentSpec(
+        id="texts-v1", version="1.0.0", title="Texts", grammar="any text", limits=Limits(max_turns=3)
+    )
+    kind = str
+
+    def reset(self, rng):
+        self.taken = 0
+
+    def step(self, action):
+        if not isinstance(action, self.kind):
+            return Outcome(valid=False)
+        self.taken += 1
+        return Outcome()
+
+    def render(self, mode="text"):
+        return f"{self.taken} taken"
+
+
+class Calls(Texts):
+    spec = replace(Texts.spec, id="calls-v1", grammar="", tools=(Tool("add", "Adds.", {"type": "object"}),))
+    kind = ToolCall
+"""
 
 
 @pytest.mark.minutes
@@ -71,3 +107,35 @@ def test_a_wrong_name_is_the_callers_mistake(tmp_path: Path) -> None:
     done = CliRunner().invoke(starpod, ["hub", "bandid", "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
     assert "bandit" in done.output
+
+
+@pytest.mark.parametrize("id", ["texts-v1", "calls-v1"])
+def test_steps_are_counted_where_no_action_has_a_name(id: str, tmp_path: Path) -> None:
+    file = tmp_path / "taking.py"
+    file.write_text(TAKING)
+    with start_server("--environment-module", str(file)) as server:
+        rate = asyncio.run(measure(server.address, id))
+    assert rate is not None
+    assert rate > 1
+
+
+def test_it_serves_what_it_lists() -> None:
+    command = [sys.executable, "-m", "starpod.cli.main", "hub", "bandit", "frozen_lake", "--serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as hub:
+        try:
+            assert hub.stdout is not None
+            lines = [hub.stdout.readline() for _ in range(3)]
+            with SyncFleet(lines[-1].split()[-1]) as fleet:
+                served = [spec.id for spec in fleet.describe()]
+        finally:
+            hub.terminate()
+    assert served == [line.split()[0] for line in lines[:2]] == ["bandit-v1", "frozen_lake-v1"]
+    assert lines[-1].startswith("Serving 2 environments on 127.0.0.1:")
+
+
+def test_what_the_time_does_not_suffice_for_is_told(tmp_path: Path) -> None:
+    done = CliRunner().invoke(starpod, ["hub", "bandit", "--minutes", "0.00001", "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "bandit-v1: not checked: the time was over" in done.output
+    (found,) = json.loads((tmp_path / "hub.json").read_text())
+    assert (found["passed"], found["problem"]) == (False, "not checked: the time was over")

@@ -11,38 +11,8 @@ from starpod.check.runner import Result, check
 from starpod.check.suite import REWARD
 from starpod.v1 import environment_pb2 as pb
 from tests.support import ROOT, start_server
-from tests.tools.check.planted import Replacement, vault
+from tests.tools.check.planted import REWARDS, vault
 from tests.tools.check.reference_server import ReferenceService, Seat, serve
-
-SOLVED = "return Outcome(reward=float(solved), terminated=True, success=solved)"
-TEXT = ('actions=("left", "right", "open")', 'grammar="left, right or open"')
-"""With this a policy may write what it likes."""
-SHOWN = 'return f"The dial is at'
-
-MOVE = "        before = self.dial\n"
-
-
-def _if(word: str, outcome: str) -> str:
-    """A turn in which a word is paid."""
-    return f'        if "{word}" in action:\n            return {outcome}\n{MOVE}'
-
-
-BUGS: dict[str, tuple[str, list[Replacement]]] = {
-    "no limit": ("R-01", [("limits=Limits(max_turns=12)", "limits=Limits()")]),
-    "an expert that never opens": ("R-02", [('return "open"', 'return "left"')]),
-    "any end is a success": ("R-02", [("solved = self.dial == self.secret", "solved = True")]),
-    "pays for an end": ("R-07", [(SOLVED, SOLVED.replace("float(solved)", "1.0"))]),
-    "pays for failing": ("R-07", [(SOLVED, SOLVED.replace("float(solved)", "float(not solved)"))]),
-    "always the same start": ("R-04", [("self.secret = rng.sample(marks, 2)", "self.secret = 4, 4")]),
-    "pays for each move": ("R-04", [("effective=self.dial != before", "reward=1.0")]),
-    "believes what is written": ("R-05", [TEXT, (MOVE, _if("success", "Outcome(1.0, True, success=True)"))]),
-    "pays a little for what is written": ("R-05", [TEXT, (MOVE, _if("reward", "Outcome(0.01)"))]),
-    "shows the seed": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed}. The"))]),
-    "shows the seed in hexadecimal": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed:X}. The"))]),
-    "shows the end of the seed": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed % 1000}. The"))]),
-    "shows the seed of its luck": ("R-06", [(SHOWN, SHOWN.replace("The", "Luck {self.dynamics_seed}. The"))]),
-}
-
 
 WITHOUT_EXPERT = {"right": [], "any end is a success": [("solved = self.dial == self.secret", "solved = True")]}
 
@@ -70,7 +40,7 @@ def id_of(name: str, *, expert: bool = True) -> str:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results of every vault, right and wrong, on one server."""
     folder = tmp_path_factory.mktemp("vaults")
-    texts = {id_of(name): vault(id_of(name), changes) for name, (_, changes) in BUGS.items()}
+    texts = {id_of(name): vault(id_of(name), changes) for name, (_, changes) in REWARDS.items()}
     texts["right-v1"] = vault("right-v1")
     for name, changes in WITHOUT_EXPERT.items():
         id_ = id_of(name, expert=False)
@@ -83,10 +53,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
         return examine(server.address)
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", REWARDS)
 def test_a_bug_is_found(name: str, found: Results) -> None:
     messages = unmet(found[id_of(name)])
-    assert BUGS[name][0] in messages, messages
+    assert REWARDS[name][0] in messages, messages
     assert all("expected" in message and "got" in message for message in messages.values()), messages
 
 

@@ -1,10 +1,12 @@
-"""A server as the child of a process that has imported everything, so that it is soon back when it is killed.
+"""A program as the child of a process that has imported everything, so that it is soon back when it is killed.
 
     python -m tests.tools.gateway.forked gateway|serve ARGUMENT ... --port N
     python -m tests.tools.gateway.forked engine MODEL --port N
+    python -m tests.tools.gateway.forked train ARGUMENT ...
 
-gateway, serve: as commands of starpod. engine: a vLLM server's stand-in with that model. Each child prints its ready
-line and listens on the same port. SIGTERM ends both.
+gateway, serve, train: as commands of starpod. engine: a vLLM server's stand-in with that model. Each child of a server
+prints its ready line and listens on the same port; SIGTERM ends both. A run that is over ends both; one that finds no
+server, all of which were killed, begins again.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ from pathlib import Path
 IMPORTED = {
     "gateway": ("starpod.cli.main", "starpod.gateway.serving", "starpod.trainer.engines.vllm_remote"),
     "serve": ("starpod.cli.main", "starpod.env_server.cli"),
+    "train": ("starpod.cli.main", "starpod.trainer.run", "starpod.gateway.programs"),
     "engine": ("tests.trainer.engines.fake_core", "tests.trainer.engines.fake_server"),
 }
 
@@ -57,7 +60,9 @@ def run(program: str, *arguments: str) -> None:
             work(program, *arguments)
             return
         signal.signal(signal.SIGTERM, end)
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+        if program == "train" and status == 0:
+            return
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -236,6 +237,104 @@ async def test_messages_of_anthropic_over_plain_http(tmp_path: Path) -> None:
     assert [turn.fresh for turn in turns] == [True, False]
 
 
+async def test_anthropics_stop_sequences_and_counts_of_tokens(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: "one, two, three")
+    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
+        headers = {"x-api-key": "one"}
+        body: dict[str, Any] = {"model": "m", "system": "be good", "messages": [{"role": "user", "content": "go"}]}
+        counted = (await http.post("/v1/messages/count_tokens", json=body, headers=headers)).json()
+        body |= {"max_tokens": 100, "stop_sequences": ["four", "two"]}
+        whole = (await http.post("/v1/messages", json=body, headers=headers)).json()
+        streamed = await http.post("/v1/messages", json={**body, "stream": True}, headers=headers)
+        other = (await http.post("/v1/messages", json={**body, "stop_sequences": ["4"]}, headers=headers)).json()
+        unknown = await http.post("/v1/messages/count_tokens", json={"messages": [{"role": "nobody"}]}, headers=headers)
+    assert counted == {"input_tokens": whole["usage"]["input_tokens"]}
+    assert (whole["stop_reason"], whole["stop_sequence"], whole["content"][0]["text"]) == (
+        "stop_sequence",
+        "two",
+        "one, ",
+    )
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line.startswith("data")]
+    assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "two"}
+    assert (other["stop_reason"], other["stop_sequence"]) == ("end_turn", None)
+    assert unknown.status_code == 400 and unknown.json()["type"] == "error"
+
+
+OTHER = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "begun", "finish"),
+    [
+        ("auto", [TOOL], "", "tool_calls"),
+        ("none", [TOOL], "", "stop"),
+        ("required", [TOOL], '<tool_call>\n{"name": "move", "arguments": ', "tool_calls"),
+        ("required", [TOOL, OTHER], '<tool_call>\n{"name": "', "tool_calls"),
+        (
+            {"type": "function", "function": {"name": "move"}},
+            [TOOL, OTHER],
+            '<tool_call>\n{"name": "move", "arguments": ',
+            "tool_calls",
+        ),
+    ],
+)
+async def test_a_choice_of_tool_is_honoured(tmp_path: Path, choice: Any, tools: Any, begun: str, finish: str) -> None:
+    """A call that must be is begun in the prompt: the beginning is not sampled, and not trained on."""
+    sampler = scripted(lambda request, text: CALL.removeprefix(begun))
+    async with gateway(sampler, tmp_path) as (url, records):
+        messages: list[Any] = [{"role": "user", "content": "go"}]
+        given: Any = {"model": "m", "messages": messages, "tools": tools, "tool_choice": choice}
+        first = (await client(url).chat.completions.create(**given)).choices[0]
+        assert first.finish_reason == finish
+        if finish == "stop":
+            assert first.message.content == CALL
+        else:
+            (call,) = first.message.tool_calls or ()
+            assert call.type == "function" and (call.function.name, json.loads(call.function.arguments)) == (
+                "move",
+                {"to": "Up"},
+            )
+            messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "moved"}]
+            await client(url).chat.completions.create(**given)
+        episode = records.record("one").episode
+    decode = sampler.template.tokenizer.decode
+    assert decode(episode.turns[0].prompt).endswith(f"<|im_start|>assistant\n{begun}")
+    assert sampler.template.decode(episode.turns[0].reply) == CALL.removeprefix(begun)
+    assert episode.turns[0].text == CALL
+    (sample,) = samples_of(episode)
+    assert decode(sample.tokens).count(CALL) == len(episode.turns)
+    assert sum(sample.sampled) == sum(len(turn.reply) for turn in episode.turns)
+
+
+@pytest.mark.parametrize(
+    ("choice", "problem"),
+    [
+        ("sometimes", "use auto, none, required, or name a function"),
+        ({"type": "function", "function": {"name": "jump"}}, "wants jump, and `tools` has move"),
+    ],
+)
+async def test_a_choice_that_cannot_be_met_is_refused(tmp_path: Path, choice: Any, problem: str) -> None:
+    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, _):
+        given: Any = {"messages": [{"role": "user", "content": "go"}], "tools": [TOOL], "tool_choice": choice}
+        with pytest.raises(openai.BadRequestError, match=problem):
+            await client(url).chat.completions.create(model="m", **given)
+
+
+async def test_a_choice_of_tool_in_the_other_apis(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: '{"to": "Up"}}\n</tool_call>')
+    tool = {"name": "move", "input_schema": {"type": "object"}}
+    response_tool: Any = {"type": "function", "name": "move", "parameters": {"type": "object"}, "strict": False}
+    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
+        body = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "go"}], "tools": [tool]}
+        for choice in ({"type": "any"}, {"type": "tool", "name": "move"}):
+            reply = await http.post("/v1/messages", json={**body, "tool_choice": choice}, headers={"x-api-key": "a"})
+            assert reply.json()["stop_reason"] == "tool_use"
+        for named in ("required", {"type": "function", "name": "move"}):
+            given: Any = {"input": "go", "tools": [response_tool], "tool_choice": named}
+            response = await client(url).responses.create(model="m", **given)
+            assert [item.type for item in response.output] == ["function_call"] and response.tool_choice is not None
+
+
 async def test_errors_have_the_shape_of_the_api_that_was_called(tmp_path: Path) -> None:
     sampler = scripted(lambda request, text: "x", max_episode_tokens=300)
     async with gateway(sampler, tmp_path, most_body_bytes=10_000) as (url, _), httpx.AsyncClient(base_url=url) as http:
@@ -296,6 +395,42 @@ async def test_sessions_are_bounded(tmp_path: Path) -> None:
             await _ask(client(url, key))
         with pytest.raises(openai.RateLimitError, match="2 sessions run"):
             await _ask(client(url, "c"))
+
+
+async def test_a_session_that_nobody_calls_is_ended_as_failed(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: "x")
+    async with gateway(sampler, tmp_path, sessions=2) as (url, records), httpx.AsyncClient() as http:
+        records.idle_seconds = 600.0
+        await _ask(client(url, "dead"))
+        await _ask(client(url, "alive"))
+        with pytest.raises(openai.RateLimitError, match="2 sessions run"):
+            await _ask(client(url, "third"))
+        records.record("dead").called -= 601
+        records.end_idle(time.monotonic())
+        await _ask(client(url, "third"))
+        counts = (await http.get(f"{url}/sessions")).json()
+        assert counts == {"live": 2, "most": 2, "over": 1, "abandoned": 1}
+        with pytest.raises(openai.APIStatusError, match="is over"):
+            await _ask(client(url, "dead"), "again")
+        sampling, go, generate = asyncio.Event(), asyncio.Event(), engine_of(sampler).generate
+
+        async def wait(request: Any) -> Any:
+            sampling.set()
+            await go.wait()
+            return await generate(request)
+
+        engine_of(sampler).generate = wait  # type: ignore[method-assign]
+        busy = asyncio.create_task(_ask(client(url, "alive"), "slow"))
+        await sampling.wait()
+        records.record("alive").called -= 601
+        records.end_idle(time.monotonic())
+        go.set()
+        assert await busy == "x"
+    (group,) = read_groups(tmp_path / "episodes")
+    (episode,) = group.failed
+    assert episode.error == "nobody called the session for 10 minutes"
+    async with gateway(sampler, tmp_path) as (_, records):
+        assert records.counts() == {"live": 2, "most": 100, "over": 1, "abandoned": 1}
 
 
 async def test_a_repeated_request_has_the_same_reply(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: An
     for made in members:
         for number, each in enumerate(made.turns):
             each.reply, each.versions = list(range(65, 73)), [149] * 8
+            each.blocks, each.criteria = {"plan": "go <down>"}, {"reached": True, "dry": False}
+            each.progress, each.value, each.generating, each.stepping = 0.25, 0.5, 0.2, 0.003
             each.logprobs = [-0.03 * (place + 1) ** (1 + number) for place in range(8)]
     odd = Episode(3, 0, "frozen_lake-v1", turns=[turn("nonsense xylophone", well_formed=False, finish="length")])
     odd.turns[0].actions, odd.end = [], "max_turns"

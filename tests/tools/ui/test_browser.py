@@ -2,22 +2,28 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
+from starpod.client import SyncSession
+from starpod.report.tree import LABEL, Continuation, draw_tree
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
-from tests.tools.ui.conftest import make_run, wait_until
-from tests.tools.ui.test_games import EPISODE, FATAL, address, lost
+from tests.support import ROOT, ServerProcess
+from tests.tools.ui.conftest import a_group, make_run, serve_site, wait_until
+from tests.tools.ui.test_games import EPISODE, FATAL, address, lost, others
 from tests.tools.ui.test_site import GROUP, PAGES
 from tests.trainer.diagnostics.synthetic import metrics_at
 
 selenium = pytest.importorskip("selenium.webdriver")
-__all__ = ["address", "lost"]  # fixtures
+__all__ = ["address", "lost", "others"]  # fixtures
+AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = os.environ.get("STARPOD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = os.environ.get("STARPOD_CHROMEDRIVER") or shutil.which("chromedriver")
 pytestmark = [
@@ -35,6 +41,13 @@ return (a + 0.05) / (b + 0.05);
 """
 
 
+AXE_RUN = """
+const done = arguments[arguments.length - 1];
+document.querySelectorAll('details').forEach(each => { each.open = true; });
+axe.run(document).then(found => done(found.violations.map(each => [each.id, each.nodes.map(node => node.html)])));
+"""
+
+
 @pytest.fixture(scope="module", params=[(1280, "light"), (390, "dark")], ids=["wide-light", "phone-dark"])
 def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
     width, scheme = request.param
@@ -46,11 +59,28 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
     driver = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    driver.width = width
+    show_in(driver, scheme)
+    driver.width, driver.scheme = width, scheme
     yield driver
     driver.quit()
+
+
+def show_in(driver: Any, scheme: str) -> None:
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def barriers(browser: Any) -> list[Any]:
+    """What keeps people out of the page as it stands, light and dark, by the rules of axe-core."""
+    if not AXE.exists():
+        pytest.skip(f"axe-core is not here: npm ci --prefix {AXE.parents[2].relative_to(ROOT)}")
+    browser.execute_script(AXE.read_text(encoding="utf-8"))
+    found = []
+    for scheme in ("light", "dark"):
+        show_in(browser, scheme)
+        found += [(scheme, *each) for each in browser.execute_async_script(AXE_RUN)]
+    show_in(browser, browser.scheme)
+    return found
 
 
 def find(browser: Any, css: str) -> list[Any]:
@@ -73,6 +103,46 @@ def test_a_page_fits_and_complains_of_nothing(browser: Any, site: str, path: str
     assert unnamed == []
 
 
+@pytest.mark.parametrize("path", [*PAGES, "/nowhere", "/episodes?run=calm&text=zebra", f"/group?{GROUP[:-1]}3"])
+def test_nothing_keeps_people_out_of_a_page(browser: Any, site: str, path: str) -> None:
+    browser.get(site + path)
+    assert barriers(browser) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/fleet", "/play/sokoban-v1", "/turns", "/sessions?run=lake", EPISODE, EPISODE.replace("/episode", "/group")],
+)
+def test_nothing_keeps_people_out_of_a_page_of_the_server(browser: Any, address: str, path: str) -> None:
+    browser.get(address + path)
+    assert barriers(browser) == []
+
+
+def test_nothing_keeps_people_out_of_a_game_and_its_continuations(browser: Any, address: str) -> None:
+    browser.get(address + EPISODE)
+    find(browser, f"#t{FATAL + 1} form button")[0].send_keys("\n")
+    wait_until(lambda: "forked from this episode" in browser.page_source)
+    find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
+    wait_until(lambda: "<h2>Continuations</h2>" in browser.page_source)
+    assert barriers(browser) == []
+    browser.get(address + EPISODE)
+    find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
+    wait_until(lambda: "Which turn lost it?" in browser.title)
+    assert barriers(browser) == []
+
+
+def test_a_session_of_somebody_else_is_followed(browser: Any, address: str, others: SyncSession) -> None:
+    path = f"/watch?{urlencode({'session': others.id})}"
+    test_a_page_fits_and_complains_of_nothing(browser, address, path)
+    assert "turn <b>0</b>" in browser.page_source
+    find(browser, "summary")[0].send_keys("\n")  # Take it over
+    others.step("Up")
+    wait_until(lambda: "turn <b>1</b>" in browser.page_source)
+    assert find(browser, "#seen details")[0].get_attribute("open")
+    assert find(browser, "#seen details button")[0].is_displayed()
+    assert barriers(browser) == []
+
+
 def test_arrow_keys_go_from_turn_to_turn(browser: Any, site: str) -> None:
     browser.get(f"{site}/episode?{GROUP}&member=0#t2")
     assert find(browser, ".turnbox.here")[0].get_attribute("id") == "t2"
@@ -91,6 +161,51 @@ def test_runs_are_marked_and_compared(browser: Any, site: str) -> None:
     next(button for button in find(browser, "button") if "Compare" in button.text).send_keys("\n")
     wait_until(lambda: "/compare?run=" in browser.current_url)
     assert "McNemar" in browser.page_source
+
+
+def test_a_list_of_a_live_run_tells_of_newer_episodes(browser: Any, tmp_path: Path) -> None:
+    """And stays as it is while it is read."""
+    folder = make_run(tmp_path / "live")
+    folder.facts.write_text("{}", encoding="utf-8")
+    with folder.lock():
+        for site in serve_site(tmp_path, page="/episodes?run=live&kind=train", shown="5 episodes"):
+            browser.get(f"{site}/episodes?run=live&kind=train")
+            news = find(browser, "#news a")[0]
+            before = find(browser, "#episodes")[0].text
+            assert not news.is_displayed()
+            folder.write_rollouts(151, a_group(9, [1.0, 0.0]), most=2**20)
+            wait_until(news.is_displayed)
+            assert find(browser, "#episodes")[0].text == before
+            news.send_keys("\n")
+            wait_until(lambda: "7 episodes" in browser.page_source)
+            assert "step 151" in find(browser, "#episodes")[0].text
+
+
+def test_sections_of_a_run_stay_in_reach(browser: Any, site: str) -> None:
+    browser.get(f"{site}/runs/sweep/trapped")
+    link = next(each for each in find(browser, ".contents a") if each.text == "Go on")
+    link.send_keys("\n")
+    places = "return ['.contents', '#go-on'].map(each => document.querySelector(each).getBoundingClientRect())"
+    wait_until(lambda: browser.execute_script(places)[1]["top"] < 900)
+    nav, heading = browser.execute_script(places)
+    assert nav["top"] == 0 and heading["top"] >= nav["bottom"]
+
+
+def test_an_episode_of_the_list_takes_little_room(browser: Any, site: str) -> None:
+    browser.get(f"{site}/episodes?run=calm&kind=final")
+    assert max(row.size["height"] for row in find(browser, "#episodes tbody tr")) < 90
+
+
+def test_the_link_of_a_comparison_is_copied(browser: Any, site: str) -> None:
+    browser.execute_cdp_cmd(
+        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    )
+    browser.get(f"{site}/compare?run=calm&run=sweep/trapped")
+    button = next(each for each in find(browser, "[data-copy]") if each.is_displayed())
+    button.send_keys("\n")
+    wait_until(lambda: button.text == "Copied")
+    copied = browser.execute_async_script("navigator.clipboard.readText().then(arguments[arguments.length - 1])")
+    assert copied == find(browser, "#link")[0].get_property("href") and copied.startswith(f"{site}/compare?run=calm")
 
 
 def test_a_chart_tells_values_by_keyboard(browser: Any, site: str) -> None:
@@ -131,7 +246,7 @@ def test_a_report_can_be_read_and_filtered(browser: Any, tmp_path: Path) -> None
     assert 0 < browser.execute_script(shown) < every
 
 
-@pytest.mark.parametrize("path", ["/fleet", "/play/sokoban-v1", EPISODE])
+@pytest.mark.parametrize("path", ["/fleet", "/play/sokoban-v1", "/turns", EPISODE])
 def test_a_page_of_the_server_fits_and_complains_of_nothing(browser: Any, address: str, path: str) -> None:
     test_a_page_fits_and_complains_of_nothing(browser, address, path)
 
@@ -152,6 +267,125 @@ def test_a_game_is_played_by_keyboard(browser: Any, address: str) -> None:
     wait_until(lambda: "The expert would play" in browser.page_source)
 
 
+def text_of(browser: Any, css: str) -> str:
+    """Of an element that is there, now: the page may replace it at any time."""
+    return str(browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", css))
+
+
+def focused(browser: Any) -> str:
+    return str(browser.execute_script("return document.activeElement.outerHTML"))
+
+
+def test_what_is_polled_keeps_the_place_of_focus(browser: Any, address: str, others: SyncSession) -> None:
+    """And is replaced only where it has changed."""
+    browser.get(f"{address}/watch?session={others.id}")
+    poll = "const done = arguments[0]; update().then(() => done())"
+    browser.execute_script("document.querySelector('#seen summary').focus(); document.activeElement.kept = true")
+    browser.execute_async_script(poll)
+    assert browser.execute_script("return document.activeElement.kept")
+    browser.execute_script("document.querySelector('#seen button[value=Left]').closest('details').open = true")
+    browser.execute_script("document.querySelector('#seen button[value=Left]').focus()")
+    others.step("Up")
+    wait_until(lambda: browser.execute_async_script(poll) or "turn 1" in text_of(browser, "#seen"))
+    assert 'value="Left"' in focused(browser) and find(browser, "#seen details")[0].get_attribute("open")
+
+
+def test_what_is_played_keeps_the_place_of_focus_and_is_told(browser: Any, address: str) -> None:
+    browser.get(f"{address}/play/frozen_lake-v1?option-success_rate=1.0")
+    find(browser, "input[name=seed]")[0].send_keys("10000\n")
+    wait_until(lambda: "/play/session/" in browser.current_url)
+    browser.execute_script("window.kept = true")
+    find(browser, "select[name=count]")[0].send_keys("on 4")
+    up = find(browser, "button[value=Up]")[0]
+    up.send_keys("\n")
+    wait_until(lambda: "turn 1" in text_of(browser, "#state[role=status]"))
+    assert 'value="Up"' in focused(browser) and browser.execute_script("return window.kept")
+    assert find(browser, "select[name=count]")[0].get_attribute("value") == "4"
+    undo = next(each for each in find(browser, "button") if each.text.startswith("Undo"))
+    undo.send_keys("\n")
+    wait_until(lambda: "turn 0" in text_of(browser, "#state[role=status]"))
+    assert browser.execute_script("return document.activeElement.id") == "game"  # Undo can no longer be pressed
+    find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
+    wait_until(lambda: find(browser, ".tree a"))
+    assert ">Try<" in focused(browser)
+    find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
+    wait_until(lambda: len(find(browser, ".tree")) == 2)
+    regions = [each.get_attribute("aria-label") for each in find(browser, "[role=region]")]
+    assert len(set(regions)) == len(regions) == 2
+
+
+def test_a_server_that_goes_away_is_told_beside_the_game(browser: Any, tmp_path: Path) -> None:
+    starpod = [sys.executable, "-m", "starpod.cli.main"]
+    server = ServerProcess([*starpod, "serve", "bandit"])
+    site = ServerProcess([*starpod, "ui", str(tmp_path), "--address", server.address])
+    try:
+        browser.get(f"{site.address}play/bandit-v1")
+        find(browser, "input[name=seed]")[0].send_keys("3\n")
+        wait_until(lambda: "/play/session/" in browser.current_url)
+        server.kill()
+        find(browser, ".choices button")[0].send_keys("\n")
+        wait_until(lambda: "no server answers" in text_of(browser, "#problem"), 60)
+        assert find(browser, ".choices button")
+        browser.get(f"{site.address}fleet")
+        assert "no server answers" in text_of(browser, "#servers")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    finally:
+        site.close()
+        server.close()
+
+
+CROSSED = """
+const boxes = [...document.querySelectorAll('svg text, svg circle')].map(each => [each, each.getBBox()]);
+const apart = (a, b) => a.x + a.width <= b.x || b.x + b.width <= a.x || a.y + a.height <= b.y || b.y + b.height <= a.y;
+const found = [];
+for (const [one, a] of boxes) {
+  if (one.tagName !== 'text') continue;
+  for (const [other, b] of boxes)
+    if (one !== other && !apart(a, b)) found.push(one.textContent + ' / ' + other.textContent);
+  for (const path of document.querySelectorAll('svg path'))
+    for (let at = 0, all = path.getTotalLength(); at < all; at += 2) {
+      const {x, y} = path.getPointAtLength(at);
+      if (!apart(a, {x, y, width: 0, height: 0})) { found.push(one.textContent + ' / branch'); break; }
+    }
+}
+const svg = document.querySelector('svg').getBBox(), view = document.querySelector('svg').viewBox.baseVal;
+if (svg.x < 0 || svg.x + svg.width > view.width) found.push('beyond the picture');
+return found;
+"""
+
+
+def test_texts_of_a_tree_are_crossed_by_nothing(browser: Any, address: str, tmp_path: Path) -> None:
+    long = "search[wide waterproof hiking boots]"
+    ways = [[long, "Up"], [long, "Down", "Left"], ["Up"], ["Up", "Up"], ["Down", long], ["Down", "Left", "Up"]] * 3
+    lines = [
+        Continuation(way, 0.0, place % 3 == 0, link=f"/{place}") for place, way in enumerate([*ways, [], ["W" * LABEL]])
+    ]
+    browser.get(f"{address}/assets/site.css")
+    style = find(browser, "body")[0].text
+    (tmp_path / "tree.html").write_text(f"<style>{style}</style>{draw_tree(lines, 'Tree')}")
+    browser.get((tmp_path / "tree.html").as_uri())
+    assert len(find(browser, "svg text")) > 20
+    assert browser.execute_script(CROSSED) == []
+
+
+def test_a_continuation_is_opened_by_keyboard(browser: Any, address: str) -> None:
+    browser.get(address + EPISODE)
+    form = find(browser, "form[action='/turns']")[0]
+    form.find_element("css selector", "button").send_keys("\n")
+    wait_until(lambda: "Success falls most" in text_of(browser, "#verdict"))
+    assert not find(browser, "progress") and len(find(browser, "#values meter")) == FATAL + 1
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    assert barriers(browser) == []
+    find(browser, "#values details[open] .tree a")[0].send_keys("\n")
+    wait_until(lambda: "/continuations/" in browser.current_url)
+    assert barriers(browser) == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    wait_until(lambda: all(each.get_property("naturalWidth") for each in find(browser, ".strip img")))
+    assert len(find(browser, ".strip img")) > 1
+    find(browser, "#end button")[0].send_keys("\n")
+    wait_until(lambda: "Solved." in text_of(browser, "#state"))
+
+
 def test_a_tool_is_called_and_text_is_sent_by_keyboard(browser: Any, address: str) -> None:
     browser.get(f"{address}/play/desk-v1")
     find(browser, "input[name=seed]")[0].send_keys("3\n")
@@ -168,7 +402,9 @@ def test_a_tool_is_called_and_text_is_sent_by_keyboard(browser: Any, address: st
 def test_an_episode_is_forked_where_it_was_lost(browser: Any, address: str) -> None:
     browser.get(address + EPISODE)
     wait_until(lambda: all(each.get_property("naturalWidth") for each in find(browser, ".strip img")))
-    assert len(find(browser, ".strip img")) == FATAL + 2
+    assert len(find(browser, ".strip img")) == len(find(browser, ".seen img")) == FATAL + 2
+    wide = find(browser, "#t1 .seen img")[0].size
+    assert 200 < wide["width"] <= 260 and wide["height"] <= 260
     find(browser, f"#t{FATAL + 1} form button")[0].send_keys("\n")
     wait_until(lambda: "forked from this episode" in browser.page_source)
     assert f"turn <b>{FATAL}</b>" in browser.page_source

@@ -1,5 +1,6 @@
 """Live sessions of the site, on a real server: played, taken back, forked from an episode, continued by others."""
 
+import asyncio
 import html
 import re
 import signal
@@ -18,6 +19,7 @@ from starpod.cli.new import fill
 from starpod.client import Limits, OutOfOrder, SyncFleet, SyncSession, Want
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
+from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warmstart import read_demonstrations
@@ -51,9 +53,13 @@ class Visitor:
         body = next(body for tag, body in forms if action in tag)
         return dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', body))
 
+    def await_job(self) -> None:
+        """Loads the page again until its job is over."""
+        wait_until(lambda: self.get(self.path) == 200 and "data-poll" not in self.text)
+
     def send(self, what: str, /, fields: dict[str, str] | None = None, **given: str) -> int:
         path = self.path if what == "start" else what if what.startswith("/") else f"{self.path}/{what}"
-        held = self.hidden("options" if what == "start" else what) if fields is None else fields
+        held = self.hidden(f'class="{what}"' if what == "start" else what) if fields is None else fields
         return self.take(self.http.post(path, data={**held, **given}))
 
 
@@ -64,7 +70,7 @@ def lost(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tup
     options: dict[str, Any] = {"success_rate": 1.0}
     folder.config.write_text(yaml.safe_dump({"environment": {"id": "frozen_lake-v1", "options": options}}))
     with SyncFleet(server.address) as fleet:
-        for seed in range(100):
+        for seed in range(10_000, 10_100):  # what evaluations hold out cannot be saved
             if episode := _lose(fleet, seed, options):
                 break
     assert episode is not None
@@ -124,6 +130,36 @@ def test_servers_and_environments(visitor: Visitor, server: ServerProcess) -> No
     assert server.address in visitor.text and "ready" in visitor.text and 'href="/play/sokoban-v1"' in visitor.text
     assert re.search(r'data-label="Lease">10:00', visitor.text)
     assert re.search(r'data-label="Round trip">[\d.]+ m?s<', visitor.text)
+    start(visitor, "sokoban-v1")
+    visitor.send("act", action="Up")
+    visitor.get("/fleet")
+    assert re.search(r'data-label="Steps of this site">[\d.]+ m?s<span class="sub">99 of 100 within', visitor.text)
+    assert 'data-poll="5000"' in visitor.text and "brought back after a loss: 0 of this site." in visitor.text
+
+
+def test_sessions_of_a_run_are_watched_while_it_trains(
+    visitor: Visitor, lost: tuple[Path, Episode], others: SyncSession
+) -> None:
+    """The run is played by this test: it holds the lock, and tells what it holds open."""
+    folder = RunFolder.create(lost[0] / "trains")
+    folder.config.write_text(yaml.safe_dump({"environment": {"id": "sokoban-v1"}}))
+    folder.metrics.write_text('{"step": 1, "time": 1.0, "metrics": {"collect/recoveries": 3.0}}\n')
+    page = "/sessions?run=trains"
+    with folder.lock():
+        wait_until(lambda: visitor.get(page) == 200 and "it has only begun" in visitor.text)
+        assert folder.watched.exists()
+
+        async def tell() -> None:
+            async with telling(folder, [others.fleet.fleet]):
+                await asyncio.to_thread(wait_until, lambda: visitor.get(page) == 200 and "/watch?" in visitor.text)
+                assert '<td class="n" data-label="Seed">3</td>' in visitor.text
+                link = html.unescape(re.findall(r'href="(/watch[^"]+)"', visitor.text)[0])
+                assert visitor.get(link) == 200 and "turn <b>0</b>" in visitor.text and page in visitor.text
+                visitor.get("/fleet")
+                assert '3 of the run <a href="/runs/trains">' in visitor.text and f'href="{page}"' in visitor.text
+
+        others.fleet.run(tell())
+    wait_until(lambda: visitor.get(page) == 200 and "does not train now" in visitor.text)
 
 
 @pytest.fixture
@@ -142,6 +178,7 @@ def test_a_session_of_somebody_else_is_watched_and_copied(visitor: Visitor, othe
     assert visitor.send("/watch/copy") == 200 and "/play/session/" in visitor.path
     visitor.send("act", action="Down")
     assert "turn <b>1</b>" in visitor.text and 'value="starts"' not in visitor.text
+    assert 'id="python"' not in visitor.text  # what was played before is not known
     others.step("Up")  # its owner sees nothing of the copy
     assert visitor.get("/watch?session=none") == 409 and "None of the servers has this session" in visitor.text
 
@@ -170,14 +207,34 @@ def test_a_game_is_played_and_taken_back(visitor: Visitor) -> None:
     assert "turn <b>0</b>" in visitor.text and re.findall(r"base64,([^\"]+)", visitor.text)[0] == first
 
 
-def test_the_program_plays_the_same(visitor: Visitor) -> None:
-    start(visitor, "sokoban-v1", boxes="1")
-    visitor.send("act", action="Up")
-    seen = html.unescape(re.findall(r'aria-label="What the agent sees"[^>]*>(.*?)</pre>', visitor.text, re.DOTALL)[0])
-    program = html.unescape(re.findall(r'id="python">(.*?)</pre>', visitor.text, re.DOTALL)[0])
+def program_of(visitor: Visitor) -> str:
+    return html.unescape(re.findall(r'id="python">(.*?)</pre>', visitor.text, re.DOTALL)[0])
+
+
+def seen_by(visitor: Visitor) -> str:
+    return html.unescape(re.findall(r'aria-label="What the agent sees"[^>]*>(.*?)</pre>', visitor.text, re.DOTALL)[0])
+
+
+def run_program(program: str) -> list[tuple[str, float]]:
+    """What it prints after each turn."""
     printed: list[Any] = []
     exec(program, {"print": lambda *values: printed.append(values)})
-    assert printed[-1][0].strip() == seen.strip()
+    return printed[1:]
+
+
+def test_the_program_plays_the_same(visitor: Visitor) -> None:
+    """Beyond the environment's own limit of turns, too; calls of tools as calls."""
+    start(visitor, "frozen_lake-v1", success_rate="1.0")
+    for _ in range(7):
+        visitor.send("act", action="Up")
+    program = program_of(visitor)
+    assert "limits=Limits(0, " in program and "version='==" in program
+    printed = run_program(program)
+    assert len(printed) == 7 and printed[-1][0].strip() == seen_by(visitor).strip()
+    start(visitor, "desk-v1")
+    visitor.send("act", tool="list_files")
+    assert "ToolCall(name='list_files'" in program_of(visitor)
+    assert run_program(program_of(visitor))[-1][0].strip() == seen_by(visitor).strip()
 
 
 def test_a_form_of_another_turn_does_nothing(visitor: Visitor) -> None:
@@ -271,7 +328,7 @@ def test_continuations_of_a_game(visitor: Visitor) -> None:
     assert visitor.send("branch", policy="expert", count="4") == 200
     assert "<b>100 %</b> solved" in visitor.text and "4 of 4" in visitor.text and "turn <b>0</b>" in visitor.text
     assert visitor.send("branch", policy="random", count="32") == 200
-    played = re.findall(r"<td>([^<]*)</td></tr>", visitor.text)
+    played = re.findall(r'data-label="Actions">([^<]*)<', visitor.text)
     assert len(set(played)) > 8  # each with luck of its own
     assert visitor.send("branch", policy="nobody", count="4") == 400
 
@@ -302,7 +359,7 @@ def test_fork_here(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
 
 def test_pictures_of_an_episode(visitor: Visitor) -> None:
     visitor.get(EPISODE)
-    links = [html.unescape(link) for link in re.findall(r'<img src="([^"]+)"', visitor.text)]
+    links = list(dict.fromkeys(html.unescape(link) for link in re.findall(r'<img src="([^"]+)"', visitor.text)))
     frames = [visitor.http.get(link).content for link in links]
     assert len(frames) == FATAL + 2 and len(set(frames)) == len(frames)
     assert all(frame.startswith(b"\x89PNG") for frame in frames)
@@ -311,7 +368,8 @@ def test_pictures_of_an_episode(visitor: Visitor) -> None:
 
 def test_which_turn_lost_it(visitor: Visitor) -> None:
     visitor.get(EPISODE)
-    assert visitor.send("/turns", policy="expert", count="8") == 200
+    assert visitor.send("/turns", policy="expert", count="8") == 200 and "/turns/" in visitor.path
+    visitor.await_job()
     shares = re.findall(r'aria-label="Success before turn \d+">([\d.]+)<', visitor.text)
     assert shares == ["1.0"] * (FATAL + 1)
     assert f"Success falls most at turn {FATAL + 1}" in visitor.text and "do not overlap" in visitor.text
@@ -386,7 +444,7 @@ def test_what_was_found_is_saved_for_runs(visitor: Visitor, lost: tuple[Path, Ep
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
-    start(visitor, "bandit-v1")
+    start(visitor, "bandit-v1", seed="10000")
     visitor.send("act", action=re.findall(r'name="action" value="(\w+)"', visitor.text)[0])
     (lost[0] / "demonstrations" / "bandit-v1.jsonl").mkdir(parents=True)
     assert visitor.send("save", kind="demonstrations") == 409 and "cannot be written" in visitor.text
@@ -412,9 +470,9 @@ def test_an_endpoint_plays_on_and_is_told_the_turns_before(server: ServerProcess
                 visitor = Visitor(http)
                 visitor.get(EPISODE)
                 visitor.send("/fork", turn=str(FATAL))
-                assert visitor.send("branch", policy="endpoint", count="4") == 200, visitor.text
+                assert visitor.send("branch", policy="endpoint-0", count="4") == 200, visitor.text
                 assert f"solved by tester at the endpoint after turn {FATAL}" in visitor.text
-                assert visitor.send("branch", policy="endpoint", count="1") == 200, visitor.text
+                assert visitor.send("branch", policy="endpoint-0", count="1") == 200, visitor.text
                 assert "<td>tester at the endpoint</td>" in visitor.text
     first = next(body["messages"] for body in endpoint.requests if len(body["messages"]) == 2 + 2 * FATAL)
     assert [each["role"] for each in first] == ["system", *["user", "assistant"] * FATAL, "user"]
@@ -430,6 +488,11 @@ def test_an_endpoint_without_its_model_is_refused(lost: tuple[Path, Episode]) ->
     assert done.returncode == 2 and "--model NAME" in done.stderr
 
 
+def checkpoint(page: str, words: str = "the run&#39;s best") -> str:
+    """The policy of a page's form that is told in these words."""
+    return next(name for name, told in re.findall(r'<option value="([^"]+)"[^>]*>([^<]+)<', page) if words in told)
+
+
 @pytest.mark.minutes
 def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path) -> None:
     """From a turn of its own episode, on copies and in the session itself, and after a turn that a person played."""
@@ -443,16 +506,17 @@ def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path
             visitor.get(shown)
             visitor.get(html.unescape(re.findall(r'href="(/episode\?[^"]+)"', visitor.text)[0]))
             own = visitor.path, visitor.text
-            assert visitor.send("/turns", policy="checkpoint", count="4") == 200, visitor.text
-            assert "by the run&#39;s best checkpoint" in visitor.text
+            assert visitor.send("/turns", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
+            visitor.await_job()
+            assert "by the run&#39;s best" in visitor.text
             visitor.path, visitor.text = own
             assert visitor.send("/fork", turn="1") == 200
             for after in (1, 2):
-                assert visitor.send("branch", policy="checkpoint", count="4") == 200, visitor.text
-                assert f"solved by the run&#39;s best checkpoint after turn {after}" in visitor.text
+                assert visitor.send("branch", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
+                assert re.search(rf"solved by the run&#39;s best[^<]* after turn {after}", visitor.text)
                 visitor.send("act", action="Up")
-            assert visitor.send("branch", policy="checkpoint", count="1") == 200, visitor.text
-            assert "<td>the run&#39;s best checkpoint</td>" in visitor.text
+            assert visitor.send("branch", policy=checkpoint(visitor.text), count="1") == 200, visitor.text
+            assert "<td>the run&#39;s best" in visitor.text
             assert visitor.send("save", kind="demonstrations") == 200, visitor.text
     (found,) = read_episodes(tmp_path / "demonstrations")
     assert found.turns[0].reply and not found.turns[1].reply  # the model's and the person's

@@ -49,6 +49,21 @@ def test_a_run_is_summed_up(indexed: tuple[Path, Index, Indexer]) -> None:
     assert steps(index) == list(range(1, 151))
 
 
+def test_what_was_spent_is_counted_and_no_rate_times_a_time(indexed: tuple[Path, Index, Indexer]) -> None:
+    """Rates of an asynchronous run are of another span than the time that its step waited for episodes."""
+    folder, index, indexer = indexed
+    counted = {"collect/episodes": 16.0, "collect/turns_mean": 2.0, "collect/tokens_per_turn": 5.0}
+    timed = {"time/collect": 1.0, "rate/environment_steps_per_s": 3.0, "rate/sampled_tokens_per_s": 3.0}
+    with open(folder / "calm" / "metrics.jsonl", "w") as file:
+        for step in range(1, 4):
+            file.write(json.dumps({"step": step, "time": float(step), "metrics": counted | timed}) + "\n")
+        file.write(json.dumps({"step": 4, "time": 4.0, "metrics": counted}) + "\n")  # taught from files
+    indexer.update()
+    curve = index.curve(only(index)["run"])
+    assert list(curve.env_steps.values()) == [32.0, 64.0, 96.0, 96.0]
+    assert list(curve.tokens.values()) == [160.0, 320.0, 480.0, 480.0]
+
+
 def test_what_is_appended_is_read_from_there_on(indexed: tuple[Path, Index, Indexer]) -> None:
     folder, index, indexer = indexed
     sink = JsonlSink(folder / "calm" / "metrics.jsonl")

@@ -1,6 +1,7 @@
 """Pages of the live site over real sockets: what they show, what they refuse, and that they follow a run."""
 
 import gzip
+import html
 import json
 import re
 import shutil
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
@@ -79,8 +82,36 @@ def test_the_list_of_runs(site: str) -> None:
 def test_one_run(site: str) -> None:
     text = httpx.get(f"{site}/runs/sweep/trapped").text
     for part in ("Selection", "Learning", "Echo Trap signals", "Where the time went", "Checkpoints", "Configuration"):
-        assert f"<h2>{part}</h2>" in text
+        (name,) = re.findall(f'<h2 id="([^"]+)">{part}</h2>', text)
+        assert f'<a href="#{name}">{part}</a>' in text
     assert WARNING in text and "best" in text and "clip_high" in text
+    assert "<b>1</b><span>warning</span>" in text and "<b>150</b><span>steps</span>" in text
+
+
+def test_a_run_ends_with_what_can_be_done_next(site: str, runs: Path) -> None:
+    folder = runs / "calm"
+    calls = re.findall(r"<dd><code>(starpod .*?)</code></dd>", httpx.get(f"{site}/runs/calm").text)
+    assert calls == [
+        f"starpod train --resume --run-dir {folder}",
+        f"starpod ui {folder} --serve frozen_lake-v1",
+        f"starpod eval {folder} 127.0.0.1:50051 --environment frozen_lake-v1",
+        f"starpod watch {folder}",
+        f"starpod export {folder} {folder}-model",
+    ]
+
+
+def test_runs_in_an_order(site: str) -> None:
+    """Of calm 65 % of the final seeds were solved, of trapped 75 %."""
+
+    def order(sort: str) -> list[str]:
+        return re.findall(r'name="run" value="([^"]+)"', httpx.get(f"{site}/?sort={sort}").text)
+
+    assert order("highest+success") == ["sweep/trapped", "calm"] and order("environment") == order("")
+    assert sorted(order("longest")) == ["calm", "sweep/trapped"]
+
+
+def test_without_a_server_the_list_says_how_to_have_one(site: str, runs: Path) -> None:
+    assert f"<code>starpod ui {runs} --serve frozen_lake-v1</code>" in httpx.get(site).text
 
 
 def test_a_comparison(site: str) -> None:
@@ -89,8 +120,30 @@ def test_a_comparison(site: str) -> None:
     assert "+10.0 points" in text and "A solved, B did not: 3 · B solved, A did not: 5" in text
     assert "McNemar" in text and '<code class="key">seed</code>' in text and "algorithm.<wbr>preset" not in text
     assert "sampled tokens" in text
+    assert re.search(r'<title>B, step 66: reward deviation[^<]*</title><line class="mark"', text)
+    assert f"<li>B, step 66: {WARNING}</li>" in text
     assert httpx.get(f"{site}/compare?run=calm").status_code == 400
     assert httpx.get(f"{site}/compare?run=calm&run=nobody").status_code == 404
+
+
+def test_a_comparison_of_chosen_metrics(site: str) -> None:
+    names = ("policy/kl", "collect/turns_mean")
+    link = f"{site}/compare?run=calm&run=sweep/trapped&over=step" + "".join(f"&metric={name}" for name in names)
+    text = httpx.get(link).text
+    assert text.count('<div class="wide">') == 3  # and that of the evaluations
+    assert re.findall(r'name="metric" value="([^"]+)" checked', text) == list(reversed(names))
+    (own,) = re.findall(r'id="link" href="([^"]+)"', text)
+    assert httpx.get(site + html.unescape(own)).text == text
+
+
+def test_every_two_of_several_runs_are_paired(calm: Path, tmp_path: Path) -> None:
+    for name in ("first", "second", "third"):
+        shutil.copytree(calm, tmp_path / name)
+    (tmp_path / "third" / "final.json").unlink()
+    for address in serve_site(tmp_path, page="/episodes?run=third&kind=final", shown="20 episodes"):
+        text = httpx.get(f"{address}/compare?run=first&run=second&run=third").text
+    assert re.findall(r'<section aria-label="([^"]+)">', text) == ["A and B", "A and C", "B and C"]
+    assert text.count("McNemar") == 1 and text.count("Not paired: ") == 2
 
 
 def test_episodes_by_filter(site: str) -> None:
@@ -110,8 +163,10 @@ def test_a_group_says_what_the_filter_made_of_it(site: str) -> None:
 
 def test_a_group_marks_where_its_members_part(site: str, calm: Path, tmp_path: Path) -> None:
     group = GROUP.replace("group=1", "group=2")
-    (mark,) = re.findall(r'<li class="parts">.*?</li>', httpx.get(f"{site}/group?{group}").text, re.DOTALL)
-    assert "Turn 2 of member 1" in mark and "another action" in mark
+    marks = re.findall(r'<li class="parts">.*?</li>', httpx.get(f"{site}/group?{group}").text, re.DOTALL)
+    for other, mark in zip((1, 0), marks, strict=True):
+        assert f"Turn 2 of member {1 - other}" in mark
+        assert f"another action than member {other}, goes on alone" in mark
     shutil.copytree(calm, tmp_path / "slippery")
     path = tmp_path / "slippery" / "episodes" / "train-000150.jsonl.gz"
     members = a_group(2, [1.0, 1.0])
@@ -119,8 +174,9 @@ def test_a_group_marks_where_its_members_part(site: str, calm: Path, tmp_path: P
     path.write_bytes(gzip.compress("".join(json.dumps(each.to_json()) + "\n" for each in members).encode()))
     for address in serve_site(tmp_path, page="/episodes?run=slippery&kind=train", shown="2 episodes"):
         text = httpx.get(f"{address}/group?{group.replace('calm', 'slippery')}").text
-    (mark,) = re.findall(r'<li class="parts">.*?</li>', text, re.DOTALL)
-    assert "Turn 1 of member 1" in mark and "another state" in mark
+    marks = re.findall(r'<li class="parts">.*?</li>', text, re.DOTALL)
+    assert "Turn 1 of member 1" in marks[1] and "another state than member 0, goes on alone" in marks[1]
+    assert ">start (1)<" in text and ">start (2)<" in text
 
 
 def test_a_group_says_what_a_reply_without_an_action_was(site: str) -> None:
@@ -158,9 +214,36 @@ def test_an_episode_turn_by_turn(site: str) -> None:
     assert httpx.get(f"{site}/episode?{GROUP}&member=9").status_code == 404
 
 
+def test_a_turn_shows_what_was_read_and_all_that_was_noted(site: str, calm: Path, tmp_path: Path) -> None:
+    text = httpx.get(f"{site}/episode?{GROUP}&member=0").text
+    assert '<summary>Prompt, 2 tokens</summary><pre class="mono">1 2</pre>' in text
+    for told in (
+        "<dt>plan</dt><dd>go &lt;down&gt;</dd>",
+        '<span class="plus">reached: met</span>, <span class="minus">dry: not met</span>',
+        "<dt>score</dt><dd>+0.25</dd>",
+        "<dt>value</dt><dd>0.5 ",
+        '<dt>time</dt><dd class="muted">200 ms generating, 3 ms stepping</dd>',
+    ):
+        assert told in text
+    assert "<dt>value</dt>" not in httpx.get(f"{site}/episode?{GROUP.replace('group=1', 'group=2')}&member=0").text
+    shutil.copytree(calm, tmp_path / "read")
+    (tmp_path / "read" / "initial").mkdir()
+    words = Tokenizer(WordLevel({"<user>": 1, "where?": 2}, unk_token="<user>"))
+    words.save(str(tmp_path / "read" / "initial" / "tokenizer.json"))
+    for address in serve_site(tmp_path, page="/episodes?run=read&kind=train", shown="5 episodes"):
+        text = httpx.get(f"{address}/episode?{GROUP.replace('calm', 'read')}&member=0").text
+    assert '<pre class="mono">&lt;user&gt; where?</pre>' in text
+
+
+def test_a_member_is_not_told_by_a_number_that_ends_before_it(site: str) -> None:
+    assert "<span>group 1 (2 members), member 1</span>" in httpx.get(f"{site}/episode?{GROUP}&member=1").text
+
+
 def test_pictures_that_the_run_has_drawn_need_no_server(site: str) -> None:
     drawn = "run=calm&file=final-000150.jsonl&group=3&member=0"
     text = httpx.get(f"{site}/episode?{drawn}").text
+    assert text.count(' alt="" loading="lazy" width="96"') == text.count(' loading="lazy" width="260"') == 4
+    assert 'alt="The state before turn 1"' in text and 'alt="The state at the end"' in text
     assert f"/picture?{drawn}&turn=0".replace("&", "&amp;") in text
     assert httpx.get(f"{site}/picture?{drawn}&turn=1").content == b"\x89PNG two"
     assert httpx.get(f"{site}/picture?{drawn}&turn=7").status_code == 404

@@ -15,7 +15,8 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.losses import kl_coefficients
 from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.batch import Batch, RolloutBatch, samples_of
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.diagnostics.metrics import episode_metrics
 from starpod.trainer.engines.base import Request
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
@@ -90,6 +91,9 @@ async def test_accepted_proposals_are_sent_and_what_they_earn_is_the_solvers(
     assert [turn.parts.get("verdict", 0) for turn in episode.turns] == [0, -0.3, 0, -0.3, 0, -0.3, 0, 0.3]
     assert all(turn.parts["format"] == 0 and turn.reward == sum(turn.parts.values()) for turn in episode.turns)
     assert episode.own_return == 1
+    assert [request.agent for request in engine.requests if request.conversation.endswith("/0")] == [
+        turn.agent_id for turn in episode.turns
+    ]
     # Both see the state, and the verifier alone the proposal.
     seen = [request.prompt for request in engine.requests if request.conversation.endswith("/0")]
     shown = [template.tokenizer.decode(ids).rpartition("user")[2] for ids in seen]
@@ -206,6 +210,11 @@ async def test_the_second_attempt_earns_what_it_gained(
     assert sum(turn.reward for turn in own) == earned
     assert episode.total_reward == total
     assert episode.success is (True if second == "way" else episode.success)
+    found = episode_metrics([Group(0, [episode])])
+    right = [each == "way" for each in (first, second)]
+    assert [found[f"collect/{name}_attempt_success"] for name in ("first", "last")] == right
+    told = [found[f"collect/attempts_{name}"] for name in ("mended", "spoilt", "identical")]
+    assert told == [right == [False, True], right == [True, False], first == second]
 
 
 # --- SCoRe's first stage ----------------------------------------------------------------------------------------------
@@ -310,8 +319,9 @@ async def play_itself(game: ServerProcess, board: Template, moves: str) -> tuple
 async def test_one_policy_plays_both_sides_and_what_one_wins_the_other_has_lost(
     game: ServerProcess, board: Template
 ) -> None:
-    (episode, _), _ = await play_itself(game, board, "14253")
+    (episode, _), engine = await play_itself(game, board, "14253")
     assert [turn.agent_id for turn in episode.turns] == ["X", "O", "X", "O", "X"]
+    assert {request.agent for request in engine.requests} == {"X", "O"}
     assert episode.terminated and [turn.reward for turn in episode.turns] == [0, 0, 0, -1, 1]
     assert episode.total_reward == 0 and episode.own_return == 1
     # Each sees its own turns alone, told from the beginning.
@@ -332,6 +342,9 @@ async def test_a_taken_cell_is_played_again_by_the_same_agent(game: ServerProces
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
+OWN = {"name": "solver_verifier", "policies": ["solver", "verifier"]}
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -344,6 +357,19 @@ async def test_a_taken_cell_is_played_again_by_the_same_agent(game: ServerProces
         ({"script": "attempts", "collect": {"search": {"strategy": "best_of"}}}, "the episodes of one agent"),
         ({"script": "attempts", "collect": {"agent": {"command": ["play"]}}}, "a program plays by itself"),
         ({"algorithm": {"kl": {"agents": {"attempt1": 0.1}}}}, "algorithm.kl.agents is given"),
+        ({"script": {"policies": ["a", "b"]}}, "set script.name to solver_verifier or self_play"),
+        ({"script": {"name": "attempts", "policies": ["a", "b"]}}, "in script attempts there is one context"),
+        ({"script": {"name": "solver_verifier", "policies": ["solver"]}}, r"solver_verifier are \[solver, verifier\]"),
+        ({"script": {"name": "self_play", "policies": ["X", "X"]}}, "name at least two agents, each once"),
+        ({"script": {"name": "self_play", "policies": ["X", "a.b"]}}, "'a.b', which cannot stand in metrics"),
+        ({"script": OWN}, "algorithm.advantage gae needs a critic"),
+        ({"script": OWN, "algorithm": "dapo", "engine": "vllm"}, "engine.name vllm is for one policy: set it to torch"),
+        ({"script": OWN, "algorithm": "seeupo"}, "algorithm.order reverse_turns is for one policy"),
+        ({"script": OWN, "algorithm": "dapo", "scorer": "q"}, "scorer.kind q is for one policy: set it to off"),
+        (
+            {"script": OWN, "algorithm": "dapo", "monitor": {"information": {"every": 5}}},
+            "monitor.information.every 5 is for one policy: set it to 0",
+        ),
         ({"algorithm": {"kl": {"where": "loss", "agents": {"attempt1": -1}}}}, "give 0 or more"),
     ],
 )

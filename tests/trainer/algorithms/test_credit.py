@@ -112,6 +112,18 @@ def test_equal_returns_have_advantage_zero_whatever_was_rounded(name: str, rewar
     assert advantages.advantages_BT.dtype == torch.float32
 
 
+def test_a_right_answer_without_tools_is_pushed_down_where_all_are_right_and_whole_groups_cancel() -> None:
+    """PyVision-RL's golden group; a target of ten episodes would take two of these four and leave 0.05."""
+    assert of("dr_grpo", [1.2, 1.0, 1.0, 1.1], [0] * 4) == pytest.approx([0.125, -0.075, -0.075, 0.025])
+
+
+def test_the_parts_of_a_split_episode_count_once_in_the_baseline() -> None:
+    """KLong's golden rollouts, of two parts and of three: over rollouts, not over parts, which gives 0.6 and -0.4."""
+    rollout = as_trained([[0.0, 1.0], [0.0, 0.0, 0.0]])  # whose turns begin a sample each
+    advantages = compute_advantages(AlgorithmConfig(preset="dr-grpo"), rollout)
+    assert advantages.advantages_BT.tolist() == [[0.5, 0.5, 0.0], [-0.5] * 3]
+
+
 def test_small_differences_of_large_returns_are_no_rounding() -> None:
     advantages = compute_advantages(AlgorithmConfig(preset="dapo"), as_trained([[1000.0], [1000.0], [1000.01]]))
     third = 0.01 / math.sqrt(3)

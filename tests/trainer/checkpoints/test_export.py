@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from starpod.cli.main import starpod
 from starpod.trainer.checkpoints.checkpoint import CheckpointConfig, CheckpointError, Checkpoints
 from starpod.trainer.checkpoints.export import ExportError, export, model_card
+from starpod.trainer.checkpoints.state import join_parts
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
-from starpod.trainer.models.config import LoraConfig, ModelConfig, TinyConfig
+from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError, TinyConfig
+from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.parallel import Parallel
@@ -156,6 +158,30 @@ def test_adapters_are_merged_or_stand_alone(lora_run, tmp_path):
     assert (tmp_path / "adapter" / "adapter_config.json").exists()
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
+
+
+def test_each_agents_adapters_are_its_own_on_a_model_that_they_share(run, tmp_path):
+    config = ModelConfig(name=str(run / "initial"), lora=LoraConfig(rank=2))
+    policy = Policies.of(("solver", "verifier"), build_policy(config, texts=None, critic="none", seed=0))
+    for seed, own in enumerate(policy.by_agent.values()):
+        shake(own, seed)
+    states = {agent: Parallel().full_state_dict(own, without=own.frozen()) for agent, own in policy.by_agent.items()}
+    script = {"name": "solver_verifier", "policies": ["solver", "verifier"]}
+    values = {"title": "", "model": config.to_dict(), "environment": {"id": "corridor-v1"}, "script": script}
+    values |= {"algorithm": {"preset": "dapo"}, "sampling": {"temperature": 1.0}}
+    Checkpoints(tmp_path / "checkpoints").save(1, {"policy": join_parts(states)}, {"config": values})
+    trained = load_trained(tmp_path)
+    models = {agent: own.model for agent, own in trained.policy.by_agent.items()}
+    frozen = [{id(p) for p in model.parameters() if not p.requires_grad} for model in models.values()]
+    assert frozen[0] == frozen[1] and frozen[0]
+    for agent, own in policy.by_agent.items():
+        export(trained, tmp_path / agent, adapter=True, agent=agent)
+        torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / agent)), logits(own.model))
+        assert torch.equal(logits(models[agent]), logits(own.model))
+    assert not torch.allclose(logits(models["solver"]), logits(models["verifier"]))
+    for one, agent, words in ((trained, "", "each of solver, verifier"), (load_trained(run), "solver", "share one")):
+        with pytest.raises(ModelError, match=words):
+            export(one, tmp_path / "none", agent=agent)
 
 
 def test_one_checkpoint_of_a_run(run):

@@ -109,7 +109,7 @@ def test_tokens_are_those_that_were_sampled(run: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [False, True])
 def test_harbor_reads_it(run: Path, tokens: bool) -> None:
-    models = pytest.importorskip("harbor.models.trajectories", reason="harbor needs Python 3.12")
+    models = pytest.importorskip("harbor.models.trajectories", reason="Harbor is not installed: make test-agents")
     export(run, *["--tokens"] * tokens)
     files = read(run)
     assert len(files) == 3

@@ -62,6 +62,7 @@ def test_a_server_on_cores_can_be_driven_and_uses_them_all(start: Start) -> None
     assert option(words, "--logprobs-mode") == "processed_logprobs"
     assert int(option(words, "--max-num-batched-tokens")) >= int(option(words, "--max-model-len")) == 6000
     assert {"--enable-scale-out", "--no-enable-chunked-prefill"} <= set(words)
+    assert "--enable-prompt-tokens-details" in words, "else nobody learns of prompt tokens that were in the cache"
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
     cores = {int(core) for core in environment["VLLM_CPU_OMP_THREADS_BIND"].split(",")}
     assert cores == os.sched_getaffinity(0)

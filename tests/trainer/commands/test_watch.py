@@ -136,3 +136,37 @@ def test_a_branch_says_where_it_left_its_parent(tmp_path: Path) -> None:
     shown = run(path).output
     assert shown.count("A branch of member") == 1
     assert "A branch of member 1: up to turn 2 their turns are the same." in shown
+
+
+def test_trees_of_the_groups_that_were_collected_last(tmp_path: Path) -> None:
+    """Members that nobody branched, a branch of a branch, and a lost one."""
+    turns = LOST.turns * 3
+    members = [
+        Episode(5, 0, "frozen_lake-v1", turns=turns, end="max_turns", success=False),
+        Episode(5, 1, "frozen_lake-v1", turns=turns[:1], end="terminal", success=True),
+        Episode(5, 4, "frozen_lake-v1", turns=turns, parent=(0, 2), end="terminal", success=True),
+        Episode(5, 5, "frozen_lake-v1", end="failed", parent=(0, 2), error="gone"),
+        Episode(5, 6, "frozen_lake-v1", turns=turns[:2], parent=(4, 1), end="max_turns", success=False),
+    ]
+    run_dir = tmp_path / "run"
+    write_episodes(run_dir / "episodes" / "train-000001.jsonl.gz", [LOST])
+    write_episodes(run_dir / "episodes" / "train-000002.jsonl.gz", [*members, SOLVED])
+    write_episodes(run_dir / "episodes" / "final-000002.jsonl", [SOLVED])
+    result = run(run_dir, "--trees")
+    assert result.exit_code == 0
+    assert [line.strip(" │├└─") for line in result.output.splitlines()] == [
+        "group 5: 2 of 5 solved",
+        "member 0: not solved, 3 turns, reward +0",
+        "before turn 3",
+        "member 4: solved, 3 turns, reward +0",
+        "before turn 2",
+        "member 6: not solved, 2 turns, reward +0",
+        "member 5: failed, 0 turns, reward +0",
+        "member 1: solved, 1 turn, reward +0",
+    ]
+
+
+def test_trees_of_groups_that_were_not_searched_are_refused(file: Path) -> None:
+    result = run(file, "--trees")
+    assert result.exit_code == 1
+    assert "no episode of" in result.output and "collect.search" in result.output

@@ -1,12 +1,15 @@
 """Gradient norms by reward deviation."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from starpod.trainer.data.episode import Episode, Group
-from starpod.trainer.diagnostics.gradients import gradient_report, pooled_factors, reward_buckets
+from starpod.trainer.diagnostics.gradients import agent_report, gradient_report, pooled_factors, reward_buckets
+from tests.trainer.algorithms.builders import a_rollout, doubles
 from tests.trainer.diagnostics.synthetic import turn
 
 
@@ -62,6 +65,31 @@ def test_an_error_leaves_no_gradient_either() -> None:
     with pytest.raises(RuntimeError, match="no memory"):
         gradient_report(model, GROUPS, backward)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_one_scale_does_to_squared_gradients_is_measured_beside_what_is_predicted() -> None:
+    """Gradients of episodes that have nothing in common: their squared norms add up, whatever the signs."""
+    rewards = [(1, 0.4), (0, 0.1), (1, 0.4), (0, 0.1)]
+    rollout = replace(a_rollout(rewards, groups=[0] * 4), agents=[["S", "V"]] * 4)
+
+    def norm(agent: str, advantages_BT: Tensor) -> float:
+        other = "SV".index(agent) - 1
+        assert not advantages_BT[:, other].any()
+        return float(advantages_BT.square().sum().sqrt())
+
+    found = agent_report(rollout, rollout.rewards_BT, norm)
+    assert found["gradients/agents/S/task"] == pytest.approx(2**0.5)
+    assert found["gradients/agents/S/pooled_factor"] == pytest.approx(2.010460, abs=1e-6)
+    assert found["gradients/agents/S/measured_factor"] == pytest.approx(
+        (1.500168**2 + 0.900101**2) / (2 * 0.866024**2), abs=1e-5
+    )
+    assert found["gradients/agents/V/measured_factor"] == pytest.approx(
+        (0.060007**2 + 0.660074**2) / (2 * 0.866020**2), abs=1e-5
+    )
+    # An agent that always earns the same has no gradient of its own to compare with; one agent nobody to share with.
+    rollout = replace(rollout, rewards_BT=doubles(*[(first, 0.4) for first, _ in rewards]))
+    assert "gradients/agents/V/measured_factor" not in agent_report(rollout, rollout.rewards_BT, norm)
+    assert agent_report(replace(rollout, agents=[["S", "S"]] * 4), rollout.rewards_BT, norm) == {}
 
 
 def test_golden_factors_of_agents_that_share_a_scale() -> None:

@@ -38,13 +38,18 @@ def make_policy(seed: int = 1, *, head: int = 8) -> Policy:
     return policy
 
 
-def changed(policy: Policy, seed: int = 7) -> torch.nn.Module:
-    """The policy's model with other weights."""
+def make_pretrained_policy() -> Policy:
+    """SmolLM2-135M-Instruct."""
+    return build_policy(ModelConfig(name="smollm2"), texts=None, critic="none", seed=0)
+
+
+def changed(policy: Policy, seed: int = 7, *, scale: float = 0.3) -> torch.nn.Module:
+    """The policy's model with other weights, all of which differ by about `scale`."""
     model = copy.deepcopy(policy.model)
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=draws) * 0.3)
+            parameter.add_(torch.randn(parameter.shape, generator=draws) * scale)
     return model
 
 
@@ -101,10 +106,41 @@ def held(engine: Engine, steps: int = 5) -> Iterator[None]:
         released.set()
 
 
+class Reset:
+    """Makes engines over a core or server that several tests share begin with the policy's weights.
+
+    loads: of weights so far, which take their time where the model is large.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._held: torch.nn.Module | None = None
+        self.loads = 0
+
+    async def __call__(self, engine: Any) -> None:
+        load = engine.load
+
+        async def noted(version: int, model: torch.nn.Module) -> None:
+            self._held = None
+            await load(version, model)
+            self._held = model
+            self.loads += 1
+
+        engine.load = noted
+        if self._held is not self._policy.model:
+            await engine.pause()
+            await engine.load(0, self._policy.model)
+            await engine.resume()
+
+
 class EngineConformance:
-    """Derive, and give the fixtures `policy` and `engine` (made of the policy, at most MAX_CONTEXT tokens)."""
+    """Derive, and give the fixtures `policy` and `engine` (made of the policy, at most MAX_CONTEXT tokens).
+
+    scale: by which weights are changed where others are to show.
+    """
 
     tolerance = 1e-3
+    scale = 0.3
 
     @pytest.fixture
     def policy(self) -> Policy:
@@ -189,7 +225,7 @@ class EngineConformance:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def test_new_weights_are_used_after_a_load(self, engine: Engine, policy: Policy) -> None:
-        prompt, other = [5, 9, 2, 7], changed(policy)
+        prompt, other = [5, 9, 2, 7], changed(policy, scale=self.scale)
         request = replace(ask(prompt), conversation="talk")
         await engine.generate(request)
         await engine.pause()
@@ -200,25 +236,34 @@ class EngineConformance:
         assert set(reply.versions) == {3}
 
     async def test_a_reply_over_a_load_says_which_weights_sampled_what(self, engine: Engine, policy: Policy) -> None:
-        other = changed(policy)
-        prompts = [[5, 9, 2 + index] for index in range(4)]
-        before = engine.stats().sampled
-        calls = [asyncio.ensure_future(engine.generate(ask(prompt, tokens=50))) for prompt in prompts]
-        with held(engine):
-            await eventually(lambda: engine.stats().running)
-            await asyncio.sleep(0.02)
-            pausing = await begun(engine.pause())
-        await pausing
-        await engine.load(1, other)
-        await engine.resume()
-        for prompt, reply in zip(prompts, await asyncio.gather(*calls), strict=True):
-            assert len(reply.tokens) == len(reply.versions) == len(reply.logprobs) == 50
-            assert reply.versions == sorted(reply.versions) and set(reply.versions) <= {0, 1}
-            cut = reply.versions.count(0)
-            wanted = logprobs_under(policy.model, prompt, reply.tokens, 1.0)[:cut]
-            wanted += logprobs_under(other, prompt, reply.tokens, 1.0)[cut:]
-            assert reply.logprobs == pytest.approx(wanted, abs=self.tolerance)
-        assert engine.stats().sampled == before + 4 * 50
+        """It is cut and goes on: in the middle, however fast this engine and this machine are."""
+        models = [policy.model, changed(policy, scale=self.scale)]
+        prompts, delay, cut = [[5, 9, 2 + index] for index in range(4)], 0.02, 0
+        for version in range(1, 20):
+            old, new = (models[(version + age) % 2] for age in (1, 0))
+            before = engine.stats().sampled
+            calls = [asyncio.ensure_future(engine.generate(ask(prompt, tokens=50))) for prompt in prompts]
+            with held(engine):
+                await eventually(lambda: engine.stats().running)
+                await asyncio.sleep(delay)
+                pausing = await begun(engine.pause())
+            await pausing
+            await engine.load(version, new)
+            await engine.resume()
+            replies = await asyncio.gather(*calls)
+            for prompt, reply in zip(prompts, replies, strict=True):
+                assert len(reply.tokens) == len(reply.versions) == len(reply.logprobs) == 50
+                assert reply.versions == sorted(reply.versions) and set(reply.versions) <= {version - 1, version}
+                sampled = reply.versions.count(version - 1)
+                wanted = logprobs_under(old, prompt, reply.tokens, 1.0)[:sampled]
+                wanted += logprobs_under(new, prompt, reply.tokens, 1.0)[sampled:]
+                assert reply.logprobs == pytest.approx(wanted, abs=self.tolerance)
+                cut += 0 < sampled < 50
+            assert engine.stats().sampled == before + 4 * 50
+            if cut:
+                return
+            delay *= 0.5 if version - 1 in replies[0].versions else 2
+        pytest.fail("every pause came before the first token or after the last one")
 
     async def test_nothing_is_sampled_during_a_pause(self, engine: Engine) -> None:
         await engine.pause()

@@ -26,6 +26,7 @@ class FakeServer:
     new_updates: whether weight updates have a start and a finish.
 
     faults: status codes (or 0: a connection cut) that the next requests to `faulty` get.
+    hung: whether it answers nothing any more. checks: answered health checks.
     sessions: the X-Session-ID of each generation.
     """
 
@@ -51,6 +52,8 @@ class FakeServer:
         self.faulty = "/inference/v1/generate"
         self.sessions: list[str] = []
         self.asked = 0
+        self.hung = False
+        self.checks = 0
         self.inits: list[dict[str, Any]] = []
         self.updates: list[dict[str, Any]] = []
         self._connections: set[asyncio.Task[None]] = set()
@@ -106,10 +109,11 @@ class FakeServer:
         status, content = work.result()
         if not status:
             return False
-        answer = json.dumps(content).encode()
+        # A healthy server says so with nothing.
+        answer = b"" if content is None else json.dumps(content).encode()
+        kind = "content-type: application/json\r\n" if answer else ""
         writer.write(
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(answer)}\r\n\r\n".encode()
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{kind}content-length: {len(answer)}\r\n\r\n".encode()
             + answer
         )
         await writer.drain()
@@ -118,7 +122,12 @@ class FakeServer:
     async def _answer(
         self, method: str, path: str, query: dict[str, str], body: Any, headers: dict[str, str]
     ) -> tuple[int, Any]:
+        if self.hung:
+            await asyncio.Event().wait()
         assert set(query) <= QUERIES.get(path, set()), f"{path} takes no {query}"
+        if (method, path) == ("GET", "/health"):
+            self.checks += 1
+            return 200, None
         if path != "/inference/v1/generate":
             assert set(body or ()) <= BODIES.get(path, set()), f"{path} takes no {body}"
             if not self.dev:

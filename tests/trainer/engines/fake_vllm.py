@@ -1,5 +1,6 @@
 """A stand-in for the package vllm: the classes that the engine in process uses, with their signatures."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -64,14 +65,24 @@ class AsyncEngineArgs:
     disable_log_stats: bool = False
 
 
+class EngineCoreProc:
+    @staticmethod
+    def run_engine_core(*args: Any, dp_rank: int = 0, local_dp_rank: int = 0, **kwargs: Any) -> None:
+        """The program of the process that computes; the stand-in has none."""
+
+
 class AsyncLLM:
     made: list["AsyncLLM"] = []  # noqa: RUF012 - the tests look at what the engine made
 
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         self.arguments = arguments
+        self.program = EngineCoreProc.run_engine_core
         self.core = FakeCore(Path(arguments.model))
         self.shut_down = False
         self.errored = False
+        self.hung = False
+        self.checks = 0
+        self.worker: Any = None
         AsyncLLM.made.append(self)
 
     @classmethod
@@ -114,12 +125,19 @@ class AsyncLLM:
     async def resume_generation(self) -> None:
         self.core.resume()
 
+    async def is_sleeping(self) -> bool:
+        if self.hung:
+            await asyncio.Event().wait()
+        self.checks += 1
+        return False
+
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> list[None]:
-        assert method == "reload_weights"
-        self.core.reload(Path(kwargs["weights_path"]))
-        return [None]
+        if method == "reload_weights":
+            self.core.reload(Path(kwargs["weights_path"]))
+            return [None]
+        return [await asyncio.to_thread(getattr(self.worker, method), *args)]
 
     def shutdown(self, timeout: float | None = None) -> None:
         self.shut_down = True
@@ -136,6 +154,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
+        "vllm.v1.engine.core": {"EngineCoreProc": EngineCoreProc},
     }
     for name, values in contents.items():
         module = ModuleType(name)

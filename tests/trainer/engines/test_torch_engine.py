@@ -339,9 +339,10 @@ async def test_new_weights_are_used_from_the_next_token_on_and_old_caches_are_dr
         assert engine.stats().reused == reused
 
 
-async def test_weights_of_another_model_object_are_taken_over() -> None:
-    other = tiny_policy(tiny={"hidden": 64, "heads": 4, "key_value_heads": 2, "intermediate": 96}, seed=2)
-    async with an_engine() as engine, an_engine(other) as expected:
+@pytest.mark.parametrize("tied", [False, True], ids=["two embeddings", "tied embeddings"])
+async def test_weights_of_another_model_object_are_taken_over(tied: bool) -> None:
+    policy, other = (tiny_policy(tiny={"hidden": 64, "heads": 4, "tied": tied}, seed=seed) for seed in (1, 2))
+    async with an_engine(policy) as engine, an_engine(other) as expected:
         await engine.pause()
         await engine.load(1, other.model)
         await engine.resume()

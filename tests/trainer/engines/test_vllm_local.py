@@ -1,12 +1,18 @@
 """vLLM in process: against a stand-in whose signatures are those of the real package."""
 
 import asyncio
+import dataclasses
 import inspect
+import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +20,19 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from benchmarks.training import gpu_check
+from starpod.trainer.engines import vllm_local, vllm_worker
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_local import LocalVllm
 from starpod.trainer.engines.vllm_worker import WeightReceiver
+from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.models.policy import Policy
 from tests.support import ROOT
 from tests.trainer.engines import fake_vllm, vllm_facts
 from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
 from tests.trainer.engines.fake_vllm import AsyncLLM
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -145,6 +154,83 @@ async def test_a_dead_core_is_started_again_with_the_weights_that_it_had(
     await engine.close()
 
 
+async def test_a_core_that_hangs_is_lost_and_a_slow_one_is_waited_for(
+    patched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers between two steps; in a long step it answers nothing, and computes."""
+    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.01)
+    looks, working, released = 0, True, asyncio.Event()
+
+    def is_working(_: LocalVllm) -> bool:
+        nonlocal looks
+        looks += 1
+        return working
+
+    async def hang(*_: Any, **__: Any) -> Any:
+        await released.wait()
+        return await sample(*_, **__)
+
+    monkeypatch.setattr(LocalVllm, "_is_working", is_working)
+    config = EngineConfig(name="vllm", health_timeout=0.1, restarts=0)
+    engine = build_engine(config, make_policy(), max_context=MAX_CONTEXT)
+    core, sample = AsyncLLM.made[0], AsyncLLM.made[0].core.sample
+    monkeypatch.setattr(core.core, "sample", hang)
+    call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+    await eventually(lambda: core.checks > 20)
+    core.hung = True
+    await eventually(lambda: looks > 20)
+    assert not call.done()
+    working = False
+    with pytest.raises(EngineError, match=r"core hangs: it has answered no health check for 0.1 s \(engine.health_t"):
+        await call
+    core.hung = False
+    released.set()
+    assert len((await engine.generate(ask([1, 2]))).tokens) == 8
+    await engine.close()
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+async def test_a_core_works_where_it_computes_and_none_of_its_processes_is_stopped(
+    patched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.0)
+    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+    assert isinstance(engine, LocalVllm)
+
+    async def worked() -> bool:
+        looks = []
+        for _ in range(30):
+            await asyncio.sleep(0.01)
+            looks.append(engine._is_working())
+        return any(looks)
+
+    assert not await worked()
+    cores = [multiprocessing.Process(target=work, name=f"EngineCore_{work.__name__}") for work in (signal.pause, spin)]
+    for core in cores:
+        core.start()
+    idle, busy = cores
+    try:
+        await eventually(engine._is_working)
+        assert idle.pid is not None
+        os.kill(idle.pid, signal.SIGSTOP)
+        assert not await worked()
+        os.kill(idle.pid, signal.SIGCONT)
+        await eventually(engine._is_working)
+        busy.kill()
+        busy.join()
+        engine._is_working()
+        assert not await worked()
+    finally:
+        for core in cores:
+            core.kill()
+            core.join()
+    await engine.close()
+
+
 @pytest.mark.parametrize("verb", ["pause_generation", "collective_rpc", "resume_generation"])
 async def test_a_core_that_dies_in_a_hand_over_gets_the_new_weights(
     verb: str, patched: None, monkeypatch: pytest.MonkeyPatch
@@ -226,34 +312,182 @@ def test_ipc_needs_a_policy_on_the_gpu(patched: None) -> None:
         build_engine(EngineConfig(name="vllm", handover="ipc"), make_policy(), max_context=MAX_CONTEXT)
 
 
-# --- the worker's side of CUDA IPC ------------------------------------------------------------------------------------
+# --- by CUDA IPC, without a GPU: everything but the memory is real ---------------------------------------------------
+
+
+def rebuild(weight: torch.Tensor, *arguments: int) -> torch.Tensor:
+    """The sixth one was the trainer's number of the GPU."""
+    assert arguments == (1, 2, 3, 4, 5, 3, 7, 8)
+    return weight
+
+
+class Worker(WeightReceiver):
+    """A worker on GPU 3, which keeps what it gets."""
+
+    device = torch.device("cuda:3")
+    weights: dict[str, Any]
+
+    def reload_weights(self, weights_iterator: Any = None, weights_path: Any = None) -> None:
+        self.weights = dict(weights_iterator)
+
+
+@pytest.fixture
+def gpus(patched: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The UUIDs of GPUs that torch believes in; the policy is on the second one. Handles are the tensors themselves."""
+    uuids = {"cuda:1": "GPU-a", "cuda:3": "GPU-a"}
+
+    def pack(weights: Any) -> bytes:
+        return pickle.dumps([(name, (rebuild, (weight, *range(1, 9)))) for name, weight in weights])
+
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.cuda.ipc_collect", lambda: None)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(uuid=uuids[str(device)]))
+    monkeypatch.setattr(vllm_local, "device_of", lambda model: torch.device("cuda:1"))
+    monkeypatch.setattr(vllm_worker, "pack_handles", pack)
+    return uuids
+
+
+async def load_on_a_gpu(model: torch.nn.Module, **settings: Any) -> Any:
+    """The stand-in, after one hand-over."""
+    engine = build_engine(EngineConfig(name="vllm", **settings), make_policy(), max_context=MAX_CONTEXT)
+    llm = AsyncLLM.made[-1]
+    llm.worker = Worker()
+    try:
+        await engine.pause()
+        await engine.load(1, model)
+        await engine.resume()
+    finally:
+        await engine.close()
+    return llm
+
+
+async def test_weights_on_one_gpu_come_in_buckets(gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on its way at a time: those that are made for it, such as merged adapters, are gone before the next ones."""
+    alive = most = 0
+
+    def made(model: torch.nn.Module) -> Any:
+        nonlocal alive, most
+
+        def gone(size: int) -> None:
+            nonlocal alive
+            alive -= size
+
+        for name, weight in weights_of(model):
+            copy = weight.clone()
+            weakref.finalize(copy, gone, copy.nbytes)
+            alive += copy.nbytes
+            most = max(most, alive)
+            yield name, copy
+            del copy
+
+    monkeypatch.setattr(vllm_local, "weights_of", made)
+    monkeypatch.setattr(vllm_worker, "BUCKET_BYTES", 4_000)
+    model = changed(make_policy(), 3)
+    wanted = dict(weights_of(model))
+    llm = await load_on_a_gpu(model)
+    assert list(llm.worker.weights) == list(wanted)
+    assert all(torch.equal(llm.worker.weights[name], weight) for name, weight in wanted.items())
+    largest = max(weight.nbytes for weight in wanted.values())
+    assert most <= 4_000 + largest < sum(weight.nbytes for weight in wanted.values())
+    assert llm.core.log == ["pause", "resume"], "not through the disk"
+
+
+@pytest.mark.parametrize("handover", ["auto", "ipc"])
+async def test_weights_of_another_gpu_go_through_the_disk_or_are_refused(gpus: dict[str, str], handover: str) -> None:
+    gpus["cuda:3"] = "GPU-b"
+    model = changed(make_policy(), 3)
+    if handover == "auto":
+        assert (await load_on_a_gpu(model)).core.log == ["pause", "reload", "resume"]
+    else:
+        with pytest.raises(EngineError, match="the policy is on GPU-a, vLLM on GPU-b: give both"):
+            await load_on_a_gpu(model, handover="ipc")
+
+
+@pytest.mark.parametrize("side", ["trainer", "worker"])
+async def test_a_hand_over_that_fails_on_one_side_ends_on_both(
+    gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    def fail(*_: Any) -> bytes:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(*((vllm_worker, "pack_handles", fail) if side == "trainer" else (Worker, "_opened", fail)))
+    with pytest.raises(EngineError, match=r"version 1 .*out of memory"):
+        await load_on_a_gpu(make_policy().model, health_timeout=1e9)
 
 
 def test_the_gpu_number_is_the_argument_that_is_replaced() -> None:
     assert list(inspect.signature(rebuild_cuda_tensor).parameters)[6] == "storage_device"
 
 
-def rebuild(*arguments: Any) -> tuple[Any, ...]:
-    return arguments
+# --- the engine core's process ----------------------------------------------------------------------------------------
 
 
-def test_the_worker_opens_handles_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    monkeypatch.setattr("torch.cuda.ipc_collect", lambda: None)
+async def test_cores_are_begun_with_a_program_of_ours(patched: None) -> None:
+    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+    assert AsyncLLM.made[0].program is vllm_worker.run_core
+    assert fake_vllm.EngineCoreProc.run_engine_core is not vllm_worker.run_core
+    await engine.close()
 
-    class Worker(WeightReceiver):
-        device = torch.device("cuda:3")
 
-        def __init__(self) -> None:
-            self.loaded: list[Any] = []
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_core_is_in_a_session_of_its_own_and_ends_with_its_trainer(method: str, tmp_path: Path) -> None:
+    """Signals for the trainer's group do not reach it, those for it do; SIGKILL of the trainer leaves none behind."""
+    core = tmp_path / "vllm" / "v1" / "engine" / "core.py"
+    core.parent.mkdir(parents=True)
+    core.write_text(
+        "import os, signal, subprocess\n"
+        "class EngineCoreProc:\n"
+        "    @staticmethod\n"
+        "    def run_engine_core(name, *, dp_rank):\n"
+        "        worker = subprocess.Popen(['sleep', '600'])\n"
+        "        print(name, dp_rank, os.getpid(), worker.pid, flush=True)\n"
+        "        signal.sigwait([signal.SIGUSR1])\n"
+    )
+    program = (
+        "import multiprocessing, sys, time\n"
+        "from starpod.trainer.engines.vllm_worker import own_session\n"
+        "from vllm.v1.engine.core import EngineCoreProc\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context(sys.argv[1])\n"
+        "    with own_session():\n"
+        "        core = context.Process(target=EngineCoreProc.run_engine_core, args=('core',), kwargs={'dp_rank': 3})\n"
+        "        core.start()\n"
+        "    time.sleep(600)\n"
+    )
+    (tmp_path / "trainer.py").write_text(program)
+    trainer = subprocess.Popen(
+        [sys.executable, str(tmp_path / "trainer.py"), method],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert trainer.stdout is not None
+        name, rank, *pids = trainer.stdout.readline().split()
+        pid, worker = map(int, pids)
+        assert (name, rank) == ("core", "3")
+        assert os.getsid(pid) == os.getsid(worker) == pid != os.getsid(trainer.pid)
+        assert signal.SIGTERM not in blocked(pid) and signal.SIGINT not in blocked(pid)
+    finally:
+        trainer.kill()
+        trainer.wait()
+    asyncio.run(eventually(lambda: not running(pid) and not running(worker)))
 
-        def reload_weights(self, weights_iterator: Any = None, weights_path: Any = None) -> None:
-            self.loaded = list(weights_iterator)
 
-    worker = Worker()
-    handles = pickle.dumps([("a.weight", (rebuild, (0, 1, 2, 3, 4, 5, 0, 7, 8)))])
-    worker.starpod_receive(handles)
-    assert worker.loaded == [("a.weight", (0, 1, 2, 3, 4, 5, 3, 7, 8))]
+def blocked(pid: int) -> set[int]:
+    """Signals that a process keeps waiting."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
+    mask = int(line.split()[1], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+def running(pid: int) -> bool:
+    """Whether the process is there, and not only its exit status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
@@ -281,27 +515,29 @@ def test_the_stand_in_takes_no_arguments_that_the_package_does_not() -> None:
     assert set(inspect.signature(fake_vllm.SamplingParams).parameters) <= vllm_facts.SAMPLING_PARAMETERS
 
 
-@pytest.mark.gpu
+@pytest.mark.vllm
 def test_the_installed_package_has_the_recorded_signatures() -> None:
-    pytest.importorskip("vllm")
-    from dataclasses import fields
-
     from vllm import SamplingParams
     from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
     from vllm.distributed.utils import StatelessProcessGroup
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM as RealLLM
+    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     owners = {
         "AsyncLLM": RealLLM,
+        "EngineCoreProc": EngineCoreProc,
+        # The worker's own hands its arguments on to it.
+        "Worker": GPUModelRunner,
         "StatelessProcessGroup": StatelessProcessGroup,
         "PyNcclCommunicator": PyNcclCommunicator,
     }
     for name, recorded in vllm_facts.SIGNATURES.items():
         owner, _, method = name.partition(".")
-        if owner in owners:
-            vllm_facts.check_signature(getattr(owners[owner], method), recorded)
-    assert {field.name for field in fields(AsyncEngineArgs)} >= vllm_facts.ENGINE_ARGUMENTS
+        vllm_facts.check_signature(getattr(owners[owner], method), recorded)
+    arguments = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert arguments >= vllm_facts.ENGINE_ARGUMENTS
     assert set(SamplingParams.__struct_fields__) >= vllm_facts.SAMPLING_PARAMETERS
 
 

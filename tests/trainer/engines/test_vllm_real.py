@@ -10,19 +10,12 @@ import pytest
 import pytest_asyncio
 
 from starpod.trainer.engines.base import Engine, EngineError
-from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.factory import build_engine
-from starpod.trainer.engines.served import ServedEngine
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, assert_same, changed, make_policy
+from tests.trainer.engines.conformance import Reset, ask, assert_same, changed, make_policy
+from tests.trainer.engines.real_vllm import InProcess, build
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
-
-
-def build(policy: Policy, **settings: Any) -> Any:
-    config = EngineConfig.model_validate({"name": "vllm", "slots": 16, "dtype": "float32", **settings})
-    return build_engine(config, policy, max_context=MAX_CONTEXT)
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -30,36 +23,23 @@ def shared_policy() -> Policy:
     return make_policy(head=32)
 
 
+@pytest.fixture(scope="module")
+def core_reset(shared_policy: Policy) -> Reset:
+    return Reset(shared_policy)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(shared_policy: Policy) -> AsyncIterator[Any]:
-    """One engine core for the module: starting one takes half a minute."""
+async def core(shared_policy: Policy) -> AsyncIterator[Any]:
     engine = build(shared_policy)
     yield engine
     await engine.close()
 
 
-class TestRealVllm(EngineConformance):
-    @pytest.fixture
-    def policy(self, shared_policy: Policy) -> Policy:
-        return shared_policy
-
-    @pytest_asyncio.fixture(loop_scope="module")
-    async def engine(self, shared: Any, shared_policy: Policy) -> AsyncIterator[Engine]:
-        """The engine with a fresh state over the shared core, which holds the policy's weights again."""
-        engine: Any = object.__new__(type(shared))
-        engine.__dict__ |= shared.__dict__
-        ServedEngine.__init__(engine, slots=16, max_context=MAX_CONTEXT)
-
-        async def keep() -> None:
-            """Leaves the core to the next test."""
-
-        engine._shut_down = keep
-        await engine.pause()
-        await engine.load(0, shared_policy.model)
-        await engine.resume()
-        engine._stats = type(engine._stats)(slots=16)
-        yield engine
-        await engine.close()
+class TestRealVllm(InProcess):
+    async def test_signals_for_the_trainers_group_are_not_for_vllm(self, engine: Engine) -> None:
+        cores, workers = await children("EngineCore"), await children("Worker")
+        assert cores and workers
+        assert {os.getsid(pid) for pid in cores + workers} == set(cores)
 
 
 async def children(name: str) -> list[int]:
@@ -72,53 +52,41 @@ async def children(name: str) -> list[int]:
     return [int(pid) for pid, _, command in rows if int(pid) in mine and name in command]
 
 
-@pytest.mark.parametrize("victim", ["EngineCore", "Worker"])
-async def test_a_killed_process_of_vllm_is_an_engine_error_within_seconds(victim: str) -> None:
-    engine = build(make_policy(head=32), restarts=0)
-    try:
-        before = set(await children(victim))
-        assert before
-        calls = [asyncio.ensure_future(engine.generate(ask([5, index], tokens=60))) for index in range(4)]
-        await eventually(lambda: engine.stats().running)
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
-        assert all(isinstance(result, EngineError) or len(result.tokens) == 60 for result in results)
-        with pytest.raises(EngineError):
-            await asyncio.wait_for(engine.generate(ask([5, 9])), 60)
-        with pytest.raises(EngineError):
-            await asyncio.wait_for(engine.pause(), 60)
-    finally:
-        await engine.close()
-
-
-async def test_a_killed_core_is_started_again_and_replies_go_on() -> None:
+async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed() -> None:
+    """Replies go on with the weights that there were; then every call is an error within seconds."""
+    others = {name: set(await children(name)) for name in ("EngineCore", "Worker")}
     policy = make_policy(head=32)
-    engine = build(policy)
+    engine = build(policy, restarts=2, health_timeout=10)
+
+    async def send(name: str, number: signal.Signals) -> None:
+        victims = set(await children(name)) - others[name]
+        assert victims
+        for pid in victims:
+            os.kill(pid, number)
+
     try:
         await engine.pause()
         await engine.load(1, changed(policy, 1))
         await engine.resume()
-        expected = [await engine.generate(ask([5, index], tokens=60)) for index in range(4)]
-        calls = [asyncio.ensure_future(engine.generate(ask([5, index], tokens=60))) for index in range(4)]
+        requests = [ask([5, index], tokens=60) for index in range(4)]
+        expected = [await engine.generate(request) for request in requests]
+        for restarts, (victim, number) in enumerate([("Worker", signal.SIGKILL), ("EngineCore", signal.SIGSTOP)], 1):
+            calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+            await eventually(lambda: engine.stats().running)
+            await send(victim, number)
+            assert_same(await asyncio.gather(*calls), expected)
+            assert engine.stats().restarts == restarts
+        calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
         await eventually(lambda: engine.stats().running)
-        for pid in await children("EngineCore"):
-            os.kill(pid, signal.SIGKILL)
-        replies = await asyncio.wait_for(asyncio.gather(*calls), 200)
-        assert engine.stats().restarts == 1
-        assert_same(replies, expected)
+        await send("EngineCore", signal.SIGKILL)
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
+        assert all(isinstance(result, EngineError) or len(result.tokens) == 60 for result in results)
+        for call in (engine.generate(ask([5, 9])), engine.pause()):
+            with pytest.raises(EngineError):
+                await asyncio.wait_for(call, 60)
     finally:
         await engine.close()
-
-
-async def test_interrupts_are_for_the_trainer_alone() -> None:
-    engine = build(make_policy(head=32))
-    try:
-        for pid in await children("EngineCore") + await children("Worker"):
-            os.kill(pid, signal.SIGINT)
-        assert len((await engine.generate(ask([5, 9]))).tokens) == 8
-    finally:
-        await engine.close()
+    assert {name: set(await children(name)) for name in others} == others
 
 
 async def test_heads_that_the_cpu_kernels_lack_are_refused_at_start() -> None:

@@ -1,8 +1,9 @@
 """vLLM over HTTP: against a strict stand-in on a real socket."""
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,11 @@ from tests.waiting import eventually
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("starpod.trainer.engines.vllm_remote.FIRST_WAIT", 0.001)
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starpod.trainer.engines.vllm_remote.LOOK_SECONDS", 0.01)
 
 
 def copy_of(policy: Policy) -> Any:
@@ -172,14 +178,52 @@ async def test_a_server_that_is_gone_is_an_error(policy: Policy) -> None:
     await engine.close()
 
 
-async def test_a_server_that_does_not_answer_is_an_error(policy: Policy) -> None:
+async def test_a_server_that_hangs_is_given_up_and_not_asked_again(policy: Policy, quick_looks: None) -> None:
     core = FakeCore(model=copy_of(policy))
     core.tick = lambda: asyncio.sleep(3600)
-    async with FakeServer(core).serve() as url:
-        engine = connect(url, retries=0, timeout=0.2)
-        with pytest.raises(EngineError, match="did not answer"):
+    server = FakeServer(core)
+    async with server.serve() as url:
+        engine = connect(url, health_timeout=0.2)
+        calls = [asyncio.ensure_future(engine.generate(ask([1, index]))) for index in range(3)]
+        await eventually(lambda: len(core.running) == 3)
+        server.hung = True
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(result, EngineError)
+            assert str(result) == (
+                f"the vLLM server at {url} hangs: it has answered no health check for 0.2 s (engine.health_timeout)"
+            )
+        assert server.asked == 3
+        with pytest.raises(EngineError, match="hangs"):
+            await engine.pause()
+        await engine.close()
+
+
+async def test_a_slow_server_is_waited_for(policy: Policy, quick_looks: None) -> None:
+    """As long as it answers health checks, however long a reply takes."""
+    core, released = FakeCore(model=copy_of(policy)), asyncio.Event()
+    core.tick = released.wait
+    server = FakeServer(core)
+    async with server.serve() as url:
+        engine = connect(url, health_timeout=0.2)
+        call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+        await eventually(lambda: server.checks > 40)
+        assert not call.done() and server.asked == 1
+        released.set()
+        assert len((await call).tokens) == 8
+        await engine.close()
+
+
+async def test_a_server_that_ends_no_reply_is_an_error(policy: Policy, quick_looks: None) -> None:
+    """A reply may be lost on its way; asking again would cost the same time once more."""
+    core = FakeCore(model=copy_of(policy))
+    core.tick = lambda: asyncio.sleep(3600)
+    server = FakeServer(core)
+    async with server.serve() as url:
+        engine = connect(url, timeout=0.2)
+        with pytest.raises(EngineError, match=r"lives, but brought no call to its end in 0\.2 s \(engine\.timeout\)"):
             await engine.generate(ask([1, 2]))
         await engine.close()
+    assert server.asked == 1
 
 
 async def test_a_cancelled_call_stops_the_server(policy: Policy) -> None:
@@ -247,6 +291,7 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
         assert src == 0 and tensor.is_contiguous()
+        assert stream == "the stream of cuda:1", "the weights are made on another one"
         Group.sent.append(tensor.clone())
 
 
@@ -264,11 +309,20 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType(name)
         module.__dict__.update(values)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("torch.cuda.current_stream", lambda: None)
+    devices = ["cuda:0"]  # a thread begins on the first GPU
+
+    @contextlib.contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        devices.append(str(device))
+        yield
+        devices.pop()
+
+    monkeypatch.setattr("torch.cuda.device", on)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: f"the stream of {devices[-1]}")
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr(Group, "made", [])
     monkeypatch.setattr(Group, "sent", [])
-    monkeypatch.setattr(NcclSender, "_device_of", lambda self, model: torch.device("cuda"))
+    monkeypatch.setattr(NcclSender, "_device_of", lambda self, model: torch.device("cuda:1"))
 
 
 @pytest.mark.parametrize("new_updates", [True, False], ids=["start and finish", "update alone"])

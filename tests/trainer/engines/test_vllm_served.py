@@ -2,86 +2,34 @@
 
 import asyncio
 import contextlib
-import os
 import signal
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from starpod.trainer.engines.base import Engine, EngineError
-from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.weights import write_weights
 from starpod.trainer.models.policy import Policy
 from tests.support import held_port
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, assert_same, changed, make_policy
+from tests.trainer.engines.conformance import (
+    MAX_CONTEXT,
+    Reset,
+    ask,
+    assert_same,
+    changed,
+    logprobs_under,
+    make_policy,
+)
 from tests.trainer.engines.ranks import check_two_ranks
+from tests.trainer.engines.real_vllm import Served, Server, remote, serving
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
-SERVE = (
-    f"--max-model-len {MAX_CONTEXT} --skip-tokenizer-init --max-num-seqs 16 --max-num-batched-tokens 512 "
-    "--enable-prompt-tokens-details"
-).split()
-START_SECONDS = 240
-
-
-@dataclass
-class Server:
-    """A running `starpod vllm`, the leader of a process group of its own."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-
-    def kill(self, what: signal.Signals = signal.SIGKILL) -> None:
-        os.killpg(self.process.pid, what)
-
-
-@contextlib.contextmanager
-def serving(model: Path, *words: str, port: int = 0) -> Iterator[Server]:
-    if not port:
-        with held_port() as port:
-            pass
-    command = [sys.executable, "-m", "starpod.cli.main", "vllm", str(model), "--port", str(port), *SERVE, *words]
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    server = Server(f"http://127.0.0.1:{port}", process)
-    try:
-        wait_until_up(server)
-        yield server
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            server.kill()
-        process.wait()
-
-
-def wait_until_up(server: Server) -> None:
-    for _ in range(START_SECONDS * 2):
-        assert server.process.poll() is None, "vllm serve ended"
-        try:
-            with urllib.request.urlopen(f"{server.url}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            try:
-                server.process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                continue
-    raise AssertionError("vllm serve did not come up")
-
-
-def remote(*servers: Server, **settings: Any) -> Any:
-    urls = [server.url for server in servers]
-    config = EngineConfig.model_validate({"name": "vllm_remote", "slots": 16, "urls": urls, **settings})
-    return build_engine(config, make_policy(head=32), max_context=MAX_CONTEXT)
+PREEMPTIONS, DONE = "vllm:num_preemptions_total", "vllm:request_success_total"
+"""Counters of a server."""
 
 
 @pytest.fixture(scope="module")
@@ -97,24 +45,56 @@ def model(shared_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="module")
+def server_reset(shared_policy: Policy) -> Reset:
+    return Reset(shared_policy)
+
+
+@pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
     with serving(model) as server:
         yield server
 
 
-class TestServedVllm(EngineConformance):
-    @pytest.fixture
-    def policy(self, shared_policy: Policy) -> Policy:
-        return shared_policy
+@pytest.fixture(scope="module")
+def small_server(model: Path) -> Iterator[Server]:
+    """One whose cache holds two contexts: of more requests some are preempted, and computed again."""
+    blocks = f"--block-size 16 --num-gpu-blocks-override {2 * MAX_CONTEXT // 16 + 1}"
+    with serving(model, *blocks.split()) as server:
+        yield server
 
-    @pytest_asyncio.fixture(loop_scope="module")
-    async def engine(self, server: Server, shared_policy: Policy) -> AsyncIterator[Engine]:
-        engine = remote(server)
-        await engine.pause()
-        await engine.load(0, shared_policy.model)
-        await engine.resume()
-        yield engine
-        await engine.close()
+
+class TestServedVllm(Served):
+    pass
+
+
+async def test_requests_that_are_preempted_are_what_they_would_be_alone(
+    small_server: Server, shared_policy: Policy
+) -> None:
+    engine = remote(small_server)
+    await Reset(shared_policy)(engine)
+    requests = [ask([5, 9, index], tokens=60, seed=index) for index in range(12)]
+    alone = [await engine.generate(request) for request in requests]
+    preempted = small_server.counter(PREEMPTIONS)
+    assert_same(await asyncio.gather(*map(engine.generate, requests)), alone)
+    assert small_server.counter(PREEMPTIONS) > preempted
+    await engine.close()
+
+
+async def test_two_servers_share_the_conversations_and_take_the_same_weights(
+    server: Server, small_server: Server, shared_policy: Policy
+) -> None:
+    engine, other = remote(server, small_server), changed(shared_policy)
+    await engine.pause()
+    await engine.load(1, other)
+    await engine.resume()
+    served = [each.counter(DONE) for each in (server, small_server)]
+    talks = [replace(ask([5, 9, index], tokens=4), conversation=f"talk {index}") for index in range(8)]
+    for request, reply in zip(talks, await asyncio.gather(*map(engine.generate, talks)), strict=True):
+        assert reply.logprobs == pytest.approx(logprobs_under(other, request.prompt, reply.tokens, 1.0), abs=1e-3)
+        assert set(reply.versions) == {1}
+    more = [each.counter(DONE) - before for each, before in zip((server, small_server), served, strict=True)]
+    assert all(more) and sum(more) == 8
+    await engine.close()
 
 
 async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(server: Server, tmp_path: Path) -> None:
@@ -131,47 +111,36 @@ async def test_a_server_without_the_endpoints_says_how_to_start_it(model: Path) 
             await engine.close()
 
 
-async def test_a_server_that_hangs_or_is_killed_is_an_engine_error(model: Path) -> None:
-    with serving(model) as server:
-        engine = remote(server, timeout=15, retries=0)
-        try:
-            assert len((await engine.generate(ask([5, 9]))).tokens) == 8
-            server.kill(signal.SIGSTOP)
-            with pytest.raises(EngineError, match="did not answer"):
-                await asyncio.wait_for(engine.generate(ask([5, 9, 1])), 60)
-            server.kill(signal.SIGCONT)
-            calls = [asyncio.ensure_future(engine.generate(ask([5, index], tokens=60))) for index in range(4)]
-            await eventually(lambda: engine.stats().running)
-            server.kill()
-            for result in await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60):
-                assert isinstance(result, EngineError) or len(result.tokens) == 60
-            with pytest.raises(EngineError, match="is gone"):
-                await asyncio.wait_for(engine.pause(), 60)
-        finally:
-            await engine.close()
-
-
-async def test_a_server_that_is_killed_and_started_anew_gets_the_weights_again(model: Path) -> None:
-    """It comes back with the weights of its command line; replies under way go on, under the run's."""
+async def test_a_server_that_hangs_or_is_killed_is_an_error_or_gets_the_weights_again(model: Path) -> None:
+    """An engine that tries for long enough finds the server that was started anew, with the weights of its command
+    line; replies under way go on, under the run's."""
     policy = make_policy(head=32)
     requests = [ask([5, index], tokens=60) for index in range(4)]
     with held_port() as port:
         pass
     with serving(model, port=port) as server:
-        engine = remote(server, retries=60)
-        await engine.pause()
-        await engine.load(1, changed(policy, 1))
-        await engine.resume()
-        expected = [await engine.generate(request) for request in requests]
-        calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
-        await eventually(lambda: engine.stats().running)
+        patient, hasty = remote(server, retries=60), remote(server, retries=0, health_timeout=10)
+        await patient.pause()
+        await patient.load(1, changed(policy, 1))
+        await patient.resume()
+        expected = [await patient.generate(request) for request in requests]
+        server.kill(signal.SIGSTOP)
+        with pytest.raises(EngineError, match=r"hangs: .* for 10 s \(engine.health_timeout\)"):
+            await hasty.generate(ask([5, 9, 1]))
+        server.kill(signal.SIGCONT)
+        calls = [asyncio.ensure_future(engine.generate(each)) for engine in (patient, hasty) for each in requests]
+        await eventually(lambda: patient.stats().running and hasty.stats().running)
         server.kill()
         server.process.wait()
+        for result in await asyncio.wait_for(asyncio.gather(*calls[4:], return_exceptions=True), 60):
+            assert isinstance(result, EngineError) or len(result.tokens) == 60
+        with pytest.raises(EngineError, match="is gone"):
+            await asyncio.wait_for(hasty.pause(), 60)
     try:
         with contextlib.ExitStack() as stack:
             await asyncio.to_thread(lambda: stack.enter_context(serving(model, port=port)))
-            replies = await asyncio.wait_for(asyncio.gather(*calls), 120)
-            assert engine.stats().restarts == 1
-            assert_same(replies, expected)
+            assert_same(await asyncio.wait_for(asyncio.gather(*calls[:4]), 120), expected)
+            assert patient.stats().restarts == 1
     finally:
-        await engine.close()
+        await patient.close()
+        await hasty.close()

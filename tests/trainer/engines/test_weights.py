@@ -38,6 +38,22 @@ def test_what_is_written_is_what_transformers_reads(tmp_path: Path) -> None:
         assert torch.equal(parameter, again.get_parameter(name))
 
 
+def test_what_cannot_be_written_is_gathered_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks take part in it, and would wait for ever."""
+    gathered = []
+
+    def gather(tensor: torch.Tensor) -> torch.Tensor:
+        gathered.append(tensor)
+        return tensor.detach()
+
+    monkeypatch.setattr(weights, "whole", gather)
+    (tmp_path / "file").touch()
+    model = make_policy().model
+    with pytest.raises(OSError):
+        write_weights(model, tmp_path / "file" / "folder")
+    assert len(gathered) == len(list(model.parameters()))
+
+
 def test_adapters_are_added_to_their_layers() -> None:
     model = get_peft_model(make_policy().model, LoraConfig(r=2, target_modules="all-linear"))
     with torch.no_grad():

@@ -4,7 +4,10 @@ import base64
 import re
 from pathlib import Path
 
+import pytest
+
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.output import report
 from starpod.trainer.output.pictures import in_order, read_pictures, write_pictures
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
@@ -44,8 +47,9 @@ def test_the_report_shows_all_kept_episodes_and_pictures_of_those_that_have_some
     write_pictures(folder.pictures, {("final-000050.jsonl", 0, 0): [ONE, TWO, ONE, TWO]})
     text = write_report(tmp_path).read_text(encoding="utf-8")
     shown = re.findall(r'<details class="episode" id="([^"]+)" data-when="([^"]+)" data-outcome="([^"]+)"', text)
-    assert len(shown) == len({name for name, _, _ in shown}) == 8 + 8 + 2
-    assert {when for _, when, _ in shown} == {"before training", "after training", "final evaluation"}
+    assert len(shown) == len({name for name, _, _ in shown}) == 8 + 8 + 2 + 8
+    assert {when for _, when, _ in shown} == {"before training", "after training", "final evaluation", "step 25"}
+    assert "the first, the last and the final evaluation, and of 1 between." in text
     assert {outcome for _, _, outcome in shown} == {"solved", "not solved", "failed"}
     assert text.count(base64.b64encode(ONE).decode()) == 1 and text.count("<use ") == 4
     assert re.findall(r"<figcaption>(.*?)</figcaption>", text) == [
@@ -54,6 +58,17 @@ def test_the_report_shows_all_kept_episodes_and_pictures_of_those_that_have_some
     ]  # fmt: skip
     # A link leads from each to the same start before training.
     assert text.count('href="#eval-000000-') == 8
+
+
+def test_evaluations_between_are_shown_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path, steps=150)  # evaluated every 25
+    size = folder.episode_files()[1].stat().st_size
+    monkeypatch.setattr(report, "BETWEEN", 2 * size + size // 2)
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert set(re.findall('data-when="(step [^"]+)"', text)) == {"step 50", "step 100"}
+    assert "and of 2 between; 3 more evaluations would make the page too large, and are in episodes/." in text
+    monkeypatch.setattr(report, "BETWEEN", 0)
+    assert "the final evaluation; 5 more evaluations" in write_report(tmp_path).read_text(encoding="utf-8")
 
 
 def test_the_header_says_what_ran_where_and_when(tmp_path: Path) -> None:

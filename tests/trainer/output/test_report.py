@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.training.comparison import EVALUATION, RETURN, write_comparison
+from benchmarks.training.comparison import EVALUATION, FORKS, RETURN, write_comparison
 from starpod.report.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
-from tests.trainer.diagnostics.synthetic import WARNING, write_run
+from tests.trainer.diagnostics.synthetic import WARNING, episode, write_run
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -83,6 +83,31 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
         assert words in page.text, words
     assert page.tags.count("svg") >= 12
     assert "prefers-color-scheme: dark" in source
+
+
+def test_groups_that_were_searched_are_drawn_as_trees(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=2)
+    folder = RunFolder(tmp_path)
+    parent, won = episode(7, solved=False, group=3), episode(7, solved=True, turns=4, group=3, member=2)
+    won.turns[:2], won.turns[2].actions, won.parent = parent.turns[:2], ["Up"], (0, 2)
+    lone = episode(8, solved=True, group=4)
+    for step in (1, 2):
+        folder.write_rollouts(step, [parent, won, lone], most=10**9)
+    assert "Branches" not in read(write_report(tmp_path)).text
+    searched = folder.read_config() | {"collect": {"search": {"strategy": "pivots"}}}
+    folder.config.write_text(json.dumps(searched))
+    page = read(write_report(tmp_path))
+    for words in (
+        "Branches Groups of episodes/train-000002.jsonl.gz",
+        "group 3, seed 7 · 1 of 2 solved",
+        "0: not solved",
+        "2: solved",
+        "before turn 3 of member 0: 2",
+    ):
+        assert words in page.text, words
+    assert "group 4" not in page.text
+    folder.episodes.joinpath("train-000002.jsonl.gz").write_bytes(b"torn")
+    assert "Branches" not in read(write_report(tmp_path)).text
 
 
 def test_warnings_are_told_and_marked(tmp_path: Path) -> None:
@@ -223,6 +248,23 @@ def test_curves_over_what_was_collected(tmp_path: Path) -> None:
     for chart, axis_name, factor in zip(hovered, axes, (1, 5), strict=True):
         ends = {line["label"]: line["points"][-1][2] for line in chart["lines"]}
         assert (chart["x"], ends) == (axis_name, {"few": 50 * 64 * 2 * factor, "both": 50 * 96 * 2 * factor})
+
+
+def test_runs_that_fork_have_a_line_over_forks_and_others_none(tmp_path: Path) -> None:
+    runs = {name: [write_run(tmp_path / name, steps=50).path] for name in ("plain", "searched")}
+    metrics = RunFolder(runs["searched"][0]).metrics
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text(
+        "".join(json.dumps({**x, "metrics": x["metrics"] | {"search/forks": 3.0}}) + "\n" for x in lines)
+    )
+    written = write_comparison(runs, tmp_path / "a.html", metrics=[EVALUATION], over=(FORKS,))
+    assert [path.name for path in written[2:]] == ["a-evaluation-success-forks.svg"]
+    (found,) = re.finditer(r'\{"x":', page := html.unescape(written[0].read_text()))
+    chart, _ = json.JSONDecoder().raw_decode(page, found.start())
+    assert [(line["label"], line["points"][-1][2]) for line in chart["lines"]] == [("searched", 150.0)]
+    assert (
+        len(write_comparison({"plain": runs["plain"]}, tmp_path / "b.html", metrics=[EVALUATION], over=(FORKS,))) == 2
+    )
 
 
 def test_a_metric_that_no_run_has_gets_no_chart(tmp_path: Path) -> None:

@@ -265,6 +265,7 @@ def test_each_of_several_environments_is_named() -> None:
     assert final_line({**summary, "step": 3}) == f"{told}, by the checkpoint of step 3"
     assert metric("environments/lake/success").label == "lake: success"
     assert metric("environments/lake/success").kind == "share"
+    assert metric("agents/solver/policy/entropy").label == "solver: entropy (nats)"
     view = View(title="both", step=3, metrics=metrics, evaluations=[(3, summary)])
     view.curves = {name: deque([value]) for name, value in metrics.items()}
     console = terminal()

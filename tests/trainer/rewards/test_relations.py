@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client import EndReason, Transition
-from starpod.trainer.config import ConfigError, load_config
+from starpod.trainer.config import ConfigError, load_config, parse_config
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.rewards.relations import Relation, compare, describe, read_relations
+from starpod.trainer.rewards.relations import (
+    Relation,
+    RelationsConfig,
+    compare,
+    describe_turn,
+    fine_repetition,
+    read_relations,
+)
 from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
 from starpod.trainer.rewards.scene import legend_of
 
@@ -88,22 +95,34 @@ def test_names_and_symbols_with_the_directions_after_them_are_read(
 
 @pytest.mark.parametrize(("environment", "observation"), [("frozen_lake-v1", LAKE), ("sokoban-v1", ROOM)])
 def test_what_is_described_is_wholly_right(environment: str, observation: str) -> None:
-    text = describe(environment, "", observation)
-    turn = Turn(observation=observation, fresh=True, blocks={"description": text})
+    turn = Turn(observation=observation, fresh=True)
     episode = Episode(0, 0, environment, turns=[turn])
+    turn.blocks["description"] = describe_turn(episode, turn, observation)["relations"]
     assert Rewards(RewardConfig.model_validate(CONFIG)).score(turn, None, episode)["description"] == 0.5
 
 
-def paid(blocks: dict[str, str], *, observation: str = LAKE, well_formed: bool = True) -> dict[str, float]:
-    turn = Turn(observation=observation, fresh=True, blocks=blocks, well_formed=well_formed)
-    transition = Transition(AFTER, 0.0, 7, 0.0, b"", EndReason.NONE, None, None)
-    return Rewards(RewardConfig.model_validate(CONFIG)).score(
-        turn, transition, Episode(0, 0, "frozen_lake-v1", turns=[turn])
-    )
+def described(observation: str, after: str = AFTER, actions: Sequence[str] = ()) -> dict[str, str]:
+    turn = Turn(observation=observation, fresh=True, actions=list(actions))
+    return describe_turn(Episode(0, 0, "frozen_lake-v1", turns=[turn]), turn, after)
+
+
+def paid(
+    blocks: dict[str, str],
+    *,
+    observation: str = LAKE,
+    after: str = AFTER,
+    actions: Sequence[str] = (),
+    well_formed: bool = True,
+    **relations: float,
+) -> dict[str, float]:
+    turn = Turn(observation=observation, fresh=True, blocks=blocks, well_formed=well_formed, actions=list(actions))
+    transition = Transition(after, 0.0, 7, 0.0, b"", EndReason.NONE, None, None)
+    config = RewardConfig.model_validate(CONFIG | {"relations": {**CONFIG["relations"], **relations}})  # type: ignore[dict-item]
+    return Rewards(config).score(turn, transition, Episode(0, 0, "frozen_lake-v1", turns=[turn]))
 
 
 def test_a_description_is_of_the_state_before_the_turn_and_a_prediction_of_that_after_it() -> None:
-    before, after = describe("frozen_lake-v1", "", LAKE), describe("frozen_lake-v1", "", AFTER)
+    before, after = described(LAKE)["relations"], described(LAKE)["next_relations"]
     assert paid({"description": before, "prediction": after}) == {
         "environment": 0.0,
         "description": 0.5,
@@ -116,6 +135,51 @@ def test_a_description_is_of_the_state_before_the_turn_and_a_prediction_of_that_
     assert paid({})["description"] == 0
 
 
+@pytest.mark.parametrize(
+    ("actions", "meant"),
+    [
+        (["Down", "Left"], "G___\nO___\n__P_\n___O"),
+        (["Right", "Right"], LAKE),  # beyond the border
+        (["up", "jump", "Left"], "G_P_\nO___\n____\n___O"),
+        (["Down", "Down", "Left"], "G___\nO___\n____\n___X"),  # the hole ends it
+    ],
+)
+def test_on_ice_that_slips_a_prediction_may_be_of_what_was_meant(actions: list[str], meant: str) -> None:
+    """Something else came, which nobody could foresee."""
+    told = described(meant)["relations"]
+    assert described(LAKE, AFTER, actions)["intended_relations"] == told
+    assert paid({"prediction": told}, actions=actions, intended=True)["prediction"] == 0.25
+    assert paid({"prediction": told}, actions=actions)["prediction"] < 0.25
+    came = described(LAKE)["next_relations"]
+    assert paid({"prediction": came}, actions=actions, intended=True)["prediction"] < 0.25
+
+
+def test_what_a_room_comes_to_is_what_was_meant() -> None:
+    turn = Turn(observation=ROOM, fresh=True, actions=["Right"])
+    after = "######\n#OSX_#\n#√___#\n#____#\n######".replace("S", "P")
+    told = describe_turn(Episode(0, 0, "sokoban-v1", turns=[turn]), turn, after)
+    assert told["intended_relations"] == told["next_relations"] != told["relations"]
+
+
+def test_what_is_repeated_most_and_wrong_is_fined() -> None:
+    """Five texts that come back, of which one is right; others come once."""
+    config = RelationsConfig(description=0.5, repetition=-0.1)
+    said = ["a", "b", "c", "d", "e"] * 2 + ["f", "g"]
+    turns = [
+        Turn(fresh=True, blocks={"description": text}, parts={"environment": 1.0, "description": 0.5 * score})
+        for text, score in zip(said, [0.6] * 3 + [0.7] * 2 + [0.0] * 7, strict=True)
+    ]
+    before = [dict(turn.parts) for turn in turns]
+    parent = Episode(0, 0, "frozen_lake-v1", turns=turns[:6])
+    # What a branch shares with its parent counts once: else f would come back.
+    branch = Episode(0, 1, "frozen_lake-v1", turns=[*turns[:6], *turns[6:]], parent=(0, 6))
+    fine_repetition(config.model_copy(update={"repetition": 0.0}), [parent, branch])
+    assert [turn.parts for turn in turns] == before
+    fine_repetition(config, [parent, branch])
+    assert [turn.parts["description"] for turn in turns] == [-0.05] * 3 + [0.35] * 2 + [-0.05] * 5 + [0.0] * 2
+    assert turns[0].reward == pytest.approx(0.95)
+
+
 def test_an_observation_that_hides_some_things_is_refused() -> None:
     with pytest.raises(RewardError, match=r"all things of the kind hole, .*options.observation to grid"):
         paid({"description": "goal Up -"}, observation="P 1 3 G 0 0 Up Left _ _ # _")
@@ -124,6 +188,18 @@ def test_an_observation_that_hides_some_things_is_refused() -> None:
 def test_blocks_that_are_paid_for_must_be_asked_for() -> None:
     with pytest.raises(ConfigError, match="pays for the block prediction, which replies do not have"):
         load_config("frozen_lake", ["rewards.relations.prediction=0.1", "prompt.blocks=[description]"])
+
+
+@pytest.mark.parametrize(
+    ("relations", "sentence"),
+    [
+        ({"intended": True, "description": 0.5}, "give rewards.relations.prediction, or drop it"),
+        ({"repetition": -0.1}, "give rewards.relations.description or prediction"),
+    ],
+)
+def test_settings_that_change_nothing_are_refused(relations: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_config({"rewards": {"relations": relations}})
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ async def test_what_is_in_play_goes_on_from_a_checkpoint(server: ServerProcess, 
         await engine.reached.wait()
         while len(engine.forgotten) < 3:
             await asyncio.sleep(0.01)
-        state = ahead.state()
+        state = ahead.state(ahead.admitted)
         assert [[len(episode["turns"]) for episode in group["episodes"]] for group in state] == [[6, 2], [6, 6]]
         engine.released.set()
         expected = (await ahead.take([Start(3, 7), Start(4, 8)])).groups
@@ -81,7 +81,7 @@ async def test_what_is_in_play_goes_on_from_a_checkpoint(server: ServerProcess, 
         again = HeldEngine(template, "nobody")
         resumed = Ahead(collector(fleet, again), 2, Parallel())
         resumed.load_state(state)
-        assert resumed.state() == state
+        assert resumed.state(resumed.admitted) == state
         assert resumed.oldest(2) == resumed.oldest_of(["", ""]) == [Start(3, 7), Start(4, 8)]
         resumed.admit([])
         groups = (await resumed.take([Start(3, 7), Start(4, 8)])).groups
@@ -102,7 +102,7 @@ async def test_an_environment_that_answers_otherwise_is_played_from_there(
         ahead = Ahead(collector(fleet, engine), 1, Parallel())
         ahead.admit([Start(0, 1)])
         await engine.reached.wait()
-        state = ahead.state()
+        state = ahead.state(ahead.admitted)
         await ahead.close()
         again = HeldEngine(template, "nobody")
         other = LAKE.model_copy(update={"options": {**LAKE.options, "map": ["SFF", "FFF", "HFG"]}})

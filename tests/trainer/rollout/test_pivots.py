@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.diagnostics.metrics import search_metrics
 from starpod.trainer.rollout.pivots import FEWEST, Recoverability, fit, sigmoid
+from starpod.trainer.rollout.selection import chance
 from tests.trainer.turns import a_turn
 
 DEPTHS = (0.25, 0.5, 0.75, 1.0)
@@ -37,11 +39,19 @@ def test_golden_pivots() -> None:
     assert pivots.chances(DEPTHS, 2.0) == pytest.approx([0.103567, 0.283335, 0.342903, 0.270195], abs=1e-6)
 
 
+def best_of(success: float, tries: int) -> float:
+    """How likely one of so many tries succeeds."""
+    return chance(success, 1 - success, tries)
+
+
 def test_golden_utility() -> None:
     """A lock of six steps at even chances: how likely one of eight branches is to open it, from each depth."""
-    some = [1 - (1 - 0.5 ** (6 - depth)) ** 8 for depth in range(6)]
+    some = [best_of(0.5 ** (6 - depth), 8) for depth in range(6)]
     assert some == pytest.approx([0.118374, 0.224300, 0.403281, 0.656391, 0.899887, 0.996094], abs=1e-6)
     worth = [chance * (depth / 6) ** 2 for depth, chance in enumerate(some)]
+    # Of twelve decisions at 1/4: eight episodes from the start, and eight branches before the last one.
+    assert best_of(0.25**12, 8) == pytest.approx(4.8e-7, abs=1e-8)
+    assert best_of(0.25, 8) == pytest.approx(0.899887, abs=1e-6)
     assert worth == pytest.approx([0, 0.006231, 0.044809, 0.164098, 0.399950, 0.691732], abs=1e-6)
 
 
@@ -70,6 +80,14 @@ def test_deep_states_that_never_recover_lose_their_chance() -> None:
     again = Recoverability()
     again.load_state_dict(pivots.state_dict())
     assert (again.weight, again.bias, again.fitted) == (pivots.weight, pivots.bias, True)
+
+
+def test_metrics_tell_in_which_third_pivots_lie() -> None:
+    """Each branched state once, whatever the number of its branches."""
+    groups = [played(number, 9, turn, [False, True]) for number, turn in enumerate((1, 2, 3, 7))]
+    found = search_metrics(groups)
+    assert [found[f"search/pivots_{third}"] for third in ("early", "middle", "late")] == [0.5, 0.25, 0.25]
+    assert found["search/branch_depth"] == pytest.approx(13 / 36)
 
 
 def test_where_success_is_not_told_a_better_return_counts() -> None:

@@ -16,6 +16,7 @@ from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.search import Search, SearchConfig
+from starpod.trainer.rollout.selection import weight
 from starpod.trainer.seeds import derive
 from tests.support import ROOT, ServerProcess, start_server
 
@@ -113,6 +114,14 @@ async def test_beams_keep_the_best_prefixes(server: ServerProcess, config: dict[
     assert agents.closed == agents.made
 
 
+async def test_of_equal_replies_a_beam_keeps_those_that_differ(server: ServerProcess) -> None:
+    asked = iter("aaab")
+    agents = Players(lambda observation, episode: next(asked, "a"))
+    config = {"strategy": "beam", "keep": 2, "width": 4, "naive": 0.0}
+    (group,) = await search(server.address, "coin-v1", agents, 2, **config)
+    assert [episode.turns[0].actions for episode in group.episodes] == [["a"], ["b"]]
+
+
 async def test_what_a_beam_shares_is_of_its_first_episode(server: ServerProcess) -> None:
     (group,) = await search(
         server.address, "tree-v1", Players(in_turn()), 2, strategy="beam", keep=2, width=2, naive=0.0
@@ -142,6 +151,23 @@ async def test_what_a_beam_costs_is_counted(server: ServerProcess) -> None:
     # Of four episodes of six turns three try three replies at each turn, and then play one of them.
     assert (group.spent.forks, group.spent.steps, agents.asked) == (3 * 6 * 3, 6 + 3 * 6 * (3 + 1), 6 + 3 * 6 * 3)
     assert [episode.success for episode in group.episodes[1:]] != [False] * 3
+
+
+async def test_chosen_replies_are_weighed_where_asked_for(server: ServerProcess) -> None:
+    """By how many of the four tries were as good; what is played is the same."""
+    found = []
+    for correction in ("off", "weight"):
+        config = {"strategy": "beam", "width": 4, "keep": 1, "naive": 0.25, "correction": correction}
+        (group,) = await search(server.address, "chain-v1", Players(at_random), 4, **config)
+        found.append(group.episodes)
+    clock = {"generating": 0.0, "stepping": 0.0}
+    for one, other in zip(*found, strict=True):
+        assert {turn.weight for turn in one.turns} == {1.0}
+        assert [replace(turn, weight=1.0, **clock) for turn in other.turns] == [replace(t, **clock) for t in one.turns]
+    assert {turn.weight for turn in found[1][0].turns} == {1.0}  # nobody chose
+    weights = {turn.weight for episode in found[1][1:] for turn in episode.turns}
+    assert weights <= {weight(count / 4, 1 - count / 4, 4) for count in (1, 2, 3, 4)}
+    assert len(weights) > 1
 
 
 async def test_no_search_sees_the_luck_that_will_come(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +352,8 @@ async def test_a_state_that_cannot_be_reached_fails_its_branches(server: ServerP
         ({"width": 2}, "collect.search.width is not for strategy none"),
         ({"strategy": "pivots", "most_branches": 2}, "has no room for the 8 continuations"),
         ({"strategy": "values"}, "values of states are for vineppo"),
+        ({"strategy": "beam", "correction": "weight"}, "set keep to 1"),
+        ({"strategy": "pivots", "correction": "off"}, "collect.search.correction is not for strategy pivots"),
     ],
 )
 def test_keys_that_mean_nothing_are_refused(values: dict[str, Any], sentence: str) -> None:

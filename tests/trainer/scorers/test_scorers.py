@@ -148,6 +148,10 @@ def test_step_rewards_are_compared_within_the_group_beside_the_returns() -> None
     found = credit(terms, rollout, rewards)
     expected = torch.tensor([[1.005, 1.035], [-1.04, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+    (step,) = (term for term in terms if term.parts)
+    for baseline, alone in (("others", [0.005, 0.035, -0.04]), ("mean", [0.003333, 0.023333, -0.026667])):
+        own = credit([step.model_copy(update={"baseline": baseline})], rollout, rewards)
+        assert own[rollout.mask_BT].tolist() == pytest.approx(alone, abs=1e-6)
 
 
 # --- values of turns --------------------------------------------------------------------------------------------------

@@ -91,8 +91,8 @@ def check(
 ) -> None:
     """Check that the server at ADDRESS keeps the contract of docs/protocol.md.
 
-    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP, or FILE.py: then the
-    environments of that file are served meanwhile.
+    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP, the same after mcp+ for
+    MCP, or FILE.py: then the environments of that file are served meanwhile.
 
     With --list, print each requirement with its number and level instead.
 
@@ -114,7 +114,7 @@ def check(
         except ServiceFailed as error:
             raise click.ClickException(error.said) from error
     for value in filter(None, (address, also)):
-        if not re.fullmatch(r"https?://[^\s/]+:\d+", value):
+        if not re.fullmatch(r"(mcp\+)?https?://[^\s/]+:\d+", value):
             expect_address(value)
     expect_writable(json_file, junit_file)
     # Whatever the levels: where no episode can be played, none of them is shown.

@@ -6,16 +6,18 @@ import abc
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 from google.protobuf.message import Message
+from google.rpc import status_pb2
 
 from starpod.check.expectations import Broken
 from starpod.check.refusal import Refusal, from_error
 from starpod.client.transport import Transport
 
 Metadata = Sequence[tuple[str, str]]
+METHODS = ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot", "Restore", "Renew", "Close")
 
 PATIENCE = 20.0
 """Seconds in which a call that is refused as OVERLOADED is sent again, each time after the delay of RetryInfo."""
@@ -28,7 +30,11 @@ class Connection(abc.ABC):
 
     access: what the server asks of its callers: token and TLS; nothing else of it counts.
     portion: calls that one message of a Stream may carry without running into max_calls_in_flight; 0: any number.
+    transport: its name; methods: what it carries besides Streams, which gRPC alone does.
     """
+
+    transport: ClassVar[str]
+    methods: ClassVar[Sequence[str]] = METHODS
 
     def __init__(self, address: str, access: Transport, seconds: float, portion: int = 0) -> None:
         self.address = address
@@ -103,6 +109,14 @@ class Connection(abc.ABC):
 def method_of(request: Message) -> str:
     """The name of the unary call with such a request."""
     return type(request).__name__.removesuffix("Request")
+
+
+def rpc_error(
+    code: grpc.StatusCode, message: str, status: status_pb2.Status | None = None, trailer: Metadata = ()
+) -> grpc.aio.AioRpcError:
+    """The error that gRPC would have raised."""
+    details = (("grpc-status-details-bin", status.SerializeToString()),) if status else ()
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailer, *details), message)
 
 
 async def patiently(send: Callable[[], Awaitable[Any]]) -> Any:

@@ -34,6 +34,8 @@ _OPTIONS = (
 class GrpcConnection(Connection):
     """A channel of its own to a server."""
 
+    transport = "gRPC"
+
     def __init__(
         self,
         address: str,
@@ -83,15 +85,15 @@ class GrpcConnection(Connection):
 
 
 def over_grpc(connection: Connection) -> GrpcConnection:
-    """The connection. Raises NotShown for one over HTTP."""
+    """The connection. Raises NotShown for one over another transport."""
     if isinstance(connection, GrpcConnection):
         return connection
-    raise NotShown("HTTP has no Stream in both directions, no server reflection and no keepalive")
+    raise NotShown(f"{connection.transport} has no Stream in both directions, no server reflection and no keepalive")
 
 
 @contextlib.asynccontextmanager
 async def open_stream(connection: Connection) -> AsyncIterator[StreamConnection]:
-    """A Stream, cancelled at the end if it is still open. Raises NotShown over HTTP."""
+    """A Stream, cancelled at the end if it is still open. Raises NotShown for another transport than gRPC."""
     grpc_connection = over_grpc(connection)
     call = grpc_connection.stub.Stream(metadata=grpc_connection.metadata)
     conversation = StreamConnection(call, connection.seconds, connection.portion)

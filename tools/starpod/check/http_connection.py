@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
-from starpod.check.connection import Connection, Metadata, method_of, patiently
+from starpod.check.connection import Connection, Metadata, method_of, patiently, rpc_error
 from starpod.check.expectations import Unmet
 from starpod.check.refusal import from_status
 from starpod.client.transport import TLS, Transport, join_endpoint
@@ -40,6 +40,8 @@ _FUTURE = "of_the_future"
 class HTTPConnection(Connection):
     """Connections of its own to a server at http://host:port or https://host:port. Needs httpx."""
 
+    transport = "HTTP"
+
     def __init__(self, address: str, access: Transport, seconds: float, portion: int = 0) -> None:
         super().__init__(address, access, seconds, portion)
         import httpx
@@ -64,9 +66,7 @@ class HTTPConnection(Connection):
         method = method_of(request)
         verb, path, body = _http(method, request)
         response = await self._send(verb, path, body, seconds, metadata)
-        reply = getattr(pb, f"{method}Response")()
-        json_format.Parse(response.content, reply, ignore_unknown_fields=True)
-        return reply, tuple(response.headers.items())
+        return read_reply(method, json.loads(response.content)), tuple(response.headers.items())
 
     async def send_unknown_field(self, request: Message) -> None:
         verb, path, body = _http(method_of(request), request)
@@ -92,10 +92,10 @@ class HTTPConnection(Connection):
             async with asyncio.timeout(seconds):
                 response = await self._client.request(verb, path, content=body or None, headers=headers)
         except TimeoutError:
-            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no response within {seconds:g} s") from None
+            raise rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no response within {seconds:g} s") from None
         except httpx.TransportError as error:
             kind = "failed to connect: " if isinstance(error, httpx.ConnectError) else ""
-            raise _error(grpc.StatusCode.UNAVAILABLE, f"{kind}{error or type(error).__name__}") from error
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, f"{kind}{error or type(error).__name__}") from error
         if response.is_success:
             return response
         raise _error_of(response)
@@ -113,6 +113,17 @@ def _http(method: str, request: Message) -> tuple[str, str, bytes]:
     return "POST", path, json.dumps(fields, ensure_ascii=False).encode()
 
 
+def read_reply(method: str, value: Any) -> Any:
+    """The reply of a method, of its ProtoJSON."""
+    return json_format.ParseDict(value, getattr(pb, f"{method}Response")(), ignore_unknown_fields=True)
+
+
+def refused(status: status_pb2.Status, trailer: Metadata) -> grpc.aio.AioRpcError:
+    """The error that a google.rpc.Status tells of."""
+    code = grpc.StatusCode.__members__.get(from_status(status).code, grpc.StatusCode.UNKNOWN)
+    return rpc_error(code, status.message, status, trailer)
+
+
 def _error_of(response: httpx.Response) -> grpc.aio.AioRpcError:
     """The error that a response tells of. Raises Unmet where its status is not that of its code."""
     status = status_pb2.Status()
@@ -122,20 +133,12 @@ def _error_of(response: httpx.Response) -> grpc.aio.AioRpcError:
         expected = f"a google.rpc.Status as JSON with HTTP status {response.status_code}"
         raise Unmet(expected, f"{response.text[:200]!r} ({error})", "send the details of the error as JSON") from error
     refusal = from_status(status)
-    code = grpc.StatusCode.__members__.get(refusal.code, grpc.StatusCode.UNKNOWN)
     allowed = _STATUS.get(refusal.code, (500,))
     if response.status_code not in allowed:
         raise Unmet(f"HTTP status {allowed[0]} with {refusal}", str(response.status_code), "map it as code.proto does")
     if refusal.wait is not None and "retry-after" not in response.headers:
         raise Unmet("Retry-After with RetryInfo", f"none with {refusal}", "send RetryInfo's delay as Retry-After, too")
-    return _error(code, status.message, status, tuple(response.headers.items()))
-
-
-def _error(
-    code: grpc.StatusCode, message: str, status: status_pb2.Status | None = None, headers: Metadata = ()
-) -> grpc.aio.AioRpcError:
-    details = (("grpc-status-details-bin", status.SerializeToString()),) if status else ()
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*headers, *details), message)
+    return refused(status, tuple(response.headers.items()))
 
 
 def _trust(tls: TLS) -> ssl.SSLContext:

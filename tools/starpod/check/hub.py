@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +22,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from starpod.check.expectations import Unmet
 from starpod.check.hub_pages import Entry, write_pages
+from starpod.check.probe import Handle, Probe, Target
 from starpod.check.report import describe_results
 from starpod.check.requirement import Requirement
-from starpod.check.runner import EnvironmentReport, Unreachable, check
+from starpod.check.runner import EnvironmentReport, Unreachable, check, connect
 from starpod.check.suite import REQUIREMENTS, REWARD
-from starpod.client import StarpodError, SyncFleet, Want
 from starpod.client.catalog import expect_writable
 from starpod.client.programs import ServiceFailed, ServiceRefused, started
+from starpod.client.transport import Transport
 from starpod.report.console import safe_console
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -38,6 +42,9 @@ SERVED: dict[str, tuple[str, ...]] = {
     "minigrid": ("--gymnasium", "minigrid:*"),
     "reasoning_gym": ("--reasoning-gym", "*"),
     "textarena": ("--textarena", "*"),
+    "textworld": ("--textworld", "*"),
+    "openenv": ("--openenv", "*"),
+    "verifiers": ("--verifiers", "*"),
 }
 """What `starpod serve` is told to host all environments of a package, by module: a server each."""
 PROCESSES = ("--workers", "2")
@@ -55,6 +62,8 @@ ENVIRONMENT_SECONDS = 600.0
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[WHAT TO SERVE]...", type=click.UNPROCESSED)
 @click.option("--list", "only_list", is_flag=True, help="Print the ids and check nothing.")
+@click.option("--serve", is_flag=True, help="Print the ids, check nothing, and serve them until Ctrl-C.")
+@click.option("--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="Of --serve; 0: any.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -65,39 +74,58 @@ ENVIRONMENT_SECONDS = 600.0
 @click.option(
     "--at-once",
     type=click.IntRange(1),
-    default=2,
+    default=4,
     show_default=True,
-    help="Environments of one server that are checked at the same time.",
+    help="Environments that are checked at the same time.",
 )
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Begin no check after so many minutes.")
 @click.pass_context
-def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Path, at_once: int) -> None:
-    """Check every environment that is installed, and write a page about each.
+def hub(
+    context: click.Context,
+    words: tuple[str, ...],
+    only_list: bool,
+    serve: bool,
+    port: int,
+    out: Path,
+    at_once: int,
+    minutes: float | None,
+) -> None:
+    """Check every environment that is installed, and write a page about each; or list them, or serve them.
 
-    Starpod's own, and those of Gymnasium, MiniGrid, Reasoning Gym and TextArena where these are installed: contract,
-    determinism, snapshots, rewards, steps per second. Or those of WHAT TO SERVE, in the words of `starpod serve`:
+    Starpod's own, and those of Gymnasium, MiniGrid, Reasoning Gym, TextArena, OpenEnv's packages and tasksets of
+    verifiers where these are installed, and the TextWorld games of this folder: contract, determinism, snapshots,
+    rewards, steps per second. Or those of WHAT TO SERVE, in the words of `starpod serve`:
 
     starpod hub bandit sokoban --reasoning-gym 'leg*'
 
     Exit status: 0 all pass, 1 one does not, 2 the call was wrong.
     """
+    everything = [words] if words else [served for module, served in SERVED.items() if find_spec(module)]
+    if serve:
+        _serve([word for served in everything for word in served], port)
+        return
     if not only_list:
         out.mkdir(parents=True, exist_ok=True)
         expect_writable(str(out / "hub.json"))
-    everything = [words] if words else [served for module, served in SERVED.items() if find_spec(module)]
     console = safe_console()
     entries: list[Entry] = []
     try:
         with contextlib.ExitStack() as servers:
 
-            def start(words: Sequence[str]) -> list[Place]:
-                program = started("the environment service", "serve", *PROCESSES, *words, "--port", "0")
-                return _places(servers.enter_context(program))
+            def start(served: Sequence[str]) -> list[Place]:
+                processes = () if only_list else PROCESSES
+                program = started("the environment service", "serve", *processes, *served, "--port", "0")
+                try:
+                    return _places(servers.enter_context(program))
+                except ServiceRefused as error:
+                    if words:
+                        raise
+                    console.print(f"{served[-2]}: {error.said}", highlight=False)  # nothing of it is installed
+                    return []
 
             if only_list:
                 with ThreadPoolExecutor(len(everything)) as pool:
-                    listed = [spec for places in pool.map(start, everything) for _, spec in places]
-                for spec in sorted(listed, key=lambda spec: spec.id):
-                    click.echo(f"{spec.id}  {spec.version}  {spec.title}")
+                    _list([spec for places in pool.map(start, everything) for _, spec in places])
                 return
             progress = servers.enter_context(_progress(console))
             task = progress.add_task("environments", total=0)
@@ -110,10 +138,11 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
                     line = f"[red]✗[/] {escape(entry.spec.id)}: {escape(entry.first_problem)}"
                     console.print(line, highlight=False)
 
-            asyncio.run(_check_all(everything, start, at_once, told))
+            until = time.monotonic() + 60 * minutes if minutes else math.inf
+            asyncio.run(_check_all(everything, start, told, at_once=at_once, until=until))
             progress.update(task, description="steps per second", completed=0)
             for entry in entries:
-                entry.rate = measure(entry.address, entry.spec.id)
+                entry.rate = asyncio.run(measure(entry.address, entry.spec.id))
                 progress.advance(task)
     except KeyboardInterrupt:
         console.print("interrupted: what was checked by now")
@@ -127,6 +156,27 @@ def hub(context: click.Context, words: tuple[str, ...], only_list: bool, out: Pa
     passed = sum(entry.passed for entry in entries)
     console.print(f"{passed} of {len(entries)} pass; pages: {out / 'index.html'}", highlight=False)
     context.exit(0 if passed == len(entries) else 1)
+
+
+def _serve(words: Sequence[str], port: int) -> None:
+    """Serves in one process until it is interrupted. Prints what, and the address last."""
+    try:
+        with started("the environment service", "serve", *words, "--port", str(port)) as address:
+            places = _places(address)
+            _list([spec for _, spec in places])
+            click.echo(f"Serving {len(places)} environments on {address}")
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        return
+    except ServiceRefused as error:
+        raise click.UsageError(error.said) from error
+    except ServiceFailed as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _list(specs: Sequence[pb.EnvironmentSpec]) -> None:
+    for spec in sorted(specs, key=lambda spec: spec.id):
+        click.echo(f"{spec.id}  {spec.version}  {spec.title}")
 
 
 def _places(address: str) -> list[Place]:
@@ -150,7 +200,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
         "version": entry.spec.version,
         "title": entry.spec.title,
         "passed": entry.passed,
-        "problem": entry.problem,
+        "problem": entry.first_problem,
         "deterministic": capabilities.deterministic,
         "fork": capabilities.fork,
         "snapshot": capabilities.snapshot,
@@ -164,24 +214,30 @@ def _summary(entry: Entry) -> dict[str, Any]:
 async def _check_all(
     everything: Sequence[Sequence[str]],
     start: Callable[[Sequence[str]], list[Place]],
-    at_once: int,
     told: Callable[..., None],
+    *,
+    at_once: int,
+    until: float,
 ) -> None:
     """Starts the servers at the same time, and checks what each hosts as soon as it is ready.
 
     told: called with the number of environments that a server hosts (found), and with each that was checked (entry).
+    until: by `time.monotonic`: no check begins after it.
     """
-    pool = ThreadPoolExecutor(len(everything))
+    pool, room = ThreadPoolExecutor(len(everything)), asyncio.Semaphore(at_once)
 
     async def serve(words: Sequence[str]) -> None:
         places = await asyncio.get_running_loop().run_in_executor(pool, start, words)
         told(found=len(places))
-        room = {address: asyncio.Semaphore(at_once) for address, _ in places}
-        await asyncio.gather(*(one(room[address], address, spec) for address, spec in places))
+        await asyncio.gather(*(one(address, spec) for address, spec in places))
 
-    async def one(room: asyncio.Semaphore, address: str, spec: pb.EnvironmentSpec) -> None:
+    async def one(address: str, spec: pb.EnvironmentSpec) -> None:
         async with room:
-            told(entry=await _examine(address, spec))
+            if time.monotonic() > until:
+                nothing = EnvironmentReport(spec.id, spec.version)
+                told(entry=Entry(spec, address, nothing, nothing, problem="not checked: the time was over"))
+            else:
+                told(entry=await _examine(address, spec))
 
     with pool:
         await asyncio.gather(*map(serve, everything))
@@ -209,22 +265,29 @@ async def _check_one(address: str, id: str, requirements: Sequence[Requirement])
     return report.environments[0]
 
 
-def measure(address: str, id: str) -> float | None:
-    """Steps per second of one session that takes valid actions at random; None where it cannot be played."""
-    rng = random.Random(0)
-    with SyncFleet(address) as fleet:
-        try:
-            (session,) = fleet.open(id, seed=1, want=Want(valid_actions=True))
-            observation, steps, seed, start = session.observation, 0, 1, time.perf_counter()
-            while (passed := time.perf_counter() - start) < MEASURED or not steps:
-                actions = observation.valid_actions
-                transition = session.step(rng.choice(actions) if actions else "1")
-                steps += 1
-                observation = transition.observation
-                if transition.done:
-                    seed += 1
-                    observation = session.reset(seed=seed)
-            session.close()
-        except StarpodError:
-            return None
+async def measure(address: str, id: str) -> float | None:
+    """Steps per second of one session that takes actions at random, valid ones where they are listed.
+
+    None where it cannot be played.
+    """
+    connection = connect(address, Transport(), CALL_SECONDS)
+    try:
+        server: pb.DescribeResponse = await connection.call(pb.DescribeRequest(environment_id=id))
+        target = Target(connection, server, server.environments[0])
+        probe = Probe(target)
+        rng, steps = random.Random(0), 0
+        handle = await target.begin(probe)
+        observation, start = handle.session.observation, time.perf_counter()
+        while (passed := time.perf_counter() - start) < MEASURED or not steps:
+            transition = await handle.step([rng.choice(probe.choices(observation))])
+            steps += 1
+            observation = transition.observation
+            if transition.end_reason:
+                reply = await connection.call(handle.reset_request(seed=steps))
+                handle, observation = Handle(connection, reply.session), reply.session.observation
+        await probe.clean_up()
+    except (Unmet, grpc.aio.AioRpcError):
+        return None
+    finally:
+        await connection.close()
     return steps / passed

@@ -180,9 +180,8 @@ class Target:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await probe.clean_up()
 
-    async def _choose(self, probe: Probe) -> list[Turn]:
-        """Turns that can be played from the start, by the observations that come."""
-        choose = random.Random(SEED)
+    async def begin(self, probe: Probe) -> Handle:
+        """A session of the script for which `choices` finds actions, once it is known whether plain text is one."""
         handle = await probe.seeded(want=probe.acting_want())
         if list(probe.choices(handle.session.observation)) == [self.plain]:
             refusal = await self.connection.refusal(handle.request([self.plain]))
@@ -190,6 +189,12 @@ class Target:
                 self.plain = pb.Action(json="{}")
             await probe.clean_up()
             handle = await probe.seeded(want=probe.acting_want())
+        return handle
+
+    async def _choose(self, probe: Probe) -> list[Turn]:
+        """Turns that can be played from the start, by the observations that come."""
+        choose = random.Random(SEED)
+        handle = await self.begin(probe)
         ends: list[pb.Action] = []
         longest: list[Turn] = []
         for _ in range(ATTEMPTS):

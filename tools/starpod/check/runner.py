@@ -16,6 +16,7 @@ from starpod.check.connection import Connection
 from starpod.check.expectations import Broken, NotShown, Unmet
 from starpod.check.grpc_connection import GrpcConnection
 from starpod.check.http_connection import HTTPConnection
+from starpod.check.mcp_connection import MCP, MCPConnection
 from starpod.check.options import Required, session_options
 from starpod.check.probe import Probe, Target
 from starpod.check.refusal import from_error
@@ -130,11 +131,13 @@ async def check(
 
 
 def connect(address: str, access: Transport, seconds: float) -> Connection:
-    """A connection over the transport of the address: http:// and https:// are JSON over HTTP. Raises Unreachable."""
+    """A connection over the transport of the address: http:// and https:// are JSON over HTTP, with mcp+ before them
+    it is MCP. Raises Unreachable.
+    """
     if "://" not in address:
         return GrpcConnection(address, access, seconds)
     try:
-        return HTTPConnection(address, access, seconds)
+        return (MCPConnection if address.startswith(MCP) else HTTPConnection)(address, access, seconds)
     except ImportError as error:
         raise Unreachable("to check over HTTP install httpx: pip install '.[http]' in a clone") from error
 
@@ -276,7 +279,7 @@ def _out_of_scope(target: Target, requirement: Requirement) -> str:
     """Why the requirement is not about this target; empty if it is."""
     level = requirement.level
     if level == "stream" and not isinstance(target.connection, GrpcConnection):
-        return "HTTP has no Stream in both directions"
+        return f"{target.connection.transport} has no Stream in both directions"
     if level in ("core", "reward"):
         return ""
     owner, of = ("server", target.server) if level == "stream" else ("environment", target.spec)

@@ -83,8 +83,8 @@ def create_app(
     further endpoints by method and path. mounted: whole applications by path.
     """
     keys = keys or Keys()
-    chat = ChatCompletions()
-    dialects: list[Dialect] = [chat, Responses(), Messages()]
+    chat, messages = ChatCompletions(), Messages()
+    dialects: list[Dialect] = [chat, Responses(), messages]
 
     async def models(request: Request) -> Response:
         entry = {"id": model, "object": "model", "created": 0, "owned_by": "starpod", "type": "model"}
@@ -104,7 +104,12 @@ def create_app(
 
         return endpoint
 
+    async def count_tokens(request: Request) -> Response:
+        ask = messages.read(await read_json(request, most_body_bytes))
+        return JSONResponse({"input_tokens": host.find(keys.name(key_of(request))).count(ask)})
+
     endpoints = {("POST", dialect.path): complete(dialect) for dialect in dialects}
+    endpoints["POST", f"{messages.path}/count_tokens"] = count_tokens
     endpoints |= {("GET", "/v1/models"): models, ("GET", "/health"): _health, **(more or {})}
 
     def dialect_of(request: Request) -> Dialect:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 import click
 
@@ -43,6 +44,13 @@ if TYPE_CHECKING:
 @click.option("--max-tokens", type=click.IntRange(1), help="Of a reply. [default: the run's, or 400]")
 @click.option("--context", type=click.IntRange(2), help="Tokens of prompt and reply. [default: the run's, or 3600]")
 @click.option("--max-sessions", type=click.IntRange(1), default=1024, show_default=True, help="Sessions at once.")
+@click.option(
+    "--idle-minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Without a call for so long a session is ended as failed: its agent may be dead.",
+)
 @click.option("--max-body-mib", type=click.IntRange(1), default=8, show_default=True, help="MiB of a request.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random streams.")
 def gateway(
@@ -58,6 +66,7 @@ def gateway(
     max_tokens: int | None,
     context: int | None,
     max_sessions: int,
+    idle_minutes: float,
     max_body_mib: int,
     seed: int,
 ) -> None:
@@ -89,10 +98,12 @@ def gateway(
         _serve(
             serving,
             token,
+            _claim_output(),
             host=host,
             port=port,
             hosts={host, *hosts},
             most_sessions=max_sessions,
+            idle_seconds=idle_minutes * 60,
             most_body_bytes=max_body_mib * 2**20,
         )
     )
@@ -101,18 +112,20 @@ def gateway(
 async def _serve(
     serving: Serving,
     token: str,
+    ready: TextIO,
     *,
     host: str,
     port: int,
     hosts: Collection[str],
     most_sessions: int,
+    idle_seconds: float,
     most_body_bytes: int,
 ) -> None:
     from starpod.gateway.app import Keys, create_app
     from starpod.gateway.control import endpoints
 
     with closing(listen(host, port)) as listener:
-        async with serving.start(most_sessions) as records:
+        async with serving.start(most_sessions, idle_seconds) as records:
             keys = Keys(token)
             records.begins_unknown = not token
             app = create_app(
@@ -123,8 +136,15 @@ async def _serve(
                 most_body_bytes=most_body_bytes,
                 more=endpoints(records, keys),
             )
-            print(link(listener, host).rstrip("/"), flush=True)
+            print(link(listener, host).rstrip("/"), file=ready, flush=True)
             await serve(app, listener)
+
+
+def _claim_output() -> TextIO:
+    """Standard output, for the address alone: what an engine prints goes to standard error."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return output
 
 
 def _is_loopback(host: str) -> bool:

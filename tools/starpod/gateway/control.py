@@ -19,7 +19,7 @@ _NUMBERS = ("group", "member", "seed")
 
 
 def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
-    """POST /sessions, GET /sessions/NAME, POST /sessions/NAME/reward and /end."""
+    """POST and GET /sessions, GET /sessions/NAME, POST /sessions/NAME/reward and /end."""
 
     def admit(request: Request) -> None:
         if not keys.admits(key_of(request)):
@@ -35,6 +35,10 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
                     raise bad_request(f"`{name}` must be at least 0")
                 values[name] = number
         return JSONResponse(_facts(records.begin(field(body, "name", str, ""), values), keys))
+
+    async def count(request: Request) -> Response:
+        admit(request)
+        return JSONResponse(records.counts())
 
     async def show(request: Request) -> Response:
         admit(request)
@@ -63,6 +67,7 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
 
     return {
         ("POST", "/sessions"): begin,
+        ("GET", "/sessions"): count,
         ("GET", "/sessions/{name}"): show,
         ("POST", "/sessions/{name}/reward"): reward,
         ("POST", "/sessions/{name}/end"): end,

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 
 from starpod.gateway.requests import Ask, Message, bad_request, extended
-from starpod.gateway.tools import describe_results, describe_tools, write_reply
+from starpod.gateway.tools import begin_call, describe_results, describe_tools, write_reply
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.grammar import THINK, THINK_END
 
 _PROBE = "starpod-probe"
 Written = TypeVar("Written", str, list[int])
@@ -88,7 +89,7 @@ class Node:
     """A reply, and the ids that precede it since the parent's.
 
     key: of the history that it ends. raw: the reply's text. text: of prompt and reply, where the template rewrites the
-    past and it has to be compared.
+    past and it has to be compared. given: how many ids the prompt ends with that begin the reply's text.
     """
 
     key: bytes
@@ -97,6 +98,12 @@ class Node:
     reply: list[int]
     raw: str
     text: str = ""
+    given: int = 0
+
+    @property
+    def said(self) -> list[int]:
+        """The ids of the reply's text: those that it was given, and those that were sampled."""
+        return [*self.appended[len(self.appended) - self.given :], *self.reply]
 
     def stream(self) -> list[int]:
         """All ids from the beginning of its segment's root to its last one."""
@@ -110,13 +117,24 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A prompt that waits for its reply. context: all its ids; appended: those after the parent's stream."""
+    """A prompt that waits for its reply. context: all its ids; appended: those after the parent's stream.
+
+    opened: how the text of every reply begins although it is not sampled. forced: how this one goes on, as the last
+    `given` of the ids.
+    """
 
     ask: Ask
     parent: Node | None
     context: list[int]
     appended: list[int]
     text: str
+    opened: str
+    forced: str
+    given: int
+
+    def begun(self, text: str) -> str:
+        """The text of a reply, with what it was forced to begin with."""
+        return self.opened + self.forced + text.removeprefix(self.opened)
 
 
 class Lineage:
@@ -143,27 +161,38 @@ class Lineage:
             text = self._text(ask)
             if parent is not None:
                 appended = self._template.following_text(parent.text, text, parent.reply)
+        forced = self._forced(ask)
+        given = self._template.encode(forced)
         if parent is None or appended is None:
-            context = self._fresh(ask, text)
-            return Draft(ask, None, context, context, text)
-        return Draft(ask, parent, [*parent.stream(), *appended], appended, text)
+            parent, appended = None, self._fresh(ask, text)
+        appended = [*appended, *given]
+        context = [*parent.stream(), *appended] if parent is not None else appended
+        return Draft(ask, parent, context, appended, text, self._template.opening, forced, len(given))
+
+    def _forced(self, ask: Ask) -> str:
+        """What a reply that must call a tool is given to go on from; empty for others."""
+        if ask.choice.kind != "required":
+            return ""
+        thought = f"{THINK_END}\n\n" if self._template.opening.startswith(THINK) else ""
+        return thought + begin_call(ask.tools, ask.choice.name)
 
     def answer(self, draft: Draft, reply: Sequence[int], raw: str, message: Message) -> tuple[Node, bool]:
-        """Takes a sampled reply over. raw: as `Template.decode` gives it. message: as the client gets it.
+        """Takes a sampled reply over. raw: its text, from the beginning. message: as the client gets it.
 
         Returns its node, and whether its turn begins a sample: it does unless it extends the reply before in time.
         """
         text = draft.text and draft.text + raw.removeprefix(self._template.opening)
-        node = Node(extended(draft.ask.history[-1], message), draft.parent, draft.appended, list(reply), raw, text)
+        key = extended(draft.ask.history[-1], message)
+        node = Node(key, draft.parent, draft.appended, list(reply), raw, text, draft.given)
         fresh = draft.parent is None or draft.parent is not self._last
         self._add(node, message)
         return node, fresh
 
-    def restore(self, key: bytes, parent: bytes, turn: Turn, message: Message, text: str) -> None:
+    def restore(self, key: bytes, parent: bytes, turn: Turn, message: Message, *, text: str, given: int) -> None:
         """Takes over a reply that was sampled before, with the keys of its own and its parent's history."""
         above = self._nodes[parent] if parent else None
         appended = turn.prompt if above is None or not turn.fresh else turn.prompt[len(above.stream()) :]
-        self._add(Node(key, above, appended, turn.reply, turn.text, text), message)
+        self._add(Node(key, above, appended, turn.reply, turn.text, text, given), message)
 
     def _add(self, node: Node, message: Message) -> None:
         self._nodes[node.key] = node
@@ -199,7 +228,7 @@ class Lineage:
                 written = write_reply(reply).removeprefix(self._template.opening)
                 said = [*self._template.encode(written), self._template.end]
             else:
-                said = known.reply
+                said = known.said
             ids += said
             ids += self._layout.following(after, said)
         return ids

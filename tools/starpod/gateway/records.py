@@ -7,7 +7,11 @@ written by replacing that file whole, so that ending it twice leaves one episode
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import math
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,8 +21,10 @@ from typing import Any, cast, get_args
 
 from starpod.gateway.requests import Refused, bad_request
 from starpod.gateway.session import NAME, Replied, Sampler, Session
-from starpod.trainer.data.episode import End, Episode
+from starpod.trainer.data.episode import EXTERNAL, End, Episode
 from starpod.trainer.data.files import read_episodes, write_episodes
+
+logger = logging.getLogger(__name__)
 
 MOST_SESSIONS = 1024
 """Sessions at once, by default."""
@@ -26,12 +32,16 @@ MOST_SESSIONS = 1024
 
 @dataclass(eq=False)
 class Record:
-    """One session's episode, as far as it has come. rewarded: keys of the rewards that were given."""
+    """One session's episode, as far as it has come. rewarded: keys of the rewards that were given.
+
+    called: when it was called last, by `time.monotonic`.
+    """
 
     session: Session
     episode: Episode
     journal: Path
     rewarded: set[str] = field(default_factory=set)
+    called: float = field(default_factory=time.monotonic)
 
     def log(self, kind: str, **values: Any) -> None:
         line = json.dumps({"kind": kind, **values}, ensure_ascii=False)
@@ -39,6 +49,7 @@ class Record:
             file.write(line + "\n")
 
     def took(self, replied: Replied) -> None:
+        self.called = time.monotonic()
         self.log("reply", **replied.to_json())
         self._note(replied)
 
@@ -79,15 +90,24 @@ class Records:
     """The sessions of a gateway, in a folder: `sessions` holds their journals, `episodes` the groups' files.
 
     begins_unknown: whether an API key that nobody has begun a session for begins one. Use `restore` first.
+    idle_seconds: after so long without a call a session is ended, as failed. abandoned: how many were.
     """
 
     def __init__(
-        self, sampler: Sampler, folder: Path, *, most: int = MOST_SESSIONS, begins_unknown: bool = True
+        self,
+        sampler: Sampler,
+        folder: Path,
+        *,
+        most: int = MOST_SESSIONS,
+        begins_unknown: bool = True,
+        idle_seconds: float = math.inf,
     ) -> None:
         self.sampler = sampler
         self.folder = folder
         self.most = most
         self.begins_unknown = begins_unknown
+        self.idle_seconds = idle_seconds
+        self.abandoned = 0
         self._live: dict[str, Record] = {}
         self._over: dict[str, float] = {}
         self._groups = 0
@@ -98,6 +118,7 @@ class Records:
         for over in (self.folder / "sessions").glob("*.over"):
             left = json.loads(over.read_text(encoding="utf-8"))
             self._over[over.stem] = left["reward"]
+            self.abandoned += left.get("abandoned", False)
             self._groups = max(self._groups, left["group"] + 1)
         for journal in sorted((self.folder / "sessions").glob("*.jsonl")):
             data = journal.read_bytes()
@@ -113,12 +134,14 @@ class Records:
             for values in lines:
                 record.replay(values)
             if record.episode.end:
-                self._write(journal.stem, record)
+                abandoned = lines[-1].get("abandoned", False)
+                self.abandoned += abandoned
+                self._write(journal.stem, record, abandoned=abandoned)
 
     def find(self, name: str) -> Session:
         """The session of an API key. Raises Refused."""
-        if (record := self._live.get(name)) is not None:
-            return record.session
+        if name in self._live:
+            return self.record(name).session
         if name in self._over:
             raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over")
         if not self.begins_unknown:
@@ -132,23 +155,24 @@ class Records:
             raise bad_request(
                 "a session's name has letters, digits, `.`, `_` and `-`, at most 128, a letter or digit first"
             )
-        if (record := self._live.get(name)) is not None:
-            return record
+        if name in self._live:
+            return self.record(name)
         if name in self._over:
             raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over; begin one of another name")
         if len(self._live) >= self.most:
             raise Refused(
                 HTTPStatus.TOO_MANY_REQUESTS, "too_many_sessions", f"{self.most} sessions run: end some first"
             )
-        begun = {"group": self._groups, "member": 0, "environment": "external", **values}
+        begun = {"group": self._groups, "member": 0, "environment": EXTERNAL, **values}
         record = self._add(name, begun)
         record.log("begin", **begun)
         return record
 
     def record(self, name: str) -> Record:
-        """A live session's record. Raises Refused."""
+        """A live session's record, which counts as a call of it. Raises Refused."""
         if (record := self._live.get(name)) is None:
             raise Refused(HTTPStatus.NOT_FOUND, "no_session", f"there is no session {name!r} that goes on")
+        record.called = time.monotonic()
         return record
 
     def end(self, name: str, values: Mapping[str, Any]) -> float:
@@ -159,11 +183,33 @@ class Records:
         end = str(values.get("end") or "terminal")
         if end not in get_args(End):
             raise bad_request(f"`end` is {end[:40]!r}; use one of {', '.join(filter(None, get_args(End)))}")
-        ended = {"end": end, "success": values.get("success"), "error": str(values.get("error") or "")}
-        record.log("end", **ended)
-        _finish(record.episode, ended)
-        self._write(name, record)
+        self._end(name, record, end=end, success=values.get("success"), error=str(values.get("error") or ""))
         return record.episode.total_reward
+
+    def counts(self) -> dict[str, int]:
+        """How many sessions go on, and may; how many are over, and were abandoned among them."""
+        return {"live": len(self._live), "most": self.most, "over": len(self._over), "abandoned": self.abandoned}
+
+    async def watch(self) -> None:
+        """Ends what nobody calls any more, until it is cancelled."""
+        while True:
+            await asyncio.sleep(min(60.0, self.idle_seconds / 4))
+            self.end_idle(time.monotonic())
+
+    def end_idle(self, now: float) -> None:
+        """Ends the sessions that were called too long ago, as lost by the infrastructure: their agents may be dead."""
+        for name, record in list(self._live.items()):
+            idle = now - record.called
+            if idle > self.idle_seconds and not record.session.sampling:
+                error = f"nobody called the session for {idle / 60:.0f} minutes"
+                logger.warning("session %s: %s", name, error)
+                self.abandoned += 1
+                self._end(name, record, end="failed", success=None, error=error, abandoned=True)
+
+    def _end(self, name: str, record: Record, **values: Any) -> None:
+        record.log("end", **values)
+        _finish(record.episode, values)
+        self._write(name, record, abandoned=values.get("abandoned", False))
 
     def _add(self, name: str, begun: Mapping[str, Any]) -> Record:
         fields = {key: value for key, value in begun.items() if key != "kind"}
@@ -174,7 +220,7 @@ class Records:
         self._live[name] = record
         return record
 
-    def _write(self, name: str, record: Record) -> None:
+    def _write(self, name: str, record: Record, *, abandoned: bool) -> None:
         """Puts the episode into its group's file, in the place of the same member."""
         episode = record.episode
         file = self.folder / "episodes" / f"group-{episode.group:08d}.jsonl"
@@ -185,7 +231,7 @@ class Records:
         del self._live[name]
         self._over[name] = episode.total_reward
         # The name is not given anew, nor the group's number.
-        left = {"group": episode.group, "reward": episode.total_reward}
+        left = {"group": episode.group, "reward": episode.total_reward, "abandoned": abandoned}
         over = record.journal.with_suffix(".over")
         over.with_suffix(".tmp").write_text(json.dumps(left), encoding="utf-8")
         over.with_suffix(".tmp").replace(over)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Literal
@@ -55,17 +55,30 @@ class Message:
         return _digest([self.role, self.text.strip(), calls])
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether a reply calls a tool: as the model likes (`auto`), not at all (`none`), or in any case (`required`).
+
+    name: of the tool that must be called; empty for any.
+    """
+
+    kind: Literal["auto", "none", "required"] = "auto"
+    name: str = ""
+
+
 @dataclass(frozen=True)
 class Ask:
     """A request for one reply.
 
-    tools: as OpenAI's chat completions describe them. max_tokens: of the reply; None: the gateway's limit.
+    tools: as OpenAI's chat completions describe them. choice: whether one of them is to be called.
+    max_tokens: of the reply; None: the gateway's limit.
     stop: texts that end the reply. seed: distinguishes requests that are otherwise equal.
     stream: whether the reply is wanted as events, with_usage: and the count of tokens at their end.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    choice: Choice = Choice()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: str = ""
@@ -86,14 +99,15 @@ class Ask:
     @property
     def key(self) -> bytes:
         """Equal for a request that is repeated."""
-        return _digest([self.history[-1].hex(), self.max_tokens, self.stop, self.seed])
+        return _digest([self.history[-1].hex(), asdict(self.choice), self.max_tokens, self.stop, self.seed])
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A sampled reply as its client sees it.
 
-    number: among the session's, from 1. text: without reasoning and tool calls. finish: as in `Turn`.
+    number: among the session's, from 1. text: without reasoning and tool calls. finish: as in `Turn`. stop: the stop
+    text that ended it; empty where none did.
     cached_tokens: those of the prompt that were part of an earlier one or its reply.
     """
 
@@ -107,6 +121,7 @@ class Answer:
     reply_tokens: int
     cached_tokens: int
     created: int
+    stop: str = ""
 
     @property
     def message(self) -> Message:
@@ -169,6 +184,20 @@ def refuse_given(body: Mapping[str, Any], **allowed: object) -> None:
     for name, value in allowed.items():
         if name in body and body[name] is not None and body[name] != value:
             raise bad_request(f"`{name}` is not supported by this gateway; leave it out", "unsupported_parameter")
+
+
+def choice_of(given: object, tools: Collection[Mapping[str, Any]], kinds: Mapping[str, Choice], name: str) -> Choice:
+    """The choice that `tool_choice` means. kinds: those that are told in a word, each dialect's own.
+
+    name: of the tool, where one is named. Raises Refused for what is none of these, or cannot be met.
+    """
+    choice = Choice("required", name) if name else kinds.get(str(given))
+    if choice is None:
+        raise bad_request(f"`tool_choice` is {str(given)[:80]}; use {', '.join(kinds)}, or name a function")
+    names = [tool["function"]["name"] for tool in tools]
+    if choice.kind == "required" and (not names or (name and name not in names)):
+        raise bad_request(f"`tool_choice` wants {name or 'a call'}, and `tools` has {', '.join(names) or 'none'}")
+    return choice
 
 
 def text_of(content: object, kinds: Sequence[str], where: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.bundled import bundled_folder
 from starpod.trainer.models.config import SMOLLM2
+from starpod.trainer.models.policies import policy_of
 from starpod.trainer.prompts.conversation import Template
 
 
@@ -37,7 +39,7 @@ class Serving:
     seed: int = 0
 
     @asynccontextmanager
-    async def start(self, most_sessions: int) -> AsyncIterator[Records]:
+    async def start(self, most_sessions: int, idle_seconds: float) -> AsyncIterator[Records]:
         """The sessions, with those of before a restart. Raises ConfigError, ModelError, EngineError and ValueError."""
         config = EngineConfig(name=self.engine, urls=tuple(self.urls))
         if self.engine == "vllm_remote":
@@ -51,9 +53,10 @@ class Serving:
             engine: Any = RemoteVllm(config, max_context=sampling.max_episode_tokens)
         else:
             loaded = load_model(self.model)
-            template = Template(loaded.policy.tokenizer)
+            policy = policy_of(loaded.policy)
+            template = Template(policy.tokenizer)
             sampling = self._sampling(loaded.config.sampling if loaded.config else SamplingConfig())
-            engine = build_engine(config, loaded.policy, max_context=sampling.max_episode_tokens)
+            engine = build_engine(config, policy, max_context=sampling.max_episode_tokens)
         try:
             sampler = Sampler(
                 engine=engine,
@@ -62,9 +65,13 @@ class Serving:
                 seed=self.seed,
                 temperature=self.temperature,
             )
-            records = Records(sampler, self.folder, most=most_sessions)
+            records = Records(sampler, self.folder, most=most_sessions, idle_seconds=idle_seconds)
             records.restore()
-            yield records
+            watching = asyncio.create_task(records.watch())
+            try:
+                yield records
+            finally:
+                watching.cancel()
         finally:
             await engine.close()
 

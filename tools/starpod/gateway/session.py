@@ -44,7 +44,7 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """A reply with its turn. text: of its node in the lineage; parent: the key of the node above, b"" for none."""
+    """A reply with its turn. text, given: of its lineage's node; parent: the key of the node above, b"" without."""
 
     request: bytes
     history: bytes
@@ -52,6 +52,7 @@ class Replied:
     text: str
     turn: Turn
     answer: Answer
+    given: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` is the inverse."""
@@ -62,13 +63,15 @@ class Replied:
             "text": self.text,
             "turn": self.turn.to_json(),
             "answer": asdict(self.answer),
+            "given": self.given,
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Replied:
         answer = {**values["answer"], "calls": tuple(Call(**call) for call in values["answer"]["calls"])}
         request, history, parent = (bytes.fromhex(values[name]) for name in ("request", "history", "parent"))
-        return cls(request, history, parent, values["text"], Turn.from_json(values["turn"]), Answer(**answer))
+        turn = Turn.from_json(values["turn"])
+        return cls(request, history, parent, values["text"], turn, Answer(**answer), values.get("given", 0))
 
 
 @dataclass
@@ -114,9 +117,19 @@ class Session:
             self._answers[key] = known
         return await asyncio.shield(known)
 
+    def count(self, ask: Ask) -> int:
+        """Tokens of the prompt that a request would have. Raises Refused."""
+        return len(self._lineage.ask(ask).context)
+
+    @property
+    def sampling(self) -> bool:
+        """Whether a reply is being sampled."""
+        return any(not future.done() for future in self._answers.values())
+
     def restore(self, replied: Replied) -> None:
         """Takes over a reply of before a restart."""
-        self._lineage.restore(replied.history, replied.parent, replied.turn, replied.answer.message, replied.text)
+        message, text, given = replied.answer.message, replied.text, replied.given
+        self._lineage.restore(replied.history, replied.parent, replied.turn, message, text=text, given=given)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.set_result(replied.answer)
         self._answers[replied.request] = future
@@ -176,12 +189,9 @@ class Session:
 
     def _take(self, key: bytes, draft: Draft, reply: Reply, seconds: float) -> Answer:
         sampler, ask = self.sampler, draft.ask
-        raw = sampler.template.decode(reply.tokens)
-        shown, length, stopped = raw, len(reply.tokens), False
-        if ask.stop:
-            shown, length, stopped = _cut(sampler.template, reply.tokens, raw, ask.stop)
-            raw = sampler.template.decode(reply.tokens[:length])
-        parts = parse_reply(shown, tools=bool(ask.tools))
+        shown, length, stop = _cut(sampler.template, reply.tokens, ask.stop)
+        raw = draft.begun(sampler.template.decode(reply.tokens[:length]))
+        parts = parse_reply(draft.begun(shown), tools=bool(ask.tools) and ask.choice.kind != "none")
         self.replies += 1
         self.tokens += length
         number = self.replies
@@ -191,11 +201,12 @@ class Session:
             text=parts.text,
             thought=parts.thought,
             calls=tuple(Call(call.name, call.arguments, f"call_{number}_{n}") for n, call in enumerate(parts.calls)),
-            finish="stop" if stopped else reply.finish,
+            finish="stop" if stop else reply.finish,
             prompt_tokens=len(draft.context),
             reply_tokens=length,
             cached_tokens=len(draft.context) - len(draft.appended),
             created=int(time.time()),
+            stop=stop,
         )
         node, fresh = self._lineage.answer(draft, reply.tokens[:length], raw, answer.message)
         turn = Turn(
@@ -210,7 +221,8 @@ class Session:
             thought=parts.thought,
             generating=seconds,
         )
-        self.took(Replied(key, node.key, draft.parent.key if draft.parent else b"", node.text, turn, answer))
+        above = draft.parent.key if draft.parent else b""
+        self.took(Replied(key, node.key, above, node.text, turn, answer, draft.given))
         return answer
 
 
@@ -225,14 +237,15 @@ def _new_texts(ask: Ask) -> list[str]:
     return texts
 
 
-def _cut(template: Template, tokens: list[int], raw: str, stops: tuple[str, ...]) -> tuple[str, int, bool]:
-    """The text before the first stop text, how many ids reach to that text's end, and whether there was one.
+def _cut(template: Template, tokens: list[int], stops: tuple[str, ...]) -> tuple[str, int, str]:
+    """The text before the first stop text, how many ids reach to that text's end, and which it was; "" for none.
 
     The ids after it are dropped: nobody has seen them, so nothing that follows depends on them.
     """
-    places = [(place, stop) for stop in stops if (place := raw.find(stop)) >= 0]
+    raw = template.decode(tokens)
+    places = [(place, stop) for stop in stops if stop and (place := raw.find(stop)) >= 0]
     if not places:
-        return raw, len(tokens), False
+        return raw, len(tokens), ""
     place, stop = min(places)
     low, high = 1, len(tokens)
     while low < high:
@@ -241,4 +254,4 @@ def _cut(template: Template, tokens: list[int], raw: str, stops: tuple[str, ...]
             high = middle
         else:
             low = middle + 1
-    return raw[:place], low, True
+    return raw[:place], low, stop

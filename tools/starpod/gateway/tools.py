@@ -55,6 +55,13 @@ def _parse_call(text: str) -> Call | None:
     return Call(name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
 
 
+def begin_call(tools: Sequence[Mapping[str, Any]], name: str) -> str:
+    """How a reply that must call a tool begins: up to the arguments of that tool, or to the name of any."""
+    if not name and len(tools) > 1:
+        return f'{_OPEN}\n{{"name": "'
+    return f'{_OPEN}\n{{"name": {json.dumps(name or tools[0]["function"]["name"])}, "arguments": '
+
+
 def write_reply(message: Message) -> str:
     """An assistant's message as a policy would have written it."""
     calls = [

@@ -20,7 +20,8 @@ from starpod.report.page import ASSETS
 from starpod.report.site import headers, refusal
 from starpod.trainer.output.report import STYLE as RUN_STYLE
 from starpod.ui.compare import compare_page
-from starpod.ui.episodes import episode_page, episodes_page, group_page
+from starpod.ui.continuing import Continuing
+from starpod.ui.episodes import episode_page, episodes_page, with_pictures
 from starpod.ui.fleet import (
     back_to_game,
     environment_page,
@@ -29,17 +30,27 @@ from starpod.ui.fleet import (
     game_action,
     game_page,
     picture,
+    sessions_page,
     start_game,
-    turns_page,
     watch_action,
     watch_page,
 )
-from starpod.ui.games import Games, NotPossible
+from starpod.ui.groups import group_page
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
 from starpod.ui.page import OWN, Site, render
+from starpod.ui.policies import NotPossible
 from starpod.ui.reading import BadFile
 from starpod.ui.runs import run_page, runs_page
+from starpod.ui.turns import (
+    continuation_action,
+    continuation_page,
+    continuation_picture,
+    job_action,
+    job_page,
+    jobs_page,
+    start_job,
+)
 
 COOKIE = "starpod-ui"
 HEADERS = headers(scripts="'self'", styles="'self' 'unsafe-inline'", images="'self' data:")
@@ -47,22 +58,24 @@ _HEARTBEAT = 15
 """Seconds after which a stream without news says that it lives."""
 
 
-def create_app(index: Index, *, games: Games | None = None, hosts: Collection[str] = (), token: str = "") -> FastAPI:
+def create_app(
+    index: Index, *, continuing: Continuing | None = None, hosts: Collection[str] = (), token: str = ""
+) -> FastAPI:
     """The site over an index, which it brings up to date while it runs, and closes.
 
-    games: sessions on servers; None where none was named. hosts: names by which it may be called. token: what a
-    visitor has to bring, once; empty: nothing.
+    continuing: sessions on servers and what plays on in them; None where no server was named. hosts: names by which it
+    may be called. token: what a visitor has to bring, once; empty: nothing.
     """
     indexer = Indexer(index)
-    site = Site(index, indexer, games)
+    site = Site(index, indexer, continuing)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         indexer.start()
         yield
         await asyncio.to_thread(indexer.stop)
-        if games is not None:
-            await games.close()
+        if continuing is not None:
+            await continuing.close()
         index.close()
 
     app = FastAPI(title="Starpod", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
@@ -71,12 +84,12 @@ def create_app(index: Index, *, games: Games | None = None, hosts: Collection[st
         "/runs/{path:path}": run_page,
         "/compare": compare_page,
         "/episodes": episodes_page,
-        "/group": group_page,
-        "/episode": episode_page,
     }
     for path, page in pages.items():
         app.add_route(path, _with_site(page, site), methods=["GET"])
     live: list[tuple[str, str, Callable[[Site, Request], Awaitable[Response]]]] = [
+        ("GET", "/episode", with_pictures(episode_page)),
+        ("GET", "/group", with_pictures(group_page)),
         ("GET", "/fleet", fleet_page),
         ("GET", "/play/session/{game}", game_page),
         ("POST", "/play/session/{game}/{what}", game_action),
@@ -85,7 +98,14 @@ def create_app(index: Index, *, games: Games | None = None, hosts: Collection[st
         ("POST", "/play/{environment}", start_game),
         ("GET", "/picture", picture),
         ("POST", "/fork", fork_episode),
-        ("POST", "/turns", turns_page),
+        ("GET", "/turns", jobs_page),
+        ("POST", "/turns", start_job),
+        ("GET", "/turns/{job}", job_page),
+        ("POST", "/turns/{job}/{what}", job_action),
+        ("GET", "/continuations/{tree}/{number}", continuation_page),
+        ("GET", "/continuations/{tree}/{number}/picture", continuation_picture),
+        ("POST", "/continuations/{tree}/{number}/{what}", continuation_action),
+        ("GET", "/sessions", sessions_page),
         ("GET", "/watch", watch_page),
         ("POST", "/watch/{what}", watch_action),
     ]
@@ -97,7 +117,7 @@ def create_app(index: Index, *, games: Games | None = None, hosts: Collection[st
     app.add_exception_handler(BadFile, _bad_file)
     app.add_exception_handler(sqlite3.Error, _bad_index)
     app.add_exception_handler(NotPossible, _not_possible)
-    app.add_exception_handler(StarpodError, _server_failed(games))
+    app.add_exception_handler(StarpodError, _server_failed(continuing))
 
     @app.middleware("http")
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -175,7 +195,8 @@ def _asset(request: Request) -> Response:
             RUN_STYLE,
             (OWN / "site.css").read_text(encoding="utf-8"),
         ],
-        "site.js": [(ASSETS / "page.js").read_text(encoding="utf-8"), (OWN / "site.js").read_text(encoding="utf-8")],
+        # Ours first: it notes what was served before the other adds to it.
+        "site.js": [(OWN / "site.js").read_text(encoding="utf-8"), (ASSETS / "page.js").read_text(encoding="utf-8")],
     }.get(request.path_params["name"])
     if parts is None:
         raise HTTPException(404)
@@ -210,11 +231,11 @@ def _not_possible(request: Request, error: Exception) -> Response:
     return _problem(request, 409, str(error))
 
 
-def _server_failed(games: Games | None) -> Callable[[Request, Exception], Response]:
+def _server_failed(continuing: Continuing | None) -> Callable[[Request, Exception], Response]:
     def answer(request: Request, error: Exception) -> Response:
         status, told = 400 if isinstance(error, BadArgument) else 503, f"The server of environments says: {error}"
-        if games and isinstance(error, Unreachable) and "failed to connect" in told:
-            told = f"Not reached: {no_answer(games.address, told)}."
+        if continuing and isinstance(error, Unreachable) and "failed to connect" in told:
+            told = f"Not reached: {no_answer(continuing.games.address, told)}."
         return _problem(request, status, told)
 
     return answer

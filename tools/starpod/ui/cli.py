@@ -22,7 +22,7 @@ from starpod.report.site import link, listen, serve, site_options
 from starpod.ui.index import NAME, Index
 
 if TYPE_CHECKING:
-    from starpod.ui.games import Games
+    from starpod.ui.continuing import Continuing
 
 
 @click.command()
@@ -35,10 +35,23 @@ if TYPE_CHECKING:
     metavar="ENVIRONMENT|FILE.py",
     help="Start a server of it for that; may be given several times.",
 )
-@click.option("--endpoint", default="", metavar="URL", help="An OpenAI-compatible endpoint that can play on.")
-@click.option("--model", default="", metavar="NAME", help="The model to ask there.")
+@click.option(
+    "--endpoint",
+    "endpoints",
+    multiple=True,
+    metavar="URL",
+    help="An OpenAI-compatible endpoint that can play on; may be given several times. Pages can name no other.",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="A model to ask there: one for each endpoint in turn, or several of the one endpoint.",
+)
 @site_options(port=8090)
 @click.option("--index", default="", metavar="FILE", help=f"The index; :memory: for no file. [default: RUNS/{NAME}]")
+@click.option("--of-run", is_flag=True, hidden=True, help="Use the servers of the run in RUNS while it trains.")
 @click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when standard input closes.")
 @access_options
 def ui(
@@ -46,12 +59,13 @@ def ui(
     runs: Path,
     address: str,
     served: tuple[str, ...],
-    endpoint: str,
-    model: str,
+    endpoints: tuple[str, ...],
+    models: tuple[str, ...],
     host: str,
     port: int,
     hosts: tuple[str, ...],
     index: str,
+    of_run: bool,
     end_with_stdin: bool,
 ) -> None:
     """Show runs, episodes and servers in a browser.
@@ -66,19 +80,24 @@ def ui(
         expect_address(address)
     if address and served:
         raise click.UsageError("--serve starts a server, and --address names one: give one of the two")
-    if bool(endpoint) != bool(model) or (endpoint and not (address or served)):
+    asked = tuple(zip(endpoints * len(models) if len(endpoints) == 1 else endpoints, models, strict=False))
+    if len(asked) != max(len(endpoints), len(models)) or (asked and not (address or served)):
         raise click.UsageError(
             "an endpoint plays on with --endpoint URL and --model NAME together, and a server (--serve or --address)"
         )
     if end_with_stdin:  # which it does with whoever holds its other end
         threading.Thread(target=_await_end, daemon=True).start()
+    from starpod.ui.continuing import Continuing
     from starpod.ui.games import Games
+    from starpod.ui.policies import Policies
+    from starpod.ui.reading import servers_of
 
     token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
     try:
         with started("the environment service", *_words(served)) if served else nullcontext(address) as server:
-            games = Games(server, access, (endpoint, model) if endpoint else None) if server else None
-            asyncio.run(_serve(runs, index, games, host=host, port=port, hosts={host, *hosts}, token=token))
+            where = (lambda: servers_of(runs)) if of_run else server
+            continuing = Continuing(Games(where, access), Policies(asked)) if where else None
+            asyncio.run(_serve(runs, index, continuing, host=host, port=port, hosts={host, *hosts}, token=token))
     except ServiceRefused as error:
         raise click.UsageError(error.said) from error
     except (ServiceFailed, OSError) as error:
@@ -95,7 +114,7 @@ def _words(served: Collection[str]) -> list[str]:
 async def _serve(
     runs: Path,
     index: str,
-    games: Games | None,
+    continuing: Continuing | None,
     *,
     host: str,
     port: int,
@@ -105,7 +124,7 @@ async def _serve(
     from starpod.ui.app import create_app
 
     with closing(listen(host, port)) as listener:
-        app = create_app(Index(runs, index), games=games, hosts=hosts, token=token)
+        app = create_app(Index(runs, index), continuing=continuing, hosts=hosts, token=token)
         print(link(listener, host) + (f"?token={token}" if token else ""), flush=True)
         await serve(app, listener)
 

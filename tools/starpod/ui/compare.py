@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from fastapi import Request, Response
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
-from starpod.report.charts import Point, Series, line_chart, smooth
-from starpod.report.figures import show
+from starpod.report.charts import Mark, Point, Series, line_chart, smooth
+from starpod.report.figures import Kind, show
 from starpod.trainer.compare import NotComparable, compare, read_evaluation
 from starpod.trainer.output.sections import curve as curve_of
-from starpod.trainer.output.sections import for_each_width
+from starpod.trainer.output.sections import for_each_width, warning_marks
 from starpod.trainer.output.words import SHOWN, metric
 from starpod.ui.index import Curve, spread
 from starpod.ui.page import Site, query, render
@@ -29,6 +30,8 @@ METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "col
 """Curves that are drawn beside that of the evaluations, unless others are chosen."""
 SEEDS = 200
 """Links to episodes that one alone solved."""
+MARKS, WARNINGS = 200, 20
+"""Warnings that are marked on a chart, and that are told below the charts."""
 
 
 def compare_page(site: Site, request: Request) -> Response:
@@ -47,12 +50,13 @@ def compare_page(site: Site, request: Request) -> Response:
     logged = {name for curve in curves for line in curve.lines for name in line["metrics"]}
     chosen = [name for name in request.query_params.getlist("metric") if name in logged]
     names = chosen or [name for name in METRICS if name in logged]
-    charts = [_evaluations(runs, curves, axis), *(_metric(runs, curves, name, axis) for name in names)]
+    marks = _warnings(runs, curves, axis)
+    charts = [_evaluations(runs, curves, axis, marks), *(_metric(runs, curves, name, axis, marks) for name in names)]
     return render(
         "compare.html", site=site, runs=runs, axes=AXES, axis=axis, charts=[Markup(chart) for chart in charts if chart],
         metrics=[(name, metric(name).label) for name in sorted(logged, key=lambda name: (name not in SHOWN, name))],
-        chosen=chosen, differing=_differing(runs), pairs=[_pair(site, runs[0], other) for other in runs[1:]],
-        link=query("/compare", run=paths, over=axis, metric=chosen),
+        chosen=chosen, warned=marks[:WARNINGS], more=len(marks[WARNINGS:]),
+        differing=_differing(runs), pairs=_pairs(runs), link=query("/compare", run=paths, over=axis, metric=chosen),
     )  # fmt: skip
 
 
@@ -69,16 +73,31 @@ def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def _metric(runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], name: str, axis: str) -> str:
+def _warnings(runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], axis: str) -> list[Mark]:
+    """The warnings of all runs, each with the letter of its run, placed on the axis."""
+    found = []
+    for run, curve in zip(runs, curves, strict=True):
+        warned = warning_marks(curve.lines)
+        places = _over(curve, axis, [(mark.x, 0.0) for mark in warned])
+        found += [
+            Mark(x, f"{run['letter']}, step {mark.x:,.0f}: {mark.label}")
+            for (x, _), mark in zip(places, warned, strict=True)
+        ]
+    return found
+
+
+def _metric(
+    runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], name: str, axis: str, marks: Sequence[Mark]
+) -> str:
     known = metric(name)
     series = []
     for place, (run, curve) in enumerate(zip(runs, curves, strict=True)):
         points = _over(curve, axis, curve_of(curve.lines, name))
         series.append(Series(run["letter"], smooth(points), place, faint=[points]))
-    return _chart(known.label, series, known.kind, axis)
+    return _chart(known.label, series, known.kind, axis, marks)
 
 
-def _evaluations(runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], axis: str) -> str:
+def _evaluations(runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], axis: str, marks: Sequence[Mark]) -> str:
     series = []
     for place, (run, curve) in enumerate(zip(runs, curves, strict=True)):
         lines = [line for line in objects(run["folder"] / "evaluations.jsonl", []) if line.get("success") is not None]
@@ -90,13 +109,21 @@ def _evaluations(runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], axi
             if line.get("success_low") is not None and line.get("success_high") is not None
         ]
         series.append(Series(run["letter"], points, place, band=band, dots=True))
-    return _chart("Success on selection seeds", series, "share", axis)
+    return _chart("Success on selection seeds", series, "share", axis, marks)
 
 
-def _chart(title: str, series: Sequence[Series], kind: Any, axis: str) -> str:
+def _chart(title: str, series: Sequence[Series], kind: Kind, axis: str, marks: Sequence[Mark]) -> str:
+    xs = [x for each in series for x, _ in each.points]
+    inside = spread([mark for mark in marks if xs and min(xs) <= mark.x <= max(xs)], MARKS)
     return for_each_width(
         lambda width: line_chart(
-            title, series, kind=kind, x_label=AXES[axis], width=width, height=300 if width > 400 else 220
+            title,
+            series,
+            marks=inside,
+            kind=kind,
+            x_label=AXES[axis],
+            width=width,
+            height=300 if width > 400 else 220,
         )
     )
 
@@ -119,23 +146,42 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _pair(site: Site, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Paired comparison of the final evaluations of two runs; `problem` where they do not pair."""
+def _pairs(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Paired comparisons of the final evaluations of every two runs."""
+    reports: dict[str, dict[str, Any] | str] = {}
+    for run in runs:
+        try:
+            reports[run["letter"]] = read_evaluation(Path(run["folder"]))
+        except (NotComparable, OSError, ValueError, KeyError) as error:
+            reports[run["letter"]] = str(error)
+    return [
+        _pair(first, second, [reports[run["letter"]] for run in (first, second)])
+        for first, second in combinations(runs, 2)
+    ]
+
+
+def _pair(
+    first: Mapping[str, Any], second: Mapping[str, Any], reports: Sequence[dict[str, Any] | str]
+) -> dict[str, Any]:
+    """Paired comparison of two runs; `problem` where they do not pair. reports: of both, or why there is none."""
     pair: dict[str, Any] = {"first": first, "second": second, "problem": "", "environments": []}
+    one, other = reports
+    if isinstance(one, str) or isinstance(other, str):
+        pair["problem"] = one if isinstance(one, str) else other
+        return pair
     try:
-        reports = [read_evaluation(Path(run["folder"])) for run in (first, second)]
-        compared = compare(reports[0], reports[1])
-    except (NotComparable, OSError, ValueError, KeyError) as error:
+        compared = compare(one, other)
+    except (NotComparable, ValueError, KeyError) as error:
         pair["problem"] = str(error)
         return pair
     for environment, figures in compared.items():
-        results = [_by_seed(report["environments"][environment]["results"]) for report in reports]
+        results = [_by_seed(report["environments"][environment]["results"]) for report in (one, other)]
         apart: dict[str, list[tuple[int, str, str]]] = {"first": [], "second": []}
         for seed in sorted(results[0].keys() & results[1].keys()):
-            one, other = results[0][seed], results[1][seed]
-            if one != other:
+            solved = results[0][seed]
+            if solved != results[1][seed]:
                 here, there = (query("/episodes", run=run["path"], kind="final", seed=seed) for run in (first, second))
-                apart["first" if one else "second"].append((seed, here, there))
+                apart["first" if solved else "second"].append((seed, here, there))
         difference = figures["success_difference"]
         pair["environments"].append(
             {

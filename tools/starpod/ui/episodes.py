@@ -1,33 +1,40 @@
-"""Episodes: the list with its filters, the members of a group side by side, and one episode turn by turn."""
+"""Episodes: the list with its filters, and one episode turn by turn."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import stdev
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
-from starpod.trainer.algorithms.filters import Verdict, filter_groups, verdicts
-from starpod.trainer.algorithms.sections import FilterConfig
-from starpod.trainer.data.episode import Episode, Group, Turn
-from starpod.trainer.data.files import BadEpisodes, read_episodes
+from starpod.client import StarpodError
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED, TokenRecord, read_tokens, read_verdicts, update_file
 from starpod.trainer.rollout.environment import server_words
-from starpod.ui.games import COUNTS, remarks
+from starpod.ui.continuing import COUNTS
+from starpod.ui.fleet import picture
+from starpod.ui.games import remarks
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
-from starpod.ui.reading import kept_pictures, mapping, read_episode
+from starpod.ui.policies import NotPossible
+from starpod.ui.reading import mapping, read_episode
 
 PAGE = 50
 """Episodes on a page of the list."""
 MOST_TOKENS = 1000
 """Rows of a turn's table of tokens."""
+PICTURE = 260
+"""Most pixels of a side of a turn's picture."""
+PATIENCE = 1.0
+"""Seconds that a page waits for pictures to be drawn; then it asks for them without knowing that there are some."""
 KINDS = {"train": "training", "eval": "evaluation", "final": "final evaluation"}
 
 
@@ -51,9 +58,14 @@ def episodes_page(site: Site, request: Request) -> Response:
         count = site.index.count(wanted)
         rows = site.index.episodes(wanted, **place, count=count)
     kept = {name: value for name, value in asked.items() if name not in ("page",) and value}
+    newest: list[dict[str, Any]] = []
+    if run["status"] == "running":  # so that the list can tell when there are newer ones
+        first = wanted.sort == "newest" and page == 1
+        newest = rows[:1] if first else site.index.episodes(replace(wanted, sort="newest"), most=1)
     return render(
         "episodes.html", site=site, run=run, rows=rows, count=count, page=page, pages=-(-count // PAGE), wanted=wanted,
-        many=bool(wanted.text) and count > COUNTED,
+        many=bool(wanted.text) and count > COUNTED, here=query("/episodes", **kept),
+        newest=newest[0]["id"] if newest else 0,
         pages_url=lambda place: query("/episodes", **kept, page=place), facets=facets, part=asked.get("part", ""),
         outcomes=OUTCOMES, sorts=SORTS, kinds=KINDS, link=episode_link, group_link=group_link,
     )  # fmt: skip
@@ -70,69 +82,43 @@ def episode_link(run: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     return query("/episode", run=run["path"], file=row["name"], group=row["grp"], member=row["member"])
 
 
+def picture_link(run: Mapping[str, Any], row: Mapping[str, Any], turn: int) -> str:
+    """Of the state before a turn."""
+    return query("/picture", run=run["path"], file=row["name"], group=row["grp"], member=row["member"], turn=turn)
+
+
 def group_link(run: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     return query("/group", run=run["path"], file=row["name"], group=row["grp"])
-
-
-# --- a group ----------------------------------------------------------------------------------------------------------
-
-
-def group_page(site: Site, request: Request) -> Response:
-    """The members of a group side by side, and where each leaves the way of the first."""
-    run = site.run(request.query_params.get("run", ""))
-    name, grp = request.query_params.get("file", ""), number(request, "group")
-    rows = site.index.group(run["run"], name, grp)
-    if not rows:
-        raise HTTPException(404, f"There is no group {grp} in {name or 'no file'}: the oldest rollouts are removed.")
-    path = site.folder(run["path"]) / "episodes" / rows[0]["name"]
-    members = [{**row, "episode": read_episode(path, row["start"])} for row in rows]
-    first = members[0]["episode"]["turns"]
-    for member in members:
-        turns = member["episode"]["turns"]
-        member["parts_at"], member["parts_by"] = _parting(first, turns)
-    verdict, kept, groups = _filter_verdict(path, grp) if rows[0]["kind"] == "train" else (None, 0, 0)
-    return render(
-        "group.html", site=site, run=run, name=name, grp=grp, members=members, link=episode_link,
-        verdict=verdict, kept=kept, groups=groups,
-        kind=KINDS.get(rows[0]["kind"], rows[0]["kind"]),
-        deviation=stdev(row["reward"] for row in rows) if len(rows) > 1 else 0.0,
-    )  # fmt: skip
-
-
-def _parting(first: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]]) -> tuple[int | None, str]:
-    """The place of the turn at which a member leaves the way of the first, and by what; None where it does not."""
-    for place, (one, other) in enumerate(zip(first, turns, strict=False)):
-        if one["observation"] != other["observation"]:
-            return place, "another state"
-        if one["actions"] != other["actions"]:
-            return place, "another action"
-    return None, ""
-
-
-def _filter_verdict(path: Path, grp: int) -> tuple[Verdict | None, int, int]:
-    """What the run's filter made of the group, and how many groups of its file it kept, of how many.
-
-    As it was noted in training; computed again where it was not, for a run that was cut off in its update.
-    """
-    found = read_verdicts(update_file(path))
-    try:
-        if not found:
-            config = FilterConfig(**mapping(path.parent.parent / "config.yaml", [])["algorithm"]["filter"])
-            groups: dict[int, Group] = {}
-            for episode in read_episodes(path):
-                group = groups.setdefault(episode.group, Group(episode.group, []))
-                (group.failed if episode.failed else group.episodes).append(episode)
-            found = verdicts(config, list(groups.values()), filter_groups(config, list(groups.values())))
-    except (BadEpisodes, KeyError, TypeError, ValueError):
-        return None, 0, 0
-    return found.get(grp), sum(verdict.kept for verdict in found.values()), len(found)
 
 
 # --- an episode -------------------------------------------------------------------------------------------------------
 
 
-def episode_page(site: Site, request: Request) -> Response:
-    """One episode, turn by turn, and its sampled tokens."""
+Page = Callable[[Site, Request, bytes | None], Response]
+
+
+def with_pictures(page: Page) -> Callable[[Site, Request], Awaitable[Response]]:
+    """A page that is given the first picture of the episode or group that is asked for: None where there are none, so
+    that it asks for none; empty where they are long in coming."""
+
+    async def draw(site: Site, request: Request) -> bytes | None:
+        asked = {"member": "0", **request.query_params, "turn": "0"}
+        try:
+            first = await picture(site, Request({**request.scope, "query_string": urlencode(asked).encode()}))
+        except (HTTPException, NotPossible, StarpodError):
+            return None
+        return bytes(first.body)
+
+    async def call(site: Site, request: Request) -> Response:
+        drawing = asyncio.ensure_future(draw(site, request))
+        done, _ = await asyncio.wait({drawing}, timeout=PATIENCE)
+        return await asyncio.to_thread(page, site, request, drawing.result() if done else b"")
+
+    return call
+
+
+def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
+    """One episode, turn by turn, and its sampled tokens. drawn: its first picture."""
     run = site.run(request.query_params.get("run", ""))
     name = request.query_params.get("file", "")
     grp, member = number(request, "group"), number(request, "member")
@@ -162,6 +148,7 @@ def episode_page(site: Site, request: Request) -> Response:
                 "learnt": bool(tokens) and "ratio" in tokens[0],
                 "parts": parts,
                 "remarks": remarks(turn),
+                "prompt": _decoded(turn.prompt, tokenizer),
             }
         )
     siblings = site.index.group(run["run"], name, grp)
@@ -172,12 +159,21 @@ def episode_page(site: Site, request: Request) -> Response:
         kind=KINDS.get(row["kind"], row["kind"]),
         members=len(siblings), before=siblings[place - 1] if place else None,
         after=siblings[place + 1] if place + 1 < len(siblings) else None, link=episode_link, group_link=group_link,
+        picture_link=picture_link,
         readable=tokenizer is not None, update=update, most_tokens=MOST_TOKENS,
-        pictures=site.games is not None or bool(kept_pictures(folder, row["name"], grp, member)),
+        size=None if drawn is None else _size(drawn),
         token=site.guard.token("fork") if site.games else "",
-        policies=site.games.policies(checkpoint=row["tokens"] > 0) if site.games else {}, counts=COUNTS,
+        policies=site.continuing.policies.choices(run=folder if row["tokens"] > 0 else None) if site.continuing else {},
+        counts=COUNTS, jobs=site.continuing.of_episode(episode_link(run, row)) if site.continuing else (),
         call=_call(site.index.folder, folder, episode),
     )  # fmt: skip
+
+
+def _size(png: bytes) -> tuple[int, int]:
+    """Width and height at which a picture is shown, in pixels: its own up to `PICTURE`, which holds if not known."""
+    width, height = (int.from_bytes(png[place : place + 4]) or PICTURE for place in (16, 20))
+    scale = min(1.0, PICTURE / max(width, height))
+    return round(width * scale), round(height * scale)
 
 
 def _call(runs: Path, folder: Path, episode: Episode) -> str:
@@ -203,7 +199,7 @@ def _tokens(turn: Turn, before: int, tokenizer: Any, learnt: TokenRecord | None)
     for place, (token, logprob, version) in enumerate(zip(turn.reply, turn.logprobs, turn.versions, strict=False)):
         known: dict[str, Any] = {
             "id": token,
-            "text": tokenizer.decode([token], skip_special_tokens=False) if tokenizer else str(token),
+            "text": _decoded([token], tokenizer),
             "probability": math.exp(min(logprob, 0.0)),
             "version": version,
             "clipped": "",
@@ -218,6 +214,11 @@ def _tokens(turn: Turn, before: int, tokenizer: Any, learnt: TokenRecord | None)
             }
         found.append(known)
     return found
+
+
+def _decoded(ids: Sequence[int], tokenizer: Any) -> str:
+    """As text; as numbers without a tokenizer."""
+    return tokenizer.decode(ids, skip_special_tokens=False) if tokenizer else " ".join(map(str, ids))
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
@@ -19,10 +21,13 @@ from starpod.report.site import whole
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode
 from starpod.ui import watching
-from starpod.ui.games import CHECKPOINT, COUNTS, SEPARATOR, Branches, Game, Games, NotPossible
+from starpod.ui.continuing import COUNTS, Continuing
+from starpod.ui.games import SEPARATOR, Game, Games
 from starpod.ui.page import Site, query, render
-from starpod.ui.reading import kept_pictures, mapping, read_episode
-from starpod.ui.saving import KINDS, Saved, save, saved
+from starpod.ui.policies import NotPossible
+from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, mapping, read_episode
+from starpod.ui.saving import KINDS, Saved, held_out, save, saved
+from starpod.v1 import environment_pb2 as pb
 
 KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight"}
 _MAX_SEED = 2**64 - 1
@@ -30,45 +35,57 @@ _MAX_SEED = 2**64 - 1
 
 def games_of(site: Site) -> Games:
     """Raises HTTPException 404 where the site has no server."""
-    if site.games is None:
+    return continuing_of(site).games
+
+
+def continuing_of(site: Site) -> Continuing:
+    """Raises as `games_of`."""
+    if site.continuing is None:
         raise HTTPException(404, "No server was named: start `starpod ui --address HOST:PORT`.")
-    return site.games
+    return site.continuing
 
 
 async def fleet_page(site: Site, request: Request) -> Response:
-    """The servers and the environments that they host."""
+    """The environments that can be played, the servers that host them, and the sessions there."""
     games = games_of(site)
     fleet = await games.fleet()
     specs = await fleet.describe()
     trips = await watching.round_trips(fleet)
-    servers = [
-        {
-            "address": replica.address,
-            "state": _state(replica),
-            "ready": replica.ready,
-            "name": f"{replica.description.server_name} {replica.description.server_version}"
-            if replica.description
-            else "",
-            "load": replica.load,
-            "most": replica.description.limits.max_sessions if replica.description else 0,
-            "ours": len(replica.sessions),
-            "seconds": trips.get(replica.address),
-            "lease": replica.description.limits.default_lease_seconds if replica.description else 0.0,
-            "longest": replica.description.limits.max_lease_seconds if replica.description else 0.0,
-            "instance": replica.instance_id,
-        }
-        for replica in fleet.replicas
-    ]
+    servers = [_server(replica, games, trips.get(replica.address)) for replica in fleet.replicas]
     return render(
-        "fleet.html", site=site, servers=servers, specs=specs, recoveries=fleet.recoveries, address=games.address,
-        games=games.all(),
+        "fleet.html", site=site, servers=servers, specs=specs, recoveries=fleet.recoveries, games=games.all(),
+        running=await asyncio.to_thread(_running, site), jobs=len(continuing_of(site).jobs()),
     )  # fmt: skip
 
 
-def _state(replica: Replica) -> str:
-    if replica.draining:
-        return "draining"
-    return "ready" if replica.ready else f"away: {no_answer(replica.address, str(replica.error))}"
+def _running(site: Site) -> list[tuple[str, float | None]]:
+    """The runs that train now, and how many sessions each has brought back after a loss; None where it says nothing."""
+    paths = [run["path"] for run in site.index.runs() if run["status"] == "running"]
+    folders = ((path, find_run(site.index.folder, path)) for path in paths)
+    return [(path, last_metrics(folder).get("collect/recoveries")) for path, folder in folders if folder]
+
+
+def _server(replica: Replica, games: Games, seconds: float | None) -> dict[str, Any]:
+    """What is told of a server. seconds: of a round trip."""
+    said = replica.description or pb.DescribeResponse()
+    steps = games.steps(replica.address)
+    return {
+        "address": replica.address,
+        "state": "draining" if replica.draining else "ready" if replica.ready else "away",
+        "why": "" if replica.ready or replica.draining else no_answer(replica.address, str(replica.error)),
+        "ready": replica.ready,
+        "name": f"{said.server_name} {said.server_version}",
+        "load": replica.load,
+        "most": said.limits.max_sessions,
+        "ours": len(replica.sessions),
+        "seconds": seconds,
+        "lease": said.limits.default_lease_seconds,
+        "longest": said.limits.max_lease_seconds,
+        "instance": replica.instance_id,
+        "steps": len(steps),
+        "p50": float(np.percentile(steps, 50)) if steps else None,
+        "p99": float(np.percentile(steps, 99)) if steps else None,
+    }
 
 
 async def environment_page(site: Site, request: Request) -> Response:
@@ -82,13 +99,14 @@ async def _form_page(site: Site, environment: str, given: Mapping[str, str], pro
     return render(
         "environment.html", site=site, status=400 if problem else 200, spec=spec, problem=problem,
         seed=given.get("seed", ""), token=site.guard.token("play"),
+        opened=bool(problem) or any(name.startswith("option-") for name in given),
         fields=forms.filled(forms.fields(spec.options_schema_json), given, whole=bool(problem)),
     )  # fmt: skip
 
 
 async def start_game(site: Site, request: Request) -> Response:
     """Opens a session with the form's options."""
-    given = await _form(site, request, "play")
+    given = await posted(site, request, "play")
     environment = request.path_params["environment"]
     games = games_of(site)
     spec = await games.spec(environment)
@@ -103,7 +121,7 @@ async def start_game(site: Site, request: Request) -> Response:
         game = await games.open(environment, options=options, seed=seed)
     except BadArgument as error:
         return await _form_page(site, environment, given, str(error))
-    return _to(await games.keep(game))
+    return to_game(await games.keep(game))
 
 
 async def game_page(site: Site, request: Request) -> Response:
@@ -113,7 +131,7 @@ async def game_page(site: Site, request: Request) -> Response:
 
 async def _game_page(site: Site, game: Game, asked: Mapping[str, str], problem: str = "") -> Response:
     """problem: why nothing was done."""
-    games = games_of(site)
+    games, continuing = games_of(site), continuing_of(site)
     picture = await game.picture()
     seen = game.session.observation.text
     choices = game.choices
@@ -126,7 +144,8 @@ async def _game_page(site: Site, game: Game, asked: Mapping[str, str], problem: 
         hint=game.hint if "hint" in asked else "", saved=_saved(site, asked, game),
         notice=problem or _NOTICES.get(asked.get("notice", ""), ""),
         token=site.guard.token(game.id), python=game.python(games.address), counts=COUNTS,
-        policies=games.policies(game.spec, checkpoint=game.run is not None),
+        policies=continuing.policies.choices(game.spec, game.run), trees=continuing.of(game),
+        held_out=held_out(game.episode.seed, game.run),
         free=bool(game.spec.action_space.grammar or game.spec.action_space.tools or not choices),
         tools=[(tool, forms.arguments(tool.parameters_schema_json)) for tool in game.spec.action_space.tools],
     )  # fmt: skip
@@ -147,11 +166,11 @@ async def game_action(site: Site, request: Request) -> Response:
     """Does what a form of the game's page asks for: act, undo, branch, save, close."""
     games = games_of(site)
     game = games.get(request.path_params["game"])
-    given = await _form(site, request, game.id)
+    given = await posted(site, request, game.id)
     async with game.lock:
         # A double click, or the back button: the form was made for another turn.
         if given.get("turn") != str(len(game.turns)):
-            return _to(game, notice="moved")
+            return to_game(game, notice="moved")
         what = request.path_params["what"]
         try:
             return await _do(site, games, game, what, given)
@@ -161,7 +180,7 @@ async def game_action(site: Site, request: Request) -> Response:
 
 async def back_to_game(site: Site, request: Request) -> Response:
     """The page of a session whose refused form is loaded again."""
-    return _to(games_of(site).get(request.path_params["game"]))
+    return to_game(games_of(site).get(request.path_params["game"]))
 
 
 async def _do(site: Site, games: Games, game: Game, what: str, given: Mapping[str, str]) -> Response:
@@ -169,26 +188,28 @@ async def _do(site: Site, games: Games, game: Game, what: str, given: Mapping[st
     match what:
         case "act":
             await _act(game, given)
+            games.took(game.session.address, game.episode.turns[-1:])
         case "undo":
             await games.undo(game)
         case "branch":
-            policy, count = _continuation(given, games.policies(game.spec, checkpoint=game.run is not None))
+            continuing = continuing_of(site)
+            policy, count = continuation(given, continuing.policies.choices(game.spec, game.run))
             if count == 1:
-                await games.go_on(game, policy)
+                await continuing.go_on(game, policy)
             else:
-                game.branches.append(await games.branch(game, policy, count))
+                await continuing.branch(game, policy, count)
         case "save":
             kind = given.get("kind", "")
             if kind not in KINDS:
                 raise HTTPException(400, f"Save one of {', '.join(KINDS)}.")
-            await asyncio.to_thread(save, site.index.folder, kind, game)
-            return _to(game, saved=kind)
+            await save(games, site.index.folder, kind, game)
+            return to_game(game, saved=kind)
         case "close":
             await games.forget(game)
             return RedirectResponse("/fleet", 303)
         case _:
             raise HTTPException(404)
-    return _to(game)
+    return to_game(game)
 
 
 async def _act(game: Game, given: Mapping[str, str]) -> None:
@@ -203,11 +224,11 @@ async def _act(game: Game, given: Mapping[str, str]) -> None:
         call = ToolCall(name, forms.chosen(known, given))
     except ValueError as error:
         raise NotPossible(f"{name}: {error}.") from None
-    await game.step([call], "you")
+    await game.step([call])
 
 
-def _continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple[str, int]:
-    """Raises HTTPException 400."""
+def continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple[str, int]:
+    """The policy and the number of continuations that a form asks for. Raises HTTPException 400."""
     policy, count = given.get("policy", ""), whole(given.get("count", ""), max(COUNTS))
     if policy not in policies or not count:
         raise HTTPException(400, f"Choose one of {', '.join(policies)} and 1 to {max(COUNTS)} continuations.")
@@ -215,6 +236,17 @@ def _continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tupl
 
 
 # --- sessions of others -----------------------------------------------------------------------------------------------
+
+
+async def sessions_page(site: Site, request: Request) -> Response:
+    """The sessions of a run in play, from where each can be watched. The run tells them as long as the page asks."""
+    run = site.run(request.query_params.get("run", ""))
+    told = in_play(site.folder(run["path"])) if run["status"] == "running" else None
+    ours = {replica.address for replica in (await site.games.fleet()).replicas} if site.games and told else set()
+    return render(
+        "sessions.html", site=site, run=run, told=told, reached=bool(told and ours & set(told["servers"])),
+        call=f"starpod ui {site.index.folder} --address {','.join(told['servers'])}" if told else "",
+    )  # fmt: skip
 
 
 async def watch_page(site: Site, request: Request) -> Response:
@@ -228,16 +260,16 @@ async def watch_page(site: Site, request: Request) -> Response:
         "watch.html", site=site, seen=seen, token=site.guard.token("watch"),
         image=base64.b64encode(seen.picture).decode() if seen.picture else "",
         choices=list(seen.spec.action_space.names) if seen.spec else [],
-        notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
+        notice=_NOTICES.get(request.query_params.get("notice", ""), ""), run=request.query_params.get("run", ""),
     )  # fmt: skip
 
 
 async def watch_action(site: Site, request: Request) -> Response:
     """Does what a form of that page asks for: act in the session, or open a copy of it."""
-    given = await _form(site, request, "watch")
+    given = await posted(site, request, "watch")
     games, session = games_of(site), given.get("session", "")
     if request.path_params["what"] == "copy":
-        return _to(await games.adopt(await watching.copy(await games.fleet(), session)))
+        return to_game(await games.adopt(await watching.copy(await games.fleet(), session)))
     if request.path_params["what"] != "act":
         raise HTTPException(404)
     epoch, index = (whole(given.get(name, ""), 2**32 - 1) for name in ("epoch", "index"))
@@ -251,7 +283,7 @@ async def watch_action(site: Site, request: Request) -> Response:
         notice = "moved"
     except EpisodeOver:
         notice = "over"
-    return RedirectResponse(query("/watch", session=session, notice=notice), 303)
+    return RedirectResponse(query("/watch", session=session, run=given.get("run", ""), notice=notice), 303)
 
 
 # --- from an episode --------------------------------------------------------------------------------------------------
@@ -259,21 +291,21 @@ async def watch_action(site: Site, request: Request) -> Response:
 
 async def fork_episode(site: Site, request: Request) -> Response:
     """A live session at a turn of an episode."""
-    given = await _form(site, request, "fork")
-    episode, task, link = _episode(site, given)
+    given = await posted(site, request, "fork")
+    episode, task, link = named_episode(site, given)
     turn = whole(given.get("turn", ""), len(episode.turns))
     if turn is None:
         raise HTTPException(400, "The form does not say from which turn.")
     games = games_of(site)
     game = await games.replay(episode, task, turn)
     game.origin, game.run = f"{link}#t{turn + 1}", site.folder(given["run"])
-    return _to(await games.keep(game))
+    return to_game(await games.keep(game))
 
 
 async def picture(site: Site, request: Request) -> Response:
     """The state before a turn of an episode: from the run's pictures, or drawn by the server."""
     asked = request.query_params
-    episode, task, link = _episode(site, asked)
+    episode, task, link = named_episode(site, asked)
     place = whole(asked.get("turn", ""), len(episode.turns))
     frames = await asyncio.to_thread(
         kept_pictures, site.folder(asked["run"]), asked["file"], episode.group, episode.member
@@ -285,40 +317,7 @@ async def picture(site: Site, request: Request) -> Response:
     return Response(frames[place], media_type="image/png")
 
 
-async def turns_page(site: Site, request: Request) -> Response:
-    """Success of continuations from each turn of an episode."""
-    given = await _form(site, request, "fork")
-    episode, task, link = _episode(site, given)
-    policies = games_of(site).policies(checkpoint=True)
-    policy, count = _continuation(given, policies)
-    folder = site.folder(given["run"])
-    found = await games_of(site).branch_each_turn(episode, task, policy, count, folder)
-    verdict, worst = _verdict(found, episode)
-    return render(
-        "turns.html", site=site, run={"path": given["run"]}, episode=episode, branches=found, link=link, count=count,
-        luck="with the episode's own luck" if policy == CHECKPOINT else "each with luck of its own",
-        policy=policies[policy], verdict=verdict, worst=worst,
-    )  # fmt: skip
-
-
-def _verdict(found: list[Branches], episode: Episode) -> tuple[str, int]:
-    """Says after which turn continuations succeed least, by the largest fall, and gives its place; after the last one
-    the outcome counts."""
-    if not any(each.solved for each in found):
-        return "No continuation solved it, wherever it began: try another policy, or more of them.", 0
-    outcome = float(episode.success is True)
-    after = [*((each.share, each.interval[1]) for each in found[1:]), (outcome, outcome)]
-    falls = [(before.share - share, place) for place, (before, (share, _)) in enumerate(zip(found, after, strict=True))]
-    fall, place = max(falls, key=lambda each: (each[0], -each[1]))
-    if fall <= 0:
-        return "No turn made success less likely.", 0
-    action = " ".join(episode.turns[place].actions) or "no action"
-    apart = found[place].interval[0] > after[place][1]
-    sure = "The intervals do not overlap." if apart else "The intervals overlap: it may be chance; ask for more."
-    return f"Success falls most at turn {place + 1} ({action}), by {100 * fall:.0f} points. {sure}", place
-
-
-def _episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, str]:
+def named_episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, str]:
     """The episode that a form names, and the task that it played. Raises HTTPException."""
     run = site.run(given.get("run", ""))
     grp, member = (whole(given.get(name, ""), 2**53) for name in ("group", "member"))
@@ -337,10 +336,10 @@ def _episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, str]:
         options |= evaluation.get("options") or {}
     limits = Limits(*(environment.get(name) for name in ("max_turns", "max_actions_per_turn", "max_actions")))
     link = query("/episode", run=run["path"], file=row["name"], group=row["grp"], member=row["member"])
-    return episode, Task(episode.environment, options=options, limits=limits), link
+    return episode, Task(episode.environment, options=options, limits=limits, name=episode.task), link
 
 
-async def _form(site: Site, request: Request, purpose: str) -> dict[str, str]:
+async def posted(site: Site, request: Request, purpose: str) -> dict[str, str]:
     """The fields of a form of one of our own pages. Raises HTTPException 403 for any other."""
     given = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
     if not site.guard.admits(purpose, given.get("csrf", ""), request.headers):
@@ -348,6 +347,6 @@ async def _form(site: Site, request: Request, purpose: str) -> dict[str, str]:
     return given
 
 
-def _to(game: Game, **values: str) -> Response:
+def to_game(game: Game, **values: str) -> Response:
     path = f"/play/session/{quote(game.id)}"
     return RedirectResponse(query(path, **values) if values else path, 303)

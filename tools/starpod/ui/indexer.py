@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.report.charts import smooth
+from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word, spread
 from starpod.ui.reading import (
     BadFile,
@@ -305,16 +306,18 @@ def _bucket_of(line: Mapping[str, Any], last: _Bucket) -> _Bucket | None:
     metrics, step, time = line.get("metrics"), line.get("step"), line.get("time", 0.0)
     if not isinstance(metrics, dict) or not isinstance(step, int) or not isinstance(time, int | float):
         return None
-    known = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-    take = known.get
+    known = {
+        name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and math.isfinite(value)
+    }
+    spent = spent_in(known)
     return _Bucket(
         1,
         step,
         time,
-        last.seconds + take("time/step", 0.0),
-        last.env_steps + take("rate/environment_steps_per_s", 0.0) * take("time/collect", 0.0),
-        last.tokens + take("rate/sampled_tokens_per_s", 0.0) * take("time/generate_wait", 0.0),
-        {name: [value, 1] for name, value in known.items() if math.isfinite(value)},
+        last.seconds + known.get("time/step", 0.0),
+        last.env_steps + spent["environment_steps"],
+        last.tokens + spent["sampled_tokens"],
+        {name: [value, 1] for name, value in known.items()},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,11 +23,12 @@ from starpod.report.figures import duration, show, signed
 from starpod.report.form import marked
 from starpod.report.page import dotted
 from starpod.report.site import Guard
+from starpod.report.tree import Continuation, draw_tree
+from starpod.ui.continuing import Branches, Continuing
 from starpod.ui.games import Games
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
 from starpod.ui.reading import find_run
-from starpod.ui.tree import draw_tree
 
 OWN = files(__package__) / "assets"
 BIGGEST = 2**53
@@ -38,8 +40,13 @@ class Site:
 
     index: Index
     indexer: Indexer
-    games: Games | None = None
+    continuing: Continuing | None = None
     guard: Guard = field(default_factory=Guard)
+
+    @property
+    def games(self) -> Games | None:
+        """Sessions on servers; None where none was named."""
+        return self.continuing.games if self.continuing else None
 
     def run(self, path: str) -> dict[str, Any]:
         """The summary of the run at a path. Raises HTTPException 404 with a sentence."""
@@ -91,6 +98,11 @@ def query(path: str, **values: Any) -> str:
     return f"{path}?{urlencode(given, True)}"
 
 
+def headings(content: str) -> list[tuple[str, str]]:
+    """Ids and texts of a page's headings that can be linked to."""
+    return re.findall(r'<h2 id="([^"]+)">([^<]+)</h2>', content)
+
+
 def ago(moment: float | None) -> str:
     """3 minutes ago."""
     seconds = max(time.time() - (moment or 0), 0)
@@ -108,6 +120,19 @@ def interval(summary: Mapping[str, Any] | None) -> str:
     return f"{100 * summary['success_low']:.0f} to {100 * summary['success_high']:.0f} %"
 
 
+def continuation_link(branches: Branches, number: int) -> str:
+    return f"/continuations/{quote(branches.id)}/{number}"
+
+
+def _tree(branches: Branches, label: str) -> Markup:
+    """The drawing of continuations, whose ends lead to their pages."""
+    lines = [
+        Continuation(line.actions, line.value, line.success, link=continuation_link(branches, number))
+        for number, line in enumerate(branches.lines)
+    ]
+    return Markup(draw_tree(lines, label))
+
+
 @cache
 def templates() -> Environment:
     environment = Environment(
@@ -118,8 +143,8 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        ago=ago, duration=duration, interval=interval, query=query, run_link=run_link, show=show, signed=signed,
-        tree=lambda lines, label: Markup(draw_tree(lines, label)),
+        ago=ago, duration=duration, headings=headings, interval=interval, query=query, run_link=run_link, show=show,
+        signed=signed, tree=_tree, continuation_link=continuation_link,
         spark=lambda values, label, **size: Markup(spark(values, label, **size)),
         marked=lambda text: Markup(marked(text)), dotted=lambda key: Markup(dotted(key)),
     )  # fmt: skip

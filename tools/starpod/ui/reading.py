@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import platform
@@ -21,6 +22,10 @@ QUIET_SECONDS = 600.0
 MOST_PROBLEMS = 5
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEPTH = 3
+_FRESH_SECONDS = 10.0
+"""For which what a run told of its sessions holds."""
+_TAIL = 2**16
+"""Bytes at the end of a file of metrics, which hold the last line."""
 
 
 def find_runs(root: Path) -> dict[str, Path]:
@@ -136,6 +141,56 @@ def read_episode(path: Path, start: int) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("turns"), list):
         raise BadFile(f"{path.name} has changed: there is no episode at this place any more")
     return value
+
+
+def checkpoints(folder: Path) -> list[dict[str, Any]]:
+    """Complete checkpoints, newest first, with their step and what is said of them: best, latest."""
+    named: dict[str, list[str]] = {}
+    for mark in ("best", "latest"):
+        try:
+            target = (folder / "checkpoints" / mark).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            continue
+        named.setdefault(target, []).append(mark)
+    try:
+        found = [path for path in (folder / "checkpoints").iterdir() if path.name.startswith("step-")]
+    except OSError:
+        return []
+    return [
+        {"name": path.name, "step": int(digits), "marks": named.get(path.name, []), "path": str(path)}
+        for path in sorted(found, reverse=True)
+        if (digits := path.name.removeprefix("step-")).isdecimal()
+    ]
+
+
+def in_play(run: Path) -> dict[str, Any] | None:
+    """Asks a run that trains for its sessions in play, and gives what it told last: its servers, and its sessions,
+    which come within a second or so; None where it tells nothing."""
+    folder = RunFolder(run)
+    with contextlib.suppress(OSError):  # then it cannot be asked
+        folder.watched.touch()
+    if not servers_of(run):
+        return None
+    told = mapping(folder.live, [])
+    fresh = time.time() - float(told.get("time", 0.0)) < _FRESH_SECONDS
+    return {"servers": told.get("servers") or [], "sessions": told.get("sessions") if fresh else None}
+
+
+def servers_of(run: Path) -> str:
+    """The addresses of the servers of a run that trains, with commas; empty where it tells none."""
+    return ",".join(mapping(RunFolder(run).live, []).get("servers") or [])
+
+
+def last_metrics(folder: Path) -> dict[str, Any]:
+    """The metrics of the newest iteration; empty where there are none."""
+    try:
+        with open(folder / "metrics.jsonl", "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL))
+            lines = list(parse_lines(file.read(), "", []))
+    except OSError:
+        return {}
+    metrics = lines[-1][1].get("metrics") if lines else None
+    return metrics if isinstance(metrics, dict) else {}
 
 
 def kept_pictures(run: Path, file: str, group: int, member: int) -> list[bytes]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +11,47 @@ from fastapi import Request, Response
 from markupsafe import Markup
 
 from starpod.report.figures import show
+from starpod.trainer.commands.train import commands
 from starpod.trainer.output import sections
 from starpod.trainer.output.words import SHOWN, metric, trend
 from starpod.ui.index import Curve, spread
 from starpod.ui.page import Site, number, query, render
-from starpod.ui.reading import mapping, objects
+from starpod.ui.reading import checkpoints, mapping, objects
 
 SHOWN_RUNS = 200
 """Runs on a page of the list."""
 EVALUATIONS = 400
 """Evaluations that a chart shows."""
 STATUSES = ("running", "ended", "interrupted")
+SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "highest success": lambda run: -(run["evaluation"] or {"success": -1.0})["success"],
+    "longest": lambda run: -run["seconds"],
+    "environment": lambda run: run["environment"],
+}
+"""Orders of the list beside the newest first, which holds among equals: the key of a run."""
 
 
 def runs_page(site: Site, request: Request) -> Response:
     """All runs, the newest first; of one status, or whose path or title holds some text."""
     known = site.index.runs()
     wanted, text = request.query_params.get("status", ""), request.query_params.get("text", "").strip()
+    order = request.query_params.get("sort", "")
     found = [
         run
         for run in known
         if wanted in ("", run["status"])
         and text.lower() in f"{run['path']} {run['title']} {run['environment']} {run['algorithm']}".lower()
     ]
+    if order in SORTS:
+        found.sort(key=SORTS[order])
     page = number(request, "page", 1, least=1)
     shown = found[(page - 1) * SHOWN_RUNS : page * SHOWN_RUNS]
     counts = {status: sum(run["status"] == status for run in known) for status in STATUSES}
     return render(
         "runs.html", site=site, runs=shown, found=len(found), known=len(known), counts=counts, wanted=wanted,
-        text=text, page=page, pages=-(-len(found) // SHOWN_RUNS),
-        pages_url=lambda place: query("/", status=wanted, text=text, page=place),
+        text=text, page=page, pages=-(-len(found) // SHOWN_RUNS), sorts=SORTS, order=order,
+        pages_url=lambda place: query("/", status=wanted, text=text, sort=order, page=place),
+        folder=shlex.quote(str(site.index.folder)),
     )  # fmt: skip
 
 
@@ -52,13 +64,14 @@ def run_page(site: Site, request: Request) -> Response:
     evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
     curve, files = site.index.curve(run["run"]), site.index.files(run["run"])
     measured = [line for line in curve.lines if line["metrics"]]
-    checkpoints = _checkpoints(folder)
-    best = next((each["step"] for each in checkpoints if "best" in each["marks"]), None)
+    kept = checkpoints(folder)
+    best = next((each["step"] for each in kept if "best" in each["marks"]), None)
     shown = spread(evaluations, EVALUATIONS)
     body = [
         sections.evaluation(shown, curve.lines),
         sections.environments(curve.lines, shown, final or None),
         sections.learning(curve.lines),
+        sections.agents(curve.lines),
         sections.echo_trap(curve.lines),
         sections.information(curve.lines),
         sections.time_spent(curve.lines),
@@ -66,11 +79,11 @@ def run_page(site: Site, request: Request) -> Response:
     return render(
         "run.html", site=site, run=run,
         problems=[*run["problems"], *(file["problem"] for file in files if file["problem"])],
-        headline=Markup(sections.headline(run["title"] or run["path"], facts, measured, shown, final or None, best)),
-        metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=checkpoints,
+        headline=Markup(sections.headline(run["title"] or run["path"], facts, curve.lines, shown, final or None, best)),
+        metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=kept,
         configuration=Markup(sections.configuration(facts)), config=_text(folder / "config.yaml"),
         provenance=Markup(sections.provenance(facts, measured)),
-        folder=str(folder), kinds=_kinds(files),
+        commands=commands(folder, mapping(folder / "config.yaml", [])), kinds=_kinds(files),
     )  # fmt: skip
 
 
@@ -97,26 +110,6 @@ def metrics_table(curve: Curve) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _checkpoints(folder: Path) -> list[dict[str, Any]]:
-    """Complete checkpoints, newest first, with their step and what is said of them: best, latest."""
-    named: dict[str, list[str]] = {}
-    for mark in ("best", "latest"):
-        try:
-            target = (folder / "checkpoints" / mark).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            continue
-        named.setdefault(target, []).append(mark)
-    try:
-        found = [path for path in (folder / "checkpoints").iterdir() if path.name.startswith("step-")]
-    except OSError:
-        return []
-    return [
-        {"name": path.name, "step": int(digits), "marks": named.get(path.name, []), "path": str(path)}
-        for path in sorted(found, reverse=True)
-        if (digits := path.name.removeprefix("step-")).isdecimal()
-    ]
 
 
 def _kinds(files: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, int]]:

@@ -15,7 +15,8 @@ from starpod.client import BadArgument, Fleet, Session, Snapshot, StarpodError, 
 from starpod.client.connection import RENDER, RENEW, SNAPSHOT
 from starpod.client.connection.calls import STEP
 from starpod.client.pool.replica import Replica
-from starpod.ui.games import LEASE_SECONDS, NotPossible
+from starpod.ui.games import LEASE_SECONDS
+from starpod.ui.policies import NotPossible
 from starpod.v1 import environment_pb2 as pb
 
 SECONDS = 10.0

@@ -42,6 +42,9 @@ class StopConfig(Section):
 
     iterations: int = Field(default=200, ge=0, description="Collections and updates.")
     minutes: float | None = Field(default=None, gt=0, description="Minutes of training; null: no limit.")
+    tokens: int | None = Field(
+        default=None, ge=1, description="Tokens sampled in training, those of a search included."
+    )
     success: float | None = Field(default=None, gt=0, le=1, description="Success of an evaluation that ends the run.")
 
 
@@ -110,6 +113,11 @@ class Config(Section):
             raise ValueError(
                 f"collect.search.strategy {strategy} opens the start states themselves, and "
                 "environment.expert_moves_left has others: drop either"
+            )
+        if self.algorithm.order != "together" and strategy not in ("none", "best_of"):
+            raise ValueError(
+                f"algorithm.order {self.algorithm.order} takes a step for each turn of whole episodes, and "
+                f"collect.search.strategy {strategy} finds branches: set it to none or best_of, or order to together"
             )
         terms = self.algorithm.credit_terms
         gains, trees = any(term.score == "gain" for term in terms), any("tree" in term.key for term in terms)
@@ -187,6 +195,26 @@ class Config(Section):
         ):
             if name != wanted and any(getattr(task.rewards, key) for task in self.tasks):
                 raise ValueError(f"rewards.{key} belongs to {wanted}, and script.name is {name}: set it, or drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _each_agent_can_have_a_policy(self) -> Config:
+        if not self.script.policies:
+            return self
+        what = "script.policies gives each agent a policy"
+        if self.algorithm.needs_critic:
+            raise ValueError(
+                f"{what}, and algorithm.advantage {self.algorithm.advantage} needs a critic, which these do not have: "
+                "choose one without, such as dr_mas"
+            )
+        for key, value, wanted in (
+            ("engine.name", self.engine.name, "torch"),
+            ("algorithm.order", self.algorithm.order, "together"),
+            ("scorer.kind", self.scorer.kind, "off"),
+            ("monitor.information.every", self.monitor.information.every, 0),
+        ):
+            if value != wanted:
+                raise ValueError(f"{what}, and {key} {value} is for one policy: set it to {wanted}")
         return self
 
     @model_validator(mode="after")

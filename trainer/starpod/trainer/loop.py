@@ -8,11 +8,20 @@ from starpod.trainer.run import Run
 async def train(run: Run) -> str:
     """Trains until the run says why to stop, and returns that.
 
-    A signal ends it after the present step; what was learnt is saved either way. Where `collect.max_staleness` allows
-    it, groups of later steps are played meanwhile (rollout/ahead.py).
+    A signal ends it after the present step, an engine or servers that are lost at once; what was learnt is saved. Where
+    `collect.max_staleness` allows it, groups of later steps are played meanwhile (rollout/ahead.py).
     """
+    try:
+        return await _train(run)
+    except Exception as error:
+        run.rescue(error)
+        raise
+
+
+async def _train(run: Run) -> str:
     if not run.resumed:
         await run.warm_start()
+    if run.evaluation_is_due:
         await run.evaluate()
         run.save()
     while not (reason := run.reason_to_stop()):

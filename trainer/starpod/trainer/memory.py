@@ -147,7 +147,7 @@ def estimate_memory(config: Config, place: Place) -> Estimate:
     shape = Shape.of(model)
     lora = model.lora.rank > 0
     kept = getattr(torch, model.base_dtype).itemsize
-    trained = shape.adapters if lora else shape.parameters
+    trained = _policies(config) * (shape.adapters if lora else shape.parameters)
     frozen = shape.parameters if lora else 0
     resident = trained * FLOAT32 + frozen * kept
     size = "another model" + ("" if lora else ", model.lora.rank") + ("" if world > 1 else ", several GPUs (torchrun)")
@@ -161,13 +161,17 @@ def estimate_memory(config: Config, place: Place) -> Estimate:
     if algorithm.needs_critic and model.critic == "separate":
         items.append(Item("critic", (resident + 3 * trained * FLOAT32) / world, "model.critic=shared"))
     if algorithm.needs_reference:
-        reference = trained if lora else shape.parameters
-        items.append(Item("reference model", reference * FLOAT32 / world, "algorithm.kl.where=off"))
+        items.append(Item("reference model", trained * FLOAT32 / world, "algorithm.kl.where=off"))
     if world > 1:
         # Two layers, and what is in none of them, with their gradients.
         whole = shape.parameters - (shape.layers - 2) * shape.per_layer
         items.append(Item("gathered shards", whole * (kept if lora else 2 * FLOAT32), size))
     return Estimate([*items, *_engine(config, place, shape), *_passes(config, place, shape)], place)
+
+
+def _policies(config: Config) -> int:
+    """How many are trained: one, or one for each agent."""
+    return max(len(config.script.policies), 1)
 
 
 def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
@@ -177,18 +181,21 @@ def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
     dtype: torch.dtype = getattr(torch, model.dtype)
     handed = shape.parameters * dtype.itemsize
     if engine.name == "torch":
-        slots = slots_within(engine, shape.config, longest, dtype)
+        policies = _policies(config)
+        part = engine.model_copy(update={"cache_gib": engine.cache_gib / policies})
+        slots = slots_within(part, shape.config, longest, dtype)
         shared = place.world == 1
         rounded = shape.adapters if model.base_dtype == model.dtype else shape.parameters + shape.adapters
         copied = 0 if shared and model.dtype == "float32" else (rounded if shared else shape.parameters)
-        cache = math.prod(cache_shape(shape.config, slots, longest)) * dtype.itemsize
+        cache = policies * math.prod(cache_shape(shape.config, slots, longest)) * dtype.itemsize
         fused = place.kind == "cpu" and model.dtype == "float32"
+        weights = copied * dtype.itemsize + (shape.parameters * FLOAT32 if fused else 0)
         items = [
-            Item("engine's weights", copied * dtype.itemsize + (shape.parameters * FLOAT32 if fused else 0)),
+            Item("engine's weights", policies * weights),
             Item(f"engine's cache, {slots} replies at once", cache, "engine.cache_gib, engine.slots"),
         ]
         if shared and config.collect.max_staleness:
-            own = FLOAT32 * (shape.adapters or shape.parameters)
+            own = FLOAT32 * policies * (shape.adapters or shape.parameters)
             items.append(Item("weights to sample from during updates", own, "collect.max_staleness=0"))
         return items
     bucket = min(handed, SHARD_BYTES) + shape.largest * FLOAT32

@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -29,6 +29,10 @@ Item = TypeVar("Item")
 _WORK = "starpod-work"
 TIMEOUT = timedelta(hours=2)
 """For which a rank waits for the others: their environments may be far slower than its own."""
+
+
+class RankFailed(Exception):
+    """Work of some rank failed, and all of them know. The message says why."""
 
 
 class Parallel:
@@ -153,6 +157,28 @@ class Parallel:
 
         threading.Thread(target=on_device, daemon=True, name=_WORK).start()
         return await asyncio.wrap_future(done)
+
+    async def all_done(self, work: Awaitable[Item]) -> list[Item]:
+        """Every rank's result of its own work, in the order of the ranks, on all of them.
+
+        Where it fails on one, it fails on all when all are through: no rank waits for one that is gone. Raises what
+        the work raises; of several ranks RankFailed.
+        """
+        if self.world == 1:
+            return [await work]
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = await work
+        except Exception as raised:
+            error = raised
+        words = "" if error is None else str(error) or type(error).__name__
+        # In a thread: a rank that waits for the others still plays.
+        shares = await self.in_thread(self.gather_objects, (result, words))
+        for rank, (_, failed) in enumerate(shares):
+            if failed:
+                raise RankFailed(f"rank {rank}: {failed}") from error
+        return [item for item, _ in shares]
 
     def barrier(self) -> None:
         """Returns when all ranks have come here."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter, time
@@ -16,10 +17,10 @@ from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.best_of import BestOfAgents
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import Verdict, filter_groups, loss_scale, needs_reask, verdicts
-from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
+from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of, turns_of
 from starpod.trainer.data.images import by_key
 from starpod.trainer.data.replay import ReplayBuffer, oldest_version
 from starpod.trainer.data.updates import UpdateRecord
@@ -34,17 +35,21 @@ from starpod.trainer.diagnostics.metrics import (
     metrics_by_task,
     search_metrics,
     staleness_metrics,
+    tokens_spent,
 )
 from starpod.trainer.evaluate import evaluate_reference, final_figures, held_out_figures, numbered, overall
 from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.learners import Learners
 from starpod.trainer.mixture import Mixture
+from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.output.pictures import in_order, write_pictures
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
-from starpod.trainer.parallel import Parallel
-from starpod.trainer.rollout.ahead import Ahead
+from starpod.trainer.parallel import Parallel, RankFailed
+from starpod.trainer.rewards.relations import fine_repetition
+from starpod.trainer.rollout.ahead import Admitted, Ahead
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, starts_from
 from starpod.trainer.rollout.frames import draw_episodes
 from starpod.trainer.scorers.base import TurnScorer, score_and_fit
@@ -80,8 +85,9 @@ class Run:
     demonstrations: to imitate before training. offline: groups to train on
     instead of collecting. scorer: of turns, where one is trained beside the policy. stage_collectors: of the stages,
     which collect in the place of `collector`.
-    step: iterations done. version: of the policy, one more with each update. elapsed: seconds of training, before a
-    resumption included.
+    step: iterations done. version: of the policy, one more with each update. tokens: sampled in training, those of a
+    search included. elapsed: seconds of training, before a resumption included. rescued: the step as of which `rescue`
+    left the run saved; None before.
     """
 
     def __init__(
@@ -89,8 +95,8 @@ class Run:
         config: Config,
         *,
         collector: Collector[EngineAgents],
-        sampler: Policy,
-        learner: Learner,
+        sampler: Policy | Policies,
+        learner: Learner | Learners,
         output: Output,
         parallel: Parallel,
         interrupts: Interrupts,
@@ -116,6 +122,7 @@ class Run:
         self.resumed = False
         self.step = 0
         self.version = 0
+        self.tokens = 0
         self.elapsed = 0.0
         self.cursor = SeedCursor(config.seeds.train, config.seed)
         self.tasks = {task.name: task for task in config.tasks}
@@ -131,10 +138,15 @@ class Run:
             "echo_trap": self.echo_trap,
             "early_stop": self.early_stop,
             "information": self.information,
-            "replay": self.replay,
         }
         if collector.search is not None:
             self._parts["pivots"] = collector.search.pivots
+        # Progress and groups in play at the end of the last finished step, while a later one has begun.
+        self._finished: tuple[dict[str, Any], Sequence[Admitted]] | None = None
+        # Not before the warm start is over, and not from the first gradient of a step to its end.
+        self._weights_are_whole = False
+        self._saved = -1
+        self.rescued: int | None = None
         self.stopped = ""
         self.success: float | None = None
         self._evaluated = -1
@@ -157,6 +169,9 @@ class Run:
 
     def save(self) -> None:
         """Writes a checkpoint. Only rank 0 writes; all ranks take part."""
+        self._save(self._progress(), self.ahead.admitted)
+
+    def _save(self, progress: Mapping[str, Any], admitted: Sequence[Admitted]) -> None:
         optimizer, learner = self.learner.state()
         tensors = {"policy": self.learner.policy_state(), "optimizer": optimizer}
         if self.learner.reference is not None:
@@ -164,28 +179,56 @@ class Run:
         scoring: dict[str, Any] = {}
         if self.scorer is not None:
             tensors["scorer"], scoring = self.scorer.state()
-        in_play = [group for share in self.parallel.gather_objects(self.ahead.state()) for group in share]
+        in_play = [group for share in self.parallel.gather_objects(self.ahead.state(admitted)) for group in share]
+        step = self._saved = progress["step"]
         if not self.parallel.is_main:
             return
         # An older evaluation says nothing about these weights.
-        score = self.success if self._evaluated == self.step else None
+        score = progress["success"] if progress["evaluated"] == step else None
         state = {
+            **progress,
+            "learner": learner,
+            "scorer": scoring,
+            "replay": self.replay.state_dict(),
+            "ahead": in_play,
+            "config": self._configs[-1].to_dict(),
+        }
+        self.output.checkpoints.save(step, tensors, state, score=score)
+
+    def _progress(self) -> dict[str, Any]:
+        """The part of a checkpoint that collecting changes. The replay buffer is not among it: it takes groups when
+        the collection is over."""
+        return {
             "step": self.step,
             "version": self.version,
+            "tokens": self.tokens,
             "elapsed": self._elapsed(),
             "success": self.success,
             "evaluated": self._evaluated,
             "best": self._best,
             "best_at": self._best_at,
             "stopped": self.stopped,
-            "learner": learner,
-            "scorer": scoring,
-            **{name: part.state_dict() for name, part in self._parts.items()},
-            "ahead": in_play,
+            **{name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()},
             "rng": capture_rng(),
-            "config": self._configs[-1].to_dict(),
         }
-        self.output.checkpoints.save(self.step, tensors, state, score=score)
+
+    def rescue(self, error: Exception) -> None:
+        """Saves the last finished step, where an error ends the run while its weights are whole.
+
+        Of several ranks all have to have the error, as those of an engine and of a collection are.
+        """
+        alike = self.parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed)
+        if not (self._weights_are_whole and alike):
+            return
+        progress, admitted = self._finished or (self._progress(), self.ahead.admitted)
+        try:
+            if self._saved != progress["step"]:
+                self._save(progress, admitted)
+            self.rescued = progress["step"]
+        except CheckpointError as problem:
+            self.screen.warn(str(problem))
+        # Until rank 0 is through: torchrun ends all where one has failed.
+        self.parallel.barrier()
 
     def restore(self, loaded: Loaded) -> None:
         """Goes on from a checkpoint."""
@@ -212,15 +255,17 @@ class Run:
                 )
             self.scorer.load_state(loaded.tensors["scorer"], state["scorer"])
         self.step, self.version, self.elapsed = state["step"], state["version"], state["elapsed"]
+        self.tokens = state.get("tokens", 0)
         self.success, self._evaluated = state["success"], state["evaluated"]
         self._best, self._best_at = state.get("best", 0.0), state.get("best_at", -1)
         if state["config"]["monitor"]["early_stop"] == self.config.monitor.early_stop.to_dict():
             self.stopped = state["stopped"]
-        for name, part in self._parts.items():
+        for name, part in {**self._parts, "replay": self.replay}.items():
             if name in state:
                 part.load_state_dict(state[name])
         self.ahead.load_state(state.get("ahead", []))
         restore_rng(state["rng"])
+        self._weights_are_whole, self._saved = True, self.step
 
     # --- when ---------------------------------------------------------------------------------------------------------
 
@@ -234,6 +279,8 @@ class Run:
             reason = f"iteration {stop.iterations} of {stop.iterations} done"
         elif not reason and stop.minutes is not None and self._elapsed() >= 60 * stop.minutes:
             reason = f"the time is up: stop.minutes={stop.minutes:g}"
+        elif not reason and stop.tokens is not None and self.tokens >= stop.tokens:
+            reason = f"{self.tokens:,} tokens were sampled: stop.tokens={stop.tokens}"
         elif not reason and stop.success is not None and (self.success or 0.0) >= stop.success:
             reason = f"evaluation success {self.success:.1%} reached stop.success"
         # One rank may have got the signal alone.
@@ -248,6 +295,11 @@ class Run:
         """Whether something that happens every so many steps happens now. The end has its own."""
         return every > 0 and self.step % every == 0 and self.step < self.config.stop.iterations
 
+    @property
+    def evaluation_is_due(self) -> bool:
+        """Whether this step's evaluation is yet to come: of a run that is resumed an error may have prevented it."""
+        return self._evaluated != self.step and (self.step == 0 or self.due(self.config.evaluation.every))
+
     def _elapsed(self) -> float:
         return self.elapsed + perf_counter() - self._resumed_at
 
@@ -260,31 +312,34 @@ class Run:
         if self._configs[-1].needs_reference:
             self.learner.freeze_reference(None)
         if self.scorer is not None:
-            self.scorer.begin(self.learner.policy)
+            self.scorer.begin(self.learner.by_agent[""].policy)
+        self._weights_are_whole = True
 
     async def _imitate(self) -> None:
         config = self.config.warm_start
         self.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {config.steps} steps")
 
-        def progress(step: int, loss: float) -> None:
+        def progress(agent: str, step: int, loss: float) -> None:
             if step % 10 == 0 or step == config.steps:
-                self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token")
+                self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
 
-        await self.parallel.in_thread(
-            imitate,
-            self.learner.policy,
-            self.demonstrations,
-            config,
-            self.parallel,
-            lr=config.rate(self.config.model),
-            micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
-            temperature=self.config.sampling.temperature,
-            seed=derive(self.config.seed, "imitation"),
-            progress=progress,
-        )
+        for agent, learner in self.learner.by_agent.items():
+            await self.parallel.in_thread(
+                imitate,
+                learner.policy,
+                [turns_of(demonstration, agent) for demonstration in self.demonstrations],
+                config,
+                self.parallel,
+                lr=config.rate(self.config.model),
+                micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
+                temperature=self.config.sampling.temperature,
+                seed=derive(self.config.seed, "imitation"),
+                progress=partial(progress, agent),
+            )
         self.version += 1
 
     def begin_step(self) -> None:
+        self._finished = self._progress(), self.ahead.admitted
         self.step += 1
         self.metrics = {}
         self._began = perf_counter()
@@ -346,7 +401,7 @@ class Run:
         self.ahead.admit(self.mixture.starts(self.mixture.divide(max(room, 0)), self.cursor))
         starts = self.ahead.oldest(config.groups)
         while starts:
-            collected = await self._of_all_ranks(await self.ahead.take(starts, min_size=config.min_group_size))
+            collected = await self._of_all_ranks(self.ahead.take(starts, min_size=config.min_group_size))
             stale += self._drop_stale(collected)
             lost = {start.id: start.task for start in starts}
             uniform: list[str] = []
@@ -363,11 +418,13 @@ class Run:
         whole = Collected.joined(rounds)
         # All that was played: dynamic sampling chooses like a filter, and would hide how alike the rest is.
         played = [*groups, *reasked]
+        for each in self.config.tasks:
+            own = [episode for group in played for episode in group.members if episode.task == each.name]
+            fine_repetition(each.rewards.relations, own)
         if not played:
             raise CollectionFailed(
                 f"step {self.step} has nothing to train on: {whole.failed} episodes failed and left no group of at "
-                f"least {config.min_group_size}, the first one by: {whole.error}. Repair the servers; --resume goes on "
-                "from the last checkpoint"
+                f"least {config.min_group_size}, the first one by: {whole.error}"
             )
         after = self.collector.agents.engine.stats()
         seconds = perf_counter() - began
@@ -380,7 +437,8 @@ class Run:
         self._collected_at = perf_counter()
         generating = after.seconds - before.seconds
         # Each rank samples its share; the clock is this one's.
-        sampled = sum(self.parallel.gather_objects(after.sampled - before.sampled))
+        counted = [getattr(after, name) - getattr(before, name) for name in ("sampled", "reused", "prefilled")]
+        sampled, reused, prefilled = map(sum, zip(*self.parallel.gather_objects(counted), strict=True))
         turns = sum(len(episode.turns) for group in played for episode in group.episodes)
         self.metrics |= episode_metrics(played) | latency_metrics(whole.latencies) | diversity(episodes_of(played))
         self.metrics |= {
@@ -391,6 +449,7 @@ class Run:
             "time/generate_wait": generating,
             "time/environment_wait": max(seconds - generating, 0.0),
             "rate/sampled_tokens_per_s": sampled / max(generating, 1e-9),
+            "rate/prompt_reused": reused / max(reused + prefilled, 1),
             "rate/environment_steps_per_s": turns / max(span, 1e-9),
             "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(span, 1e-9),
         }
@@ -398,6 +457,7 @@ class Run:
         if (search := self.collector.search) is not None:
             search.pivots.observe(played)
             self.metrics |= search_metrics(played)
+        self.tokens += tokens_spent(played)
         if config.max_staleness:
             self.metrics |= staleness_metrics(groups, self.version) | {"collect/stale_groups": float(stale)}
         if groups:
@@ -463,12 +523,11 @@ class Run:
         collected.groups = fresh
         return dropped
 
-    async def _of_all_ranks(self, collected: Collected) -> Collected:
-        """Joins what the ranks have collected, in order, on each of them."""
-        if self.parallel.world > 1:
-            # In a thread: a rank that waits for the others still plays.
-            shares = await self.parallel.in_thread(self.parallel.gather_objects, collected)
-            collected = Collected.joined(shares)
+    async def _of_all_ranks(self, collecting: Awaitable[Collected]) -> Collected:
+        """Joins what the ranks collect, in order, on each of them."""
+        collected, *others = await self.parallel.all_done(collecting)
+        if others:
+            collected = Collected.joined([collected, *others])
             collected.groups.sort(key=lambda group: group.id)
         if collected.failed:
             self.screen.warn(f"{collected.failed} episodes failed, the first one by: {collected.error}")
@@ -510,6 +569,7 @@ class Run:
     async def learn(self, groups: Sequence[Group]) -> None:
         """One update, or none where the filter kept nothing to train on."""
         nothing = not (episodes_of(groups) or branches_of(groups))
+        self._weights_are_whole = False
         self.metrics["update/skipped"] = float(nothing)
         record = UpdateRecord() if self._kept_bytes else None
         if nothing:
@@ -558,7 +618,7 @@ class Run:
             images = by_key(turn.image for episode in episodes for turn in episode.turns)
             self.metrics |= self.information.measure(
                 episodes,
-                partial(self.learner.log_likelihoods, images=images),
+                partial(self.learner.by_agent[""].log_likelihoods, images=images),
                 lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
                 torch.Generator().manual_seed(derive(self.config.seed, "information", self.step)),
             )
@@ -586,6 +646,7 @@ class Run:
         if self.output.sinks is not None:
             self.output.sinks.write(self.step, metrics, warnings)
         self.screen.step(self.step, self.config.stop.iterations, metrics)
+        self._finished, self._weights_are_whole = None, True
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -603,7 +664,7 @@ class Run:
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         figures = {name: held_out_figures(collected) for name, collected in played.items()}
         if self.step == 0:
-            for name, reference in (await self._play_references()).items():
+            for name, reference in (await self.parallel.all_done(self._play_references()))[0].items():
                 figures[name]["reference"] = reference
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
@@ -679,7 +740,7 @@ class Run:
                 agents = BestOfAgents.like(agents, count=self.config.evaluation.best_of, score=score)
             player = replace(collector, agents=agents, task=self._held_out(name), search=None, others={})
             own = self.parallel.split(starts_from(self._seeds(name, purpose)))
-            played[name] = await self._of_all_ranks(await player.collect(own, 1))
+            played[name] = await self._of_all_ranks(player.collect(own, 1))
         return played
 
     def _seeds(self, name: str, purpose: Purpose) -> range:
@@ -694,7 +755,7 @@ class Run:
         return numbered([collected.episodes[:most] for collected in played.values()])
 
     async def _play_references(self) -> dict[str, Any]:
-        """Figures of the reference policies by task and policy. They need no model, so one rank plays them for all."""
+        """Figures of the reference policies by task and policy. They need no model, so rank 0 plays them for all."""
         played: dict[str, Any] = {}
         if self.parallel.is_main:
             for name, collector in self.collectors.items():
@@ -703,7 +764,7 @@ class Run:
                     policy: await evaluate_reference(collector.fleet, policy, task, seeds)
                     for policy in self.tasks[name].evaluation.reference
                 }
-        return self.parallel.broadcast_object(played)
+        return played
 
     async def finish(self, reason: str) -> None:
         """Evaluates and saves the end, and takes the final figure; after a signal it only saves.

@@ -22,14 +22,18 @@ from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.checkpoints.resume import check_model
 from starpod.trainer.checkpoints.trained import INITIAL
 from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.offline import read_offline
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.learners import Learners
 from starpod.trainer.mixture import TaskConfig
 from starpod.trainer.models.config import TINY, model_title
+from starpod.trainer.models.policies import Policies, copy_trained
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.output.files import CannotWrite
+from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
@@ -144,6 +148,17 @@ def _refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) 
             )
 
 
+def _check_agents(config: Config, demonstrations: Sequence[Episode]) -> None:
+    """Raises ConfigError where others play than the agents that have a policy each."""
+    policies = set(config.script.policies)
+    found = {turn.agent_id for episode in demonstrations for turn in episode.turns}
+    if policies and found and found != policies:
+        raise ConfigError(
+            f"script.policies names {', '.join(sorted(policies))}, and the agents of the demonstrations are "
+            f"{', '.join(map(repr, sorted(found)))}: name all agents and no others"
+        )
+
+
 @contextlib.asynccontextmanager
 async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
     async with connect(task.environment) as fleet:
@@ -221,6 +236,8 @@ async def open_run(
         local = not all(task.environment.addresses for task in config.tasks)
         screen.phase("starting the environment services" if local else "connecting")
         served = [await stack.enter_async_context(_serve(config, task)) for task in config.tasks]
+        if parallel.is_main:
+            await stack.enter_async_context(telling(folder, [each.fleet for each in served]))
         if loaded is None and (config.warm_start.steps or config.model.name == TINY):
             screen.phase(f"collecting {sum(task.warm_start.episodes for task in config.tasks)} demonstrations")
             cursor = SeedCursor(config.seeds.warmstart, config.seed)
@@ -235,37 +252,45 @@ async def open_run(
         def make_initial_policy() -> Policy:
             return make_policy(config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel)
 
-        policy = make_initial_policy()
-        if policy.view is None and any(task.prompt.shows_images for task in config.tasks):
+        first = make_initial_policy()
+        if first.view is None and any(task.prompt.shows_images for task in config.tasks):
             raise ConfigError(
                 f"prompt.observation shows images, and {config.model.name} has no eyes: set model.tiny.image.rows and "
                 "columns, choose an Idefics3 or SmolVLM, or set prompt.observation to text"
             )
+        policy = Policies.of(config.script.policies, first) if config.script.policies else first
         # Sampling from a sharded model would be collective at every token, and from one that is updated meanwhile it
         # would be from weights between two versions: then there is a whole copy, brought up to date between updates.
         sampler = policy
         if parallel.world > 1 and config.engine.name == "torch":
             sampler = make_replica(policy).to(parallel.device)
-        parallel.shard(policy)
+        for own in policy.by_agent.values():
+            parallel.shard(own)
         if parallel.world == 1 and config.collect.max_staleness and config.engine.name == "torch":
-            sampler = sampling_copy(policy)
+            sampler = copy_trained(policy)
         templates = {
             each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening, view=policy.view)
             for each in served
         }
         offline = read_offline(config, templates)
         turnwise = any(stage.algorithm.order != "together" for stage in config.in_stages)
-        learner = (TurnwiseLearner if turnwise else Learner)(
-            policy,
-            config.algorithm,
-            config.optimizer,
-            parallel,
-            temperature=config.sampling.temperature,
-            max_length=config.sampling.max_episode_tokens,
-            make_reference=make_initial_policy,
-            seed=derive(config.seed, "minibatches"),
-            branch_weight=config.collect.search.weight or 0.0,
-        )
+
+        def make_learner(policy: Policy) -> Learner:
+            return (TurnwiseLearner if turnwise else Learner)(
+                policy,
+                config.algorithm,
+                config.optimizer,
+                parallel,
+                temperature=config.sampling.temperature,
+                max_length=config.sampling.max_episode_tokens,
+                make_reference=make_initial_policy,
+                seed=derive(config.seed, "minibatches"),
+                branch_scale=config.collect.search.scale or "none",
+                branch_weight=config.collect.search.weight or 0.0,
+            )
+
+        learners = {agent: make_learner(own) for agent, own in policy.by_agent.items()}
+        learner = Learners(policy, learners) if isinstance(policy, Policies) else learners[""]
         engine = build_engine(config.engine, sampler, max_context=config.sampling.max_episode_tokens, parallel=parallel)
         stack.push_async_callback(engine.close)
         if (slots := engine.stats().slots) < config.engine.slots:
@@ -310,6 +335,10 @@ async def open_run(
             for demonstration in each.demonstrations
             if config.warm_start.steps
         ]
+        demonstrations = [
+            writer.episode(each, template, index) for index, (writer, each, template) in enumerate(imitated)
+        ]
+        _check_agents(config, demonstrations)
         output = Output(folder, checkpoints, screen)
         run = Run(
             config,
@@ -319,9 +348,7 @@ async def open_run(
             output=output,
             parallel=parallel,
             interrupts=interrupts,
-            demonstrations=[
-                writer.episode(each, template, index) for index, (writer, each, template) in enumerate(imitated)
-            ],
+            demonstrations=demonstrations,
             offline=offline,
             scorer=make_scorer(config, make_initial_policy, parallel),
             stage_collectors=stage_collectors,
@@ -386,16 +413,12 @@ def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Para
     )
 
 
-def sampling_copy(policy: Policy) -> Policy:
-    """A policy with trained parameters of its own. What is frozen it shares, as no update changes it."""
-    return copy.deepcopy(policy, {id(each): each for each in policy.parameters() if not each.requires_grad})
-
-
-def make_replica(policy: Policy) -> Policy:
+def make_replica(policy: Policy | Policies) -> Policy | Policies:
     """A copy to sample from: without the critic, its weights in what they are computed in."""
-    replica = copy.deepcopy(policy, {id(policy.critic): None})
-    replica.critic_kind = "none"
-    round_weights(replica.model)
+    replica = copy.deepcopy(policy, {id(own.critic): None for own in policy.by_agent.values()})
+    for own in replica.by_agent.values():
+        own.critic_kind = "none"
+        round_weights(own.model)
     return replica
 
 

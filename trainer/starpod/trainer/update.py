@@ -20,7 +20,6 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import Advantages, compute_advantages, sibling_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.credit import agent_units
 from starpod.trainer.algorithms.hae import stages
 from starpod.trainer.algorithms.losses import (
     correction_weights,
@@ -36,7 +35,7 @@ from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, Unpacked, sp
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.data.updates import UpdateRecord
-from starpod.trainer.diagnostics.gradients import gradient_norm, gradient_report, pooled_factors
+from starpod.trainer.diagnostics.gradients import agent_report, gradient_norm, gradient_report
 from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy
 from starpod.trainer.parallel import Parallel
@@ -131,7 +130,7 @@ class Accumulated:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class Stream:
     """Episodes whose loss is a mean of its own. metrics: of their scoring. weight: of the loss. single: as in
     `accumulate`."""
 
@@ -149,7 +148,7 @@ class Learner:
     temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the
     constant of the loss average seq-mean-token-sum-norm. make_reference: builds the frozen policy of the KL
     term, with any weights, where the policy has no adapters; `reference` is None until `freeze_reference`.
-    branch_weight: factor of the loss of branches.
+    branch_scale, branch_weight: what advantages of branches are divided by, and the factor of their loss.
     """
 
     def __init__(
@@ -163,6 +162,7 @@ class Learner:
         max_length: int = 1,
         make_reference: Callable[[], Policy] | None = None,
         seed: int = 0,
+        branch_scale: Literal["none", "std"] = "none",
         branch_weight: float = 1.0,
     ) -> None:
         self.policy = policy
@@ -171,7 +171,7 @@ class Learner:
         self.parallel = parallel
         self.temperature = temperature
         self.max_length = max_length
-        self.branch_weight = branch_weight
+        self.branch_scale, self.branch_weight = branch_scale, branch_weight
         self.reference: Policy | FirstAdapters | None = None
         self._make_reference = make_reference
         self.generator = torch.Generator().manual_seed(seed)
@@ -186,6 +186,11 @@ class Learner:
             eps=optimizer.eps,
             weight_decay=optimizer.weight_decay,
         )
+
+    @property
+    def by_agent(self) -> dict[str, Learner]:
+        """Itself, for all agents: see `Learners`."""
+        return {"": self}
 
     def _rates(self, optimizer: OptimizerConfig) -> tuple[float, float]:
         """Learning rates of policy and critic."""
@@ -214,9 +219,20 @@ class Learner:
         scale: multiplies the loss. rate: multiplies the learning rates. record: is told what becomes of each token.
         Raises LogprobGap.
         """
+        return self.take_steps(self._streams(groups, version), version=version, scale=scale, rate=rate, record=record)
+
+    def take_steps(
+        self,
+        streams: Sequence[Stream],
+        *,
+        version: int,
+        scale: float,
+        rate: float,
+        record: UpdateRecord | None,
+    ) -> dict[str, float]:
+        """The optimiser's steps of an update; arguments and metrics as for `learn`. Raises LogprobGap."""
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = parameters["rate"] * rate
-        streams = self._streams(groups, version)
         metrics = dict(streams[0].metrics)
         if record is not None:
             record.begin(streams[0].batch, streams[0].advantages.advantages_BT)
@@ -253,7 +269,7 @@ class Learner:
             self.parallel.sum(record.found_2BT)
         return metrics
 
-    def _streams(self, groups: Sequence[Group], version: int) -> list[_Stream]:
+    def _streams(self, groups: Sequence[Group], version: int) -> list[Stream]:
         """What is trained on: the groups' episodes, and branches beside them, whose loss is a mean of its own."""
         main, branches = episodes_of(groups), branches_of(groups)
         single = not self.algorithm.scores_first(len(main or branches))
@@ -261,18 +277,26 @@ class Learner:
         for episodes, weight in ((main, 1.0), (branches, self.branch_weight)):
             if not episodes:
                 continue
-            batch = Batch(episodes, self.parallel.device)
-            rollout, metrics = (self._unscored(batch), {}) if single else self.prepare(batch, version)
+            batch, rollout, metrics = self.read(episodes, version, single=single)
             if episodes is branches:
-                advantages = sibling_advantages(self.algorithm, rollout, [each.parent for each in branches])
+                parents = [each.parent for each in branches]
+                advantages = sibling_advantages(self.algorithm, rollout, parents, self.branch_scale)
             else:
                 advantages = self._advantages(batch, rollout)
             if advantages.returns_BT is not None and rollout.values_BT is not None:
                 metrics["critic/explained_variance"] = explained_variance(
                     rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
                 )
-            streams.append(_Stream(batch, rollout, advantages, metrics, weight, single))
+            streams.append(Stream(batch, rollout, advantages, metrics, weight, single))
         return streams
+
+    def read(
+        self, episodes: Sequence[Episode], version: int, *, single: bool
+    ) -> tuple[Batch, RolloutBatch, dict[str, float]]:
+        """The episodes as a batch, scored unless the update has a single step; and metrics. Raises LogprobGap."""
+        batch = Batch(episodes, self.parallel.device)
+        rollout, metrics = (self._unscored(batch), {}) if single else self.prepare(batch, version)
+        return batch, rollout, metrics
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
         """Scores a batch with the policy as it is. Raises LogprobGap."""
@@ -307,6 +331,7 @@ class Learner:
             criteria=[[turn.criteria for turn in episode.turns] for episode in batch.episodes],
             blocks_BT=batch.blocks_BT() if self.algorithm.blocks else None,
             switches_BT=batch.switches_BT() if self.algorithm.value_heads > 1 else None,
+            weights_BT=batch.weights_BT(),
         )
 
     def _advantages(self, batch: Batch, rollout: RolloutBatch) -> Advantages:
@@ -376,8 +401,7 @@ class Learner:
         """Gradient norms by reward deviation of the groups and component of the loss, and by agent where there are
         several; no step is taken."""
         kept = [group for group in groups if episodes_of([group])]
-        batch = Batch(episodes_of(kept), self.parallel.device)
-        rollout, _ = self.prepare(batch, version)
+        batch, rollout, _ = self.read(episodes_of(kept), version, single=False)
         # Of the whole batch, as in an update: whitened alone, a bucket without deviation would show a gradient.
         advantages = self._advantages(batch, rollout)
         place = {id(episode): row for row, episode in enumerate(batch.episodes)}
@@ -386,21 +410,14 @@ class Learner:
             rows = [place[id(episode)] for episode in episodes_of(part)]
             self.accumulate(batch, rollout, advantages, rows, scale=1.0, components=(component,))
 
+        def norm(agent: str, given_BT: Tensor) -> float:
+            given = replace(advantages, advantages_BT=given_BT)
+            add = partial(self.accumulate, batch, rollout, given, range(len(batch)), scale=1.0, components=("task",))
+            return gradient_norm(self.policy, add)
+
         metrics = gradient_report(self.policy, kept, backward, buckets=buckets)
-        units, agents = agent_units(rollout)
-        if len(agents) > 1:
-            for index, name in enumerate(agents):
-                # Tokens with an advantage of 0 have no gradient: those of the agents add up to the whole.
-                own_BT = units.mask_BT & (units.index_BT == index)
-                part = replace(advantages, advantages_BT=torch.where(own_BT, advantages.advantages_BT, 0.0))
-                add = partial(self.accumulate, batch, rollout, part, range(len(batch)), scale=1.0, components=("task",))
-                metrics[f"gradients/agents/{name}/task"] = gradient_norm(self.policy, add)
-            self.policy.zero_grad(set_to_none=True)
-            row_n, agent_n = (places.tolist() for places in units.mask_BK.nonzero(as_tuple=True))
-            earned_n = units.total(rollout.rewards_BT)[units.mask_BK].tolist()
-            of_n = [batch.episodes[row].group for row in row_n]
-            factors = pooled_factors(zip(of_n, (agents[index] for index in agent_n), earned_n, strict=True))
-            metrics |= {f"gradients/agents/{name}/pooled_factor": factor for name, factor in factors.items()}
+        metrics |= agent_report(rollout, advantages.advantages_BT, norm)
+        self.policy.zero_grad(set_to_none=True)
         return metrics
 
     @torch.no_grad()
@@ -549,6 +566,8 @@ class Learner:
             if record is not None and mine:
                 record.add(own, inside_RT, result, weights_BT[own] * correction_RT != 0)
             per_token_RT = result.per_token_BT * correction_RT * float("task" in components)
+            if rollout.weights_BT is not None:
+                per_token_RT = per_token_RT * rollout.weights_BT[own]
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
                 divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[own])
                 per_token_RT = per_token_RT + (kl[own] if isinstance(kl, Tensor) else kl) * divergence_RT

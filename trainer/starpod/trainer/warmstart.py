@@ -34,7 +34,7 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.prompts.grammar import SEPARATOR, Further
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
-from starpod.trainer.rewards.relations import describe
+from starpod.trainer.rewards.relations import describe_turn
 from starpod.trainer.rewards.scene import CannotRead
 from starpod.trainer.rollout.play import play
 from starpod.trainer.section import ConfigError, Section
@@ -71,10 +71,14 @@ class WarmStartConfig(Section):
         default=False,
         description="Imitates these moves too.",
     )
+    actions_per_turn: int = Field(
+        default=1, ge=1, description="Moves of a demonstrated turn at most; how many is drawn for each turn."
+    )
     thought: str = Field(
         default="{action}",
         description="Thought of a demonstration: a format string with `action`, `words` (of the observation) and "
-        "`relations` (in frozen_lake and sokoban, of things to the player; `next_relations`: after the turn).",
+        "`relations` (in frozen_lake and sokoban, of things to the player; `next_relations`: after the turn; "
+        "`intended_relations`: after it, without slips).",
     )
     blocks: dict[Further, str] = Field(
         default={},
@@ -171,7 +175,14 @@ async def collect_demonstrations(
             await session.close()
         if episode.failed:
             raise StarpodError(f"a demonstration from seed {seed} failed: {episode.error}")
-        return Demonstration(episode, session.limits, demonstrator.imitate)
+        most, allowed = config.actions_per_turn, session.limits.max_actions_per_turn
+        if allowed and most > allowed:
+            raise ConfigError(
+                f"warm_start.actions_per_turn is {most}, and a turn of {task.environment} may have {allowed}: "
+                "lower it, or raise environment.max_actions_per_turn"
+            )
+        demonstration = Demonstration(episode, session.limits, demonstrator.imitate)
+        return join_turns(demonstration, most, random.Random(f"joined/{seed}{attempt}"))
 
     async def with_earlier(seed: int) -> Demonstration:
         *earlier, last = await asyncio.gather(
@@ -180,6 +191,23 @@ async def collect_demonstrations(
         return replace(last, earlier=tuple(earlier))
 
     return list(await asyncio.gather(*(with_earlier(seed) for seed in seeds)))
+
+
+def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> Demonstration:
+    """The same moves in fewer turns: 1 to `most` of them in each. A turn is imitated if all of its moves are."""
+    turns: list[Turn] = []
+    imitate: list[bool] = []
+    room = 0
+    for turn, imitated in zip(demonstration.episode.turns, demonstration.imitate, strict=True):
+        if room:
+            turns[-1] = replace(turns[-1], actions=[*turns[-1].actions, *turn.actions])
+            imitate[-1] = imitate[-1] and imitated
+        else:
+            turns.append(turn)
+            imitate.append(imitated)
+            room = rng.randint(1, most)
+        room -= 1
+    return replace(demonstration, episode=replace(demonstration.episode, turns=turns), imitate=imitate)
 
 
 def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Demonstration]:
@@ -242,21 +270,17 @@ class DemonstrationWriter:
             raise ConfigError(
                 f"warm_start.{key} {template!r} cannot be filled in for the observation {turn.observation[:60]!r} "
                 f"({type(error).__name__}: {error}): it may use {{action}}, {{relations}}, {{next_relations}}, "
-                "and {{words[0]}} and so on, as many as the observation has"
+                "{{intended_relations}}, and {{words[0]}} and so on, as many as the observation has"
             ) from error
 
-    def _relations(self, episode: Episode, seen: Sequence[str]) -> dict[str, str]:
-        """What is told of where things are, before a turn and after it, where a demonstration asks for it.
-
-        seen: what the environment shows then.
-        """
+    def _relations(self, episode: Episode, turn: Turn, after: str) -> dict[str, str]:
+        """What is told of where things are, before a turn and after it, where a demonstration asks for it."""
         if not any("relations}" in text for text in (self.config.thought, *self.config.blocks.values())):
             return {}
         try:
-            told = [describe(episode.environment, episode.instructions, each) for each in seen[:2]]
+            return describe_turn(episode, turn, after)
         except CannotRead as error:
             raise ConfigError(f"warm_start cannot tell relations: {error}") from error
-        return {"relations": told[0], "next_relations": told[1]}
 
     @property
     def attempts(self) -> int:
@@ -300,6 +324,7 @@ class DemonstrationWriter:
                     logprobs=[0.0] * len(ids),
                     versions=[0] * len(ids),
                     text=said.text,
+                    agent_id=said.speaker or said.turn.agent_id,
                     reward=float(said.imitate),
                 )
             )
@@ -329,9 +354,10 @@ class DemonstrationWriter:
         """The turns as one agent plays them."""
         episode = demonstration.episode
         past = replace(episode, turns=[])
-        seen = [*(turn.observation for turn in episode.turns), episode.final_observation]
-        for index, (turn, imitate) in enumerate(zip(episode.turns, demonstration.imitate, strict=True)):
-            text = self.reply(turn, past.turns[-1] if past.turns else None, self._relations(episode, seen[index:]))
+        later = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
+        for turn, after, imitate in zip(episode.turns, later, demonstration.imitate, strict=True):
+            told = self._relations(episode, turn, after)
+            text = self.reply(turn, past.turns[-1] if past.turns else None, told)
             yield Said("", turn.observation, past, text, turn, imitate)
             # A demonstration makes no mistakes.
             past = replace(past, turns=[*past.turns, replace(turn, executed=1, valid=1)])

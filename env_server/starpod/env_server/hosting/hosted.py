@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic_core import to_jsonable_python
 
@@ -55,12 +56,14 @@ class ProbeResult:
 
     version: its package's. deterministic: equal seeds and actions gave equal episodes. copies: a deep copy went on as
     the original did, and left it alone. tools: what it listed, as [name, description, schema of the arguments].
+    expert: it knows good actions.
     """
 
     version: str = "0.0.0"
     deterministic: bool = False
     copies: bool = False
     tools: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
+    expert: bool = False
 
     def overridden(self, request: HostingRequest) -> ProbeResult:
         """Replaces `deterministic` with the operator's setting, if there is one."""
@@ -84,6 +87,17 @@ def package_version(module: str) -> str:
             continue
         return ".".join(map(str, (*release, 0, 0)[:3]))
     return "0.0.0"
+
+
+def dependents(*packages: str) -> list[str]:
+    """The modules of the distributions that need one of these packages, and not only with an extra."""
+    found = set()
+    for module, names in _distributions().items():
+        for name in names:
+            needed = map(Requirement, importlib.metadata.requires(name) or ())
+            if any(each.name in packages and "extra" not in str(each.marker) for each in needed):
+                found.add(module)
+    return sorted(module for module in found if module.isidentifier())
 
 
 @functools.cache

@@ -23,12 +23,23 @@ from starpod.env_server.environment import (
     Outcome,
     Part,
 )
-from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
+from starpod.env_server.hosting.hosted import (
+    Game,
+    Hosted,
+    ProbeResult,
+    dependents,
+    package_version,
+    plain,
+    publish,
+    starpod_id,
+)
 from starpod.env_server.hosting.openenv_actions import Actions, list_tools
 from starpod.env_server.hosting.request import (
+    HostingError,
     HostingRequest,
     check_arguments,
     constructor,
+    fitting,
     import_named,
     nearest,
     options_model,
@@ -64,6 +75,18 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     options = options_model(request, signature, request.arguments)
     factory = GameFactory(request, found, actions)
     return publish(OpenEnvEnvironment, request, spec, known, found.__module__, Options=options, factory=factory)
+
+
+def installed(pattern: str) -> list[str]:
+    """The modules that fit, of the packages that need OpenEnv: `MODULE:CLASS` where it has several environments."""
+    names: list[str] = []
+    for module in fitting(pattern, dependents("openenv", "openenv-core")):
+        try:
+            found = _classes(HostingRequest.parse(module, ()), module, "")
+        except HostingError:
+            found = {}  # hosting it tells why
+        names += [f"{module}:{name}" for name in found] if len(found) > 1 else [module]
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +162,7 @@ class OpenEnvGame(Game):
 def _find(request: HostingRequest) -> type[OpenEnvironment[Any, Any, Any]]:
     """The class that is meant: in the module itself, or in the `server` folder where OpenEnv's packages have theirs."""
     source, _, name = request.name.partition(":")
-    found = {cls.__name__: cls for module in _modules(request, source, name) for cls in _environments(module)}
+    found = _classes(request, source, name)
     if name in found:
         return found[name]
     if not name and len(found) == 1:
@@ -149,6 +172,10 @@ def _find(request: HostingRequest) -> type[OpenEnvironment[Any, Any, Any]]:
     if not name:
         raise request.fail(f"it has several environments; name one: {', '.join(f'{source}:{n}' for n in found)}")
     raise request.fail(f"{source} has no environment {name!r}{nearest(name, found)}")
+
+
+def _classes(request: HostingRequest, source: str, name: str) -> dict[str, type[OpenEnvironment[Any, Any, Any]]]:
+    return {cls.__name__: cls for module in _modules(request, source, name) for cls in _environments(module)}
 
 
 def _modules(request: HostingRequest, source: str, name: str) -> Iterator[Any]:

@@ -64,7 +64,8 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         concurrency=Concurrency.PROCESS,
     )
     options = options_model(request, signature, request.arguments, _OWN_ARGUMENTS)
-    return publish(ReasoningEnvironment, request, spec, known, kind.__module__, Options=options, factory=factory)
+    base = AnsweredEnvironment if known.expert else ReasoningEnvironment
+    return publish(base, request, spec, known, kind.__module__, Options=options, factory=factory)
 
 
 def installed(pattern: str) -> list[str]:
@@ -113,6 +114,10 @@ class ReasoningEnvironment(Hosted):
         question = self.question
         return digest(f"{question.answered is not None}:{question.entry['question']}")
 
+
+class AnsweredEnvironment(ReasoningEnvironment):
+    """One of a dataset that keeps answers."""
+
     def expert_action(self) -> str | None:
         """The dataset's answer; None where it keeps none."""
         question = self.question
@@ -157,4 +162,5 @@ def _probe(factory: QuestionFactory, module: str) -> ProbeResult:
     concurrency = request.choice("concurrency", *_CONCURRENCY)
     first, second = factory.begin({}, 1), factory.begin({}, 1)
     same = first.entry == second.entry and concurrency == Concurrency.PROCESS.value
-    return ProbeResult(package_version(module), deterministic=same).overridden(request)
+    answered = first.entry["answer"] is not None
+    return ProbeResult(package_version(module), deterministic=same, expert=answered).overridden(request)

@@ -1,4 +1,4 @@
-"""Any TextArena game for one player: `starpod serve --textarena Mastermind-v0`."""
+"""Any TextArena game for one player, or two in turn: `starpod serve --textarena Mastermind-v0`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ from starpod.env_server.hosting.request import (
 _VERSION = re.compile(r"-v([0-9]+)")
 _VARIANTS = ("-raw", "-train")
 """Ends of ids that differ in how observations are wrapped alone: here an observation is what is new."""
+_STATES = {1: textarena.SinglePlayerState, 2: textarena.TwoPlayerState}
+"""What a game for so many players has."""
 _PROBED_ACTIONS = ("[1]", "[up]", "[0 0]", "[A1]", "hello", "[left]")
 _SEEDS = 2**32
 
@@ -56,26 +58,28 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
     probed: the result of trying it, where another process asks.
     """
-    request = HostingRequest.parse(text, ())
+    request = HostingRequest.parse(text, ("players",))
     found = _find(request)
     signature = constructor(found)
     defaults = {**ENV_REGISTRY[request.name].kwargs, **request.arguments}
     check_arguments(request, signature)
     # Games draw from the one random stream of their process, which sessions must not share.
     request.choice("concurrency", Concurrency.PROCESS.value)
-    factory = GameFactory(request)
+    players = int(request.choice("players", "1", "2"))
+    factory = GameFactory(request, players)
     known = ProbeResult(**json.loads(probed)) if probed else _probe(factory, found.__module__)
     number = _VERSION.search(request.name)
     spec = EnvironmentSpec(
         id=starpod_id(request, "textarena", _VERSION.sub("", request.name), int(number[1]) if number else 0),
         version=known.version,
         title=f"{request.name} of TextArena",
-        instructions="The first observation holds the rules. An action is your move, as they ask for it.",
+        instructions="The first observation of a player holds the rules. An action is a move, as they ask for it.",
         grammar="any text: the move, as the rules ask for it",
         concurrency=Concurrency.PROCESS,
     )
     options = options_model(request, signature, defaults)
-    return publish(TextArenaEnvironment, request, spec, known, found.__module__, Options=options, factory=factory)
+    base = TextArenaEnvironment if players == 1 else TwoPlayerEnvironment
+    return publish(base, request, spec, known, found.__module__, Options=options, factory=factory)
 
 
 def installed(pattern: str) -> list[str]:
@@ -85,16 +89,17 @@ def installed(pattern: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GameFactory:
-    """Makes games as the operator asked."""
+    """Makes games as the operator asked, for so many players."""
 
     request: HostingRequest
+    players: int
 
     def begin(self, chosen: Mapping[str, Any], seed: int, luck: int) -> TextArenaGame:
         """A new game. Raises OptionsError where the caller chose something, else HostingError."""
         try:
             game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **chosen})
-            success_at = self.request.number("success_at")
-            return TextArenaGame(ActionFormattingWrapper(game), seed, luck, 1.0 if success_at is None else success_at)
+            success_at = 1.0 if (given := self.request.number("success_at")) is None else given
+            return TextArenaGame(ActionFormattingWrapper(game), seed, luck, players=self.players, success_at=success_at)
         except Exception as error:
             told = _told(error)
             raise (OptionsError(told) if chosen else self.request.fail(told)) from error
@@ -119,20 +124,34 @@ class TextArenaEnvironment(Hosted):
         return blake2b(said.encode(), digest_size=16).digest()
 
 
-class TextArenaGame(Game):
-    """A live game. said: all that it has said; new: that since the last move."""
+class TwoPlayerEnvironment(TextArenaEnvironment):
+    """Two players in turn. A turn's reward is the player's who took it; at the end `info` has both."""
 
-    def __init__(self, environment: textarena.Env, seed: int, luck: int, success_at: float) -> None:
+    def agent_id(self) -> str:
+        game = self.game
+        assert isinstance(game, TextArenaGame)
+        return f"Player {game.player}"
+
+
+class TextArenaGame(Game):
+    """A live game. said: all that it has said; new: that since the last move, to the player whose turn it is."""
+
+    def __init__(self, environment: textarena.Env, seed: int, luck: int, *, players: int, success_at: float) -> None:
         super().__init__(success_at)
         self.environment = environment
         self.reseed(seed)  # some draw from NumPy, or before they take over the seed
-        environment.reset(num_players=1, seed=seed % _SEEDS)
-        if not isinstance(environment.state, textarena.SinglePlayerState):
-            raise ValueError("it is a game for several players; games for one are hosted")
+        environment.reset(num_players=players, seed=seed % _SEEDS)
+        if not isinstance(environment.state, _STATES[players]):
+            raise ValueError("it is a game for another number of players: #players=1 and #players=2 are hosted")
         self.said: list[str] = []
         self.new = self._listen()
         if own_luck(seed, luck):
             self.reseed(luck)
+
+    @property
+    def player(self) -> int:
+        """Whose turn it is."""
+        return int(self.environment.state.current_player_id)
 
     def reseed(self, seed: int) -> None:
         random.seed(seed)
@@ -141,17 +160,19 @@ class TextArenaGame(Game):
     def play(self, action: Action) -> Outcome:
         if not isinstance(action, str):
             return INVALID
-        state = self.environment.state
+        state, player = self.environment.state, self.player
         errors = state.error_count
         ended, info = self.environment.step(action)
         self.new = self._listen()
         if not ended:
             return self.outcome(0.0, False, info=plain(info))._replace(valid=state.error_count <= errors)
         rewards, told = self.environment.close()
-        if not isinstance(rewards[0], int | float):
-            raise TypeError(f"the game gave {rewards[0]!r} as a reward, which is no number")
-        outcome = self.outcome(rewards[0], True, info=plain({**info, **told[0]}))
-        return outcome._replace(valid=not told[0]["invalid_move"])
+        reward = rewards[player]
+        if not isinstance(reward, int | float):
+            raise TypeError(f"the game gave {reward!r} as a reward, which is no number")
+        all_rewards = {"rewards": {f"Player {each}": rewards[each] for each in rewards}} if len(rewards) > 1 else {}
+        outcome = self.outcome(reward, True, info=plain({**info, **told[player], **all_rewards}))
+        return outcome._replace(valid=not told[player]["invalid_move"])
 
     def observe(self) -> str:
         return "\n".join(self.new)
@@ -160,10 +181,10 @@ class TextArenaGame(Game):
         pass
 
     def _listen(self) -> list[str]:
-        """What the game has said since it was last asked, without the player's own moves."""
-        _, messages = self.environment.get_observation()
-        own = textarena.ObservationType.PLAYER_ACTION
-        new = [str(text).strip() for _, text, kind in messages if kind is not own]
+        """What the game has said to the player since it was last asked, without the player's own moves."""
+        player, messages = self.environment.get_observation()
+        own = (player, textarena.ObservationType.PLAYER_ACTION)
+        new = [str(text).strip() for who, text, kind in messages if (who, kind) != own]
         self.said += new
         return new
 

@@ -20,9 +20,9 @@ from starpod.env_server.environment import (
     Outcome,
 )
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, publish, starpod_id
-from starpod.env_server.hosting.request import HostingRequest
+from starpod.env_server.hosting.request import HostingRequest, fitting
 
-_GAMES = ("*.z8", "*.ulx")
+_GAMES = (".z8", ".ulx")
 _PROBED_COMMANDS = ("inventory", "look", "dance", "go east", "take all")
 _WANTED = textworld.EnvInfos(
     feedback=True, admissible_commands=True, policy_commands=True, score=True, max_score=True, won=True, lost=True
@@ -51,6 +51,11 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     )
     options = EnvironmentOptions
     return publish(TextWorldEnvironment, request, spec, known, "textworld", Options=options, factory=factory)
+
+
+def installed(pattern: str) -> list[str]:
+    """The games of the current folder, and its folders of games, that fit."""
+    return fitting(pattern, [place.name for place in Path().iterdir() if _held(place)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +138,19 @@ class TextWorldGame(Game):
 
 
 def _games(request: HostingRequest) -> list[Path]:
-    path = Path(request.name).resolve()
-    found = [path] if path.is_file() else sorted(game for kind in _GAMES for game in path.glob(kind))
+    found = _held(Path(request.name).resolve())
     if not found:
         raise request.fail(f"{request.name} is no game and holds none; make one: tw-make tw-simple --output game.z8")
     for game in found:
         if not game.with_suffix(".json").is_file():
             raise request.fail(f"beside {game.name} there is no {game.stem}.json, which tw-make writes with it")
     return found
+
+
+def _held(place: Path) -> list[Path]:
+    """The games of a folder in order, or the file alone, if it is a game."""
+    inside = [place] if place.is_file() else place.glob("*")
+    return sorted(path for path in inside if path.suffix in _GAMES)
 
 
 def _probe(factory: GameFactory) -> ProbeResult:

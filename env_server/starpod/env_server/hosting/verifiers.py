@@ -12,7 +12,13 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 from verifiers.v1.configs.agent import agent_config_fields
-from verifiers.v1.utils.loaders import default_harness_id, import_taskset, load_environment, resolve_env_config
+from verifiers.v1.utils.loaders import (
+    default_harness_id,
+    import_taskset,
+    load_environment,
+    resolve_env_config,
+    taskset_class,
+)
 
 from starpod.env_server.environment import (
     INVALID,
@@ -27,8 +33,17 @@ from starpod.env_server.environment import (
     Tool,
     ToolCall,
 )
-from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
-from starpod.env_server.hosting.request import HostingError, HostingRequest
+from starpod.env_server.hosting.hosted import (
+    Game,
+    Hosted,
+    ProbeResult,
+    dependents,
+    package_version,
+    plain,
+    publish,
+    starpod_id,
+)
+from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting
 from starpod.env_server.hosting.verifiers_episodes import HARNESS, EpisodePlayer, LiveEpisode
 
 _TASKS_OF_THE_ENDLESS = 1000
@@ -59,6 +74,20 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         concurrency=Concurrency.THREAD,
     )
     return publish(VerifiersEnvironment, request, spec, known, module, Options=EnvironmentOptions, factory=factory)
+
+
+def installed(pattern: str) -> list[str]:
+    """The tasksets that fit, of the packages that need verifiers."""
+
+    def has_taskset(name: str) -> bool:
+        try:
+            taskset_class(name)
+        except Exception:  # a package may need verifiers for anything else, and be broken
+            return False
+        return True
+
+    names = [module.replace("_", "-") for module in dependents("verifiers")]
+    return [name for name in fitting(pattern, names) if has_taskset(name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from starpod.env_server.errors import CallError
 from starpod.env_server.http.encoding import max_bytes, read_json, write_json
 from starpod.env_server.http.exchange import Exchange, Receive, Refused, Scope, Send, write_status
 from starpod.env_server.http.openapi import openapi
+from starpod.env_server.http.page import page
 from starpod.env_server.http.routes import Route, find
 from starpod.env_server.limits import Tenant
 from starpod.env_server.responses import too_large
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from starpod.env_server.http.ors import ORSService
     from starpod.env_server.mcp.service import MCPService
 
-HEALTH, OPENAPI = "/v1/health", "/openapi.json"
+HEALTH, OPENAPI, PAGE = "/v1/health", "/openapi.json", "/docs"
 _SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
 
@@ -61,6 +62,10 @@ class HTTPService:
                 return
             if exchange.path == OPENAPI:
                 await exchange.respond(openapi())
+                return
+            if exchange.path == PAGE:
+                url = f"{scope['scheme']}://{exchange.header('host')}"
+                await exchange.respond(page(url, list(self._worker.registry)), content_type="text/html; charset=utf-8")
                 return
             if self._mcp is not None and f"{exchange.path}/".startswith("/mcp/"):
                 self._mcp.check(exchange)
@@ -243,5 +248,5 @@ class _Events:
 
 
 def _no_such(what: str, value: str) -> CallError:
-    problem = f"there is no {what} {value[:80]!r} here; GET /openapi.json lists what there is"
+    problem = f"there is no {what} {value[:80]!r} here; GET /docs shows what there is, /openapi.json lists it"
     return CallError("BAD_ARGUMENT", problem, violations=[(what, problem)])

@@ -1,12 +1,18 @@
-"""The MCP server of a worker: tool calls become calls of the contract, on a session for each name in the URL."""
+"""The MCP server of a worker: tool calls become calls of the contract, on a session for each name in the URL.
+
+Programs may bring what no tool has an argument for: further fields of the request, as ProtoJSON in `_meta`. Then the
+reply is in the result's `_meta`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 from mcp.server.lowlevel import Server
@@ -20,11 +26,11 @@ from mcp_types import (
 
 from starpod.env_server import convert
 from starpod.env_server.errors import CallError, bad_argument
-from starpod.env_server.http.encoding import STREAM_VALUES
+from starpod.env_server.http.encoding import STREAM_VALUES, read_json
 from starpod.env_server.http.exchange import Exchange, Refused, Scope, Send
 from starpod.env_server.http.tools import actions_of
 from starpod.env_server.limits import Tenant
-from starpod.env_server.mcp.tools import failure_of, list_tools, picture_of, result_of
+from starpod.env_server.mcp.tools import failure_of, list_tools, meta_of, picture_of, result_of
 from starpod.env_server.requests import count_json
 from starpod.env_server.service import EnvironmentService, server_version
 from starpod.env_server.worker import Worker
@@ -37,6 +43,10 @@ _NAME_CHARACTERS = 128
 _CALLER = "starpod.caller"
 _MCP_SESSION = "mcp-session-id"
 _TOOL_CALL = b'"tools/call"'
+_REQUEST = "starpod.v1/request"
+"""Key of `_meta`: fields of the contract's request."""
+Fields = Mapping[str, Any]
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(eq=False)
@@ -128,16 +138,18 @@ class MCPService:
     async def _call_tool(self, context: Any, params: CallToolRequestParams) -> CallToolResult:
         caller: _Caller = context.request.scope[_CALLER]
         mcp_session = context.request.headers.get(_MCP_SESSION, "")
-        work = asyncio.get_running_loop().create_task(
-            self._play(caller, mcp_session, context.request_id, params.name, params.arguments or {})
-        )
+        work = asyncio.get_running_loop().create_task(self._play(caller, mcp_session, context.request_id, params))
         self._worker.keep(work)  # who gives up cancels its wait, not the work
         return await asyncio.shield(work)
 
     async def _play(
-        self, caller: _Caller, mcp_session: str, request_id: Any, tool: str, arguments: dict[str, Any]
+        self, caller: _Caller, mcp_session: str, request_id: Any, params: CallToolRequestParams
     ) -> CallToolResult:
+        tool, arguments = params.name, params.arguments or {}
         try:
+            more = (params.meta or {}).get(_REQUEST)
+            if more is not None and not isinstance(more, dict):
+                raise bad_argument(_REQUEST, "is no object")
             name = caller.name or mcp_session
             if not name:
                 raise bad_argument(
@@ -145,10 +157,12 @@ class MCPService:
                 )
             played = self._find(caller.tenant, caller.environment, name)
             async with played.turn:
-                asked = hashlib.sha256(repr((mcp_session, request_id, tool, arguments)).encode()).digest()
+                asked = hashlib.sha256(repr((mcp_session, request_id, tool, arguments, more)).encode()).digest()
                 if mcp_session and asked == played.last and played.result is not None:
                     return played.result
-                result = await self._call(caller, played, tool, arguments)
+                reply, result = await self._call(caller, played, tool, arguments, more or {})
+                if more is not None:
+                    result.meta = meta_of(reply)
                 played.last, played.result = asked, result
                 return result
         except Exception as error:
@@ -156,60 +170,78 @@ class MCPService:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    async def _call(self, caller: _Caller, played: _Played, tool: str, arguments: dict[str, Any]) -> CallToolResult:
+    async def _call(
+        self, caller: _Caller, played: _Played, tool: str, arguments: Fields, more: Fields
+    ) -> tuple[Message, CallToolResult]:
+        """The reply of the contract, and the result that shows it. more: fields of the request beside the arguments."""
         match tool:
             case "reset":
-                return await self._reset(caller, played, arguments)
+                return await self._reset(caller, played, arguments, more)
             case "observe":
                 mode = "png" if arguments.get("image") else "text"
-                return picture_of(await self._ask(caller, pb.RenderRequest(session_id=played.session_id, mode=mode)))
+                frame = await self._ask(caller, self._read(pb.RenderRequest, played, {"mode": mode, **more}))
+                return frame, picture_of(frame)
             case "fork":
-                return await self._fork(caller, played, arguments)
+                return await self._fork(caller, played, arguments, more)
             case "close":
-                await self._ask(caller, pb.CloseRequest(session_ids=[played.session_id]))
+                closed = await self._ask(caller, pb.CloseRequest(session_ids=[played.session_id]))
                 played.session_id = ""
-                return result_of(None, {"closed": True})
+                return closed, result_of(None, {"closed": True})
         given = {name: value for name, value in arguments.items() if name != "step_index"}
-        actions = actions_of(self._spec(caller), tool, given)
+        actions = [] if "actions" in more else actions_of(self._spec(caller), tool, given)
         index = _number("step_index", arguments.get("step_index", played.step_index), 2**32)
-        step = pb.StepRequest(session_id=played.session_id, epoch=played.epoch, step_index=index, actions=actions)
+        step = self._read(pb.StepRequest, played, {"epoch": played.epoch, "step_index": index, **more})
+        step.actions.extend(actions)
         reply: pb.StepResponse = await self._ask(caller, step)
         played.step_index = reply.next_step_index
         facts = {"next_step_index": reply.next_step_index}
-        return result_of(reply.transition.observation, facts, reply.transition)
+        return reply, result_of(reply.transition.observation, facts, reply.transition)
 
-    async def _reset(self, caller: _Caller, played: _Played, arguments: dict[str, Any]) -> CallToolResult:
-        fields: dict[str, Any] = {}
+    def _read(self, kind: type[M], played: _Played, fields: Fields) -> M:
+        """A request about the session. Raises BAD_ARGUMENT."""
+        return read_json(kind, json.dumps({**fields, "session_id": played.session_id}).encode(), self._worker.limits)
+
+    async def _reset(
+        self, caller: _Caller, played: _Played, arguments: Fields, more: Fields
+    ) -> tuple[Message, CallToolResult]:
+        fields = dict(more)
+        if not more or "image" in arguments:
+            fields["want"] = {**more.get("want", {}), "image": arguments.get("image") is True}
         if arguments.get("seed") is not None:
             fields["seed"] = _number("seed", arguments["seed"], 2**64)
         options = arguments.get("options")
-        if options is not None and not isinstance(options, dict):
-            raise bad_argument("options", "is no object")
-        want = pb.Want(image=arguments.get("image") is True)
-        alive = await self._alive(caller, played)
+        if options is not None:
+            if not isinstance(options, dict):
+                raise bad_argument("options", "is no object")
+            fields["options"] = options
+        alive = "epoch" in more or await self._alive(caller, played)
         if alive:
-            request: Any = pb.ResetRequest(session_id=played.session_id, epoch=played.epoch, want=want, **fields)
+            request: Message = self._read(pb.ResetRequest, played, {"epoch": played.epoch, **fields})
         else:
-            request = pb.OpenRequest(environment_id=caller.environment, want=want, **fields)
-        if options:
-            request.options.update(options)
+            request = self._read(pb.OpenRequest, played, {**fields, "environment_id": caller.environment})
+            _expect_one(request)
         reply = await self._ask(caller, request)
         session = reply.session if alive else reply.sessions[0]
         self._take(played, session)
         facts = {"seed": str(session.seed), "next_step_index": session.step_index}
-        return result_of(session.observation, facts, text=reply.instructions)
+        return reply, result_of(session.observation, facts, text=reply.instructions)
 
-    async def _fork(self, caller: _Caller, played: _Played, arguments: dict[str, Any]) -> CallToolResult:
+    async def _fork(
+        self, caller: _Caller, played: _Played, arguments: Fields, more: Fields
+    ) -> tuple[Message, CallToolResult]:
         name = arguments.get("name")
         if not isinstance(name, str) or not name or "/" in name or len(name) > _NAME_CHARACTERS:
             raise bad_argument("name", f"is no name of at most {_NAME_CHARACTERS} characters without a slash")
         copy = self._find(caller.tenant, caller.environment, name)
         if copy is played or await self._alive(caller, copy):
             raise bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
-        fork = pb.ForkRequest(session_id=played.session_id, epoch=played.epoch, step_index=played.step_index)
+        place = {"epoch": played.epoch, "step_index": played.step_index}
+        fork = _expect_one(self._read(pb.ForkRequest, played, {**place, **more}))
         reply: pb.ForkResponse = await self._ask(caller, fork)
         self._take(copy, reply.sessions[0])
-        return result_of(None, {"url": f"{PATH}/{caller.environment}/{name}", "next_step_index": copy.step_index})
+        return reply, result_of(
+            None, {"url": f"{PATH}/{caller.environment}/{name}", "next_step_index": copy.step_index}
+        )
 
     async def _alive(self, caller: _Caller, played: _Played) -> bool:
         session_ids = [played.session_id]
@@ -248,6 +280,13 @@ class MCPService:
     @staticmethod
     def _take(played: _Played, session: pb.Session) -> None:
         played.session_id, played.epoch, played.step_index = session.session_id, session.epoch, session.step_index
+
+
+def _expect_one(request: Any) -> Any:
+    """The Open or Fork. Raises BAD_ARGUMENT where it makes several sessions."""
+    if request.count > 1:
+        raise bad_argument("count", f"is {request.count}; a name is that of one session")
+    return request
 
 
 def _number(name: str, value: object, end: int) -> int:

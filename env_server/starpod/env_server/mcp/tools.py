@@ -22,6 +22,7 @@ _STEP_INDEX: Schema = {
     "step_index again is not played again: it has the same result.",
 }
 _RESET, _OBSERVE, _FORK, _CLOSE = "reset", "observe", "fork", "close"
+_REPLY = "starpod.v1/reply"
 OWN = (_RESET, turns.STEP, _OBSERVE, _FORK, _CLOSE)
 
 
@@ -66,6 +67,11 @@ def result_of(
     told = {key: value for key, value in facts.items() if value not in ([], {}, "")}
     content.append(TextContent(text=json.dumps(told)))
     return CallToolResult(content=content, structured_content=facts)
+
+
+def meta_of(reply: Message) -> dict[str, Any]:
+    """A reply of the contract as a result's `_meta`."""
+    return {_REPLY: json.loads(write_json(reply))}
 
 
 def picture_of(reply: pb.RenderResponse) -> CallToolResult:

@@ -49,6 +49,9 @@ class BanditOptions(EnvironmentOptions):
     pair: tuple[str, str] | None = Field(
         default=None, description='The low and the high arm, instead of a drawn pair: `["Phoenix", "Dragon"]`.'
     )
+    swapped: bool = Field(
+        default=False, description="Exchanges low and high arm, so that names mislead: RAGEN's Bandit-Rev."
+    )
     low_reward: float = Field(
         default=0.1, description="What the low arm always pays: 0.1 in RAGEN's code, 0.15 in its paper."
     )
@@ -108,6 +111,8 @@ class Bandit(Environment):
     def reset(self, rng: random.Random) -> None:
         pairs = PAIRS[self.options.split]
         low, high = self.options.pair or pairs[int(rng.random() * len(pairs))]
+        if self.options.swapped:
+            low, high = high, low
         self.arms = (low, high) if rng.random() < 0.5 else (high, low)
         self.high = high
         self.pulled = None

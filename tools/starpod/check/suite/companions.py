@@ -18,7 +18,6 @@ from starpod.v1 import environment_pb2 as pb
 
 LIST_SERVICES = b"\x3a\x00"
 """A ServerReflectionRequest with an empty list_services, written by hand so that the check needs no such package."""
-METHODS = ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot", "Restore", "Renew", "Close")
 OWNERS = {"Fork": "fork", "Snapshot": "snapshot", "Restore": "snapshot"}
 """Capabilities without which a server need not have the method."""
 PING_SECONDS, SILENT_SECONDS = 10.0, 75.0
@@ -67,7 +66,7 @@ async def token(probe: Probe) -> None:
     needs(probe.connection.metadata, "no token was given")
     token = probe.connection.metadata[0][1].removeprefix("Bearer ")
     lacking = {name for name in ("fork", "snapshot") if not _anywhere(probe, name)}
-    methods = [each for each in METHODS if OWNERS.get(each) not in lacking]
+    methods = [each for each in probe.connection.methods if OWNERS.get(each) not in lacking]
     for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", token),)):
         for method in methods:
             try:

@@ -18,7 +18,7 @@ import grpc
 
 from starpod.check.expectations import NotShown, expect, needs
 from starpod.check.probe import SEED, Handle, Probe
-from starpod.check.requirement import must, should
+from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 STARTS = 16
@@ -84,7 +84,7 @@ async def idle_policy(probe: Probe) -> None:
     await _expect_less(probe, "a policy that does nothing", await _idle_play(probe))
 
 
-@should("R-04", "No policy that repeats one action reaches as much as the expert, or solves every start.")
+@must("R-04", "No policy that repeats one action reaches as much as the expert, or solves every start.")
 async def repeating_policy(probe: Probe) -> None:
     for action in await _constants(probe):
         what = f"a policy that repeats {action.text or action.tool_call.name!r}"

@@ -10,10 +10,12 @@ from starpod.gateway.requests import (
     Answer,
     Ask,
     Call,
+    Choice,
     Message,
     Refused,
     Role,
     bad_request,
+    choice_of,
     count,
     field,
     objects,
@@ -30,18 +32,25 @@ _ROLES: dict[str, Role] = {
 }
 
 
+CHOICES = {"auto": Choice(), "none": Choice("none"), "required": Choice("required")}
+
+
 class ChatCompletions:
     """POST /v1/chat/completions. Reasoning is in `reasoning_content`, as other servers of open models have it."""
 
     path = "/v1/chat/completions"
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        refuse_given(body, n=1, functions=[], response_format={"type": "text"}, logprobs=False, tool_choice="auto")
+        refuse_given(body, n=1, functions=[], response_format={"type": "text"}, logprobs=False)
         stop = field(body, "stop", (str, list), [])
         options = field(body, "stream_options", dict, {})
+        tools = tuple(_tool(each) for each in objects(body, "tools"))
+        choice = field(body, "tool_choice", (str, dict), "auto")
+        named = field(choice, "function", dict, {}) if isinstance(choice, dict) else {}
         return Ask(
             messages=tuple(_message(each) for each in objects(body, "messages")),
-            tools=tuple(_tool(each) for each in objects(body, "tools")),
+            tools=tools,
+            choice=choice_of(choice, tools, CHOICES, field(named, "name", str, "")),
             max_tokens=count(body, "max_completion_tokens", "max_tokens"),
             stop=tuple([stop] if isinstance(stop, str) else map(str, stop)),
             seed=str(field(body, "seed", int, "")),

@@ -11,14 +11,15 @@ from starpod.gateway.requests import (
     Answer,
     Ask,
     Call,
+    Choice,
     Message,
     Refused,
     bad_request,
+    choice_of,
     count,
     field,
     objects,
     part_text,
-    refuse_given,
     text_of,
 )
 
@@ -31,14 +32,17 @@ _ERRORS = {
 }
 
 
+_CHOICES = {"auto": Choice(), "none": Choice("none"), "any": Choice("required")}
+
+
 class Messages:
     """POST /v1/messages. A reply's reasoning is a block of type `thinking`; it need not be sent back."""
 
     path = "/v1/messages"
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        choice = field(body, "tool_choice", dict, {})
-        refuse_given({"tool_choice.type": choice.get("type")}, **{"tool_choice.type": "auto"})
+        choice = field(body, "tool_choice", dict, {"type": "auto"})
+        tools = tuple(_tool(each) for each in objects(body, "tools"))
         messages = []
         if system := text_of(body.get("system"), ("text",), "`system`"):
             messages.append(Message("system", system))
@@ -48,7 +52,8 @@ class Messages:
             raise bad_request("the last message is the assistant's: this gateway does not go on from a given beginning")
         return Ask(
             messages=tuple(messages),
-            tools=tuple(_tool(each) for each in objects(body, "tools")),
+            tools=tools,
+            choice=choice_of(choice.get("type"), tools, _CHOICES, field(choice, "name", str, "")),
             max_tokens=count(body, "max_tokens"),
             stop=tuple(map(str, field(body, "stop_sequences", list, []))),
             stream=field(body, "stream", bool, False),
@@ -59,20 +64,20 @@ class Messages:
         return {
             **self._head(ask, answer),
             "content": _blocks(answer),
-            "stop_reason": _stop_reason(answer),
+            **_stopped(answer),
             "usage": _usage(answer, answer.reply_tokens),
         }
 
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
-        head = {**self._head(ask, answer), "content": [], "stop_reason": None, "usage": _usage(answer, 0)}
+        begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        head = {**self._head(ask, answer), **begun, "usage": _usage(answer, 0)}
         yield _event("message_start", message=head)
         for index, block in enumerate(_blocks(answer)):
             yield _event("content_block_start", index=index, content_block=_begun(block))
             for delta in _deltas(block):
                 yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
-        end = {"stop_reason": _stop_reason(answer), "stop_sequence": None}
-        yield _event("message_delta", delta=end, usage={"output_tokens": answer.reply_tokens})
+        yield _event("message_delta", delta=_stopped(answer), usage={"output_tokens": answer.reply_tokens})
         yield _event("message_stop")
 
     def failure(self, refused: Refused) -> dict[str, Any]:
@@ -83,13 +88,7 @@ class Messages:
         return event(self.failure(refused), "error")
 
     def _head(self, ask: Ask, answer: Answer) -> dict[str, Any]:
-        return {
-            "id": f"msg_{answer.id}",
-            "type": "message",
-            "role": "assistant",
-            "model": ask.model,
-            "stop_sequence": None,
-        }
+        return {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": ask.model}
 
 
 def _messages(value: Mapping[str, Any]) -> list[Message]:
@@ -163,10 +162,13 @@ def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
 
 
-def _stop_reason(answer: Answer) -> str:
+def _stopped(answer: Answer) -> dict[str, Any]:
+    """Why the reply ended."""
     if answer.calls:
-        return "tool_use"
-    return "max_tokens" if answer.finish == "length" else "end_turn"
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if answer.stop:
+        return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop}
+    return {"stop_reason": "max_tokens" if answer.finish == "length" else "end_turn", "stop_sequence": None}
 
 
 def _usage(answer: Answer, output: int) -> dict[str, Any]:

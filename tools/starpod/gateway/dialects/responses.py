@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from starpod.gateway.dialects.base import event, pieces
-from starpod.gateway.dialects.chat import ChatCompletions
+from starpod.gateway.dialects.chat import CHOICES, ChatCompletions
 from starpod.gateway.requests import (
     Answer,
     Ask,
@@ -15,6 +15,7 @@ from starpod.gateway.requests import (
     Refused,
     Role,
     bad_request,
+    choice_of,
     count,
     field,
     objects,
@@ -42,16 +43,20 @@ class Responses:
                 "`previous_response_id` or `conversation`",
                 "unsupported_parameter",
             )
-        refuse_given(body, background=False, prompt=None, tool_choice="auto")
+        refuse_given(body, background=False, prompt=None)
         form = field(field(body, "text", dict, {}), "format", dict, {"type": "text"})
         refuse_given({"text.format.type": form.get("type")}, **{"text.format.type": "text"})
         given = field(body, "input", (str, list), [])
         messages = [Message("user", given)] if isinstance(given, str) else _messages(objects(body, "input"))
         if instructions := field(body, "instructions", str, ""):
             messages.insert(0, Message("system", instructions))
+        tools = tuple(_tool(each) for each in objects(body, "tools"))
+        choice = field(body, "tool_choice", (str, dict), "auto")
+        name = field(choice, "name", str, "") if isinstance(choice, dict) else ""
         return Ask(
             messages=tuple(messages),
-            tools=tuple(_tool(each) for each in objects(body, "tools")),
+            tools=tools,
+            choice=choice_of(choice, tools, CHOICES, name),
             max_tokens=count(body, "max_output_tokens"),
             stream=field(body, "stream", bool, False),
             model=field(body, "model", str, ""),
@@ -158,7 +163,7 @@ def _response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: st
         "store": False,
         "temperature": None,
         "top_p": None,
-        "tool_choice": "auto",
+        "tool_choice": {"type": "function", "name": ask.choice.name} if ask.choice.name else ask.choice.kind,
         "tools": [{"strict": False, **tool["function"], "type": "function"} for tool in ask.tools],
         "usage": _usage(answer) if over else None,
     }

@@ -1,13 +1,23 @@
 // Live pages: when the server says that something changed, or every so often, the parts marked data-live are taken anew.
-const {events, poll} = document.body.dataset;
-let busy = false;
+const {events, poll, here} = document.body.dataset;
+const served = new Map([...document.querySelectorAll('[data-live]')].map(part => [part.id, part.innerHTML]));
+const parse = text => new DOMParser().parseFromString(text, 'text/html');
+const GONE = 'The site does not answer: is it still running?';
+function told(text) {  // why a page that asks for the state of a session does not get it
+  const problem = document.getElementById('problem');
+  if (problem && problem.textContent !== text) problem.textContent = text;
+}
+let busy = false, acting = false, acted = 0;
 async function update() {
-  if (busy) return;
+  if (busy || acting) return;
   busy = true;
   try {
-    const reply = await fetch(location.href);
-    if (reply.ok) refresh(new DOMParser().parseFromString(await reply.text(), 'text/html'));
-  } catch { /* the next one tries again */ }
+    const before = acted, reply = await fetch(location.href), page = parse(await reply.text());
+    if (before === acted) {
+      told(reply.ok ? '' : page.querySelector('main p').textContent);
+      if (reply.ok) refresh(page);
+    }
+  } catch { told(GONE); }  // the next one tries again
   busy = false;
 }
 if (events) {
@@ -18,23 +28,85 @@ if (events) {
     if (news) update();
   };
 }
-if (poll) setInterval(() => document.hidden || update(), Number(poll));
-function refresh(page) {
+const polling = poll && setInterval(() => document.hidden || update(), Number(poll));
+function refresh(page, sent) {  // sent: a form that was answered by it
+  const news = document.getElementById('news');  // of a list that stays as it is while it is read
+  if (news && page.getElementById('news')?.dataset.newest !== news.dataset.newest) news.firstChild.hidden = false;
   for (const part of document.querySelectorAll('[data-live]')) {
     const fresh = page.getElementById(part.id);
-    if (!fresh || fresh.innerHTML === part.dataset.shown) continue;
-    if ([...part.querySelectorAll('input[autocomplete=off]')].some(each => each.value)) continue;  // being typed
-    part.dataset.shown = fresh.innerHTML;
+    if (!fresh || fresh.innerHTML === served.get(part.id)) continue;
+    const active = part.contains(document.activeElement) && document.activeElement;
+    if (!sent && active && active.matches('input:not([type=checkbox]), textarea') && active.value) continue;  // being typed
+    served.set(part.id, fresh.innerHTML);
+    const find = active && place(part, active);
     const open = [...part.querySelectorAll('details')].map(each => each.open);
-    const marked = new Set([...part.querySelectorAll('input:checked')].map(each => each.value));
-    const focused = part.contains(document.activeElement) ? document.activeElement.id : '';
+    const chosen = [...part.querySelectorAll(FIELDS)].filter(changed).map(each => [place(part, each), each])
+      .filter(([, each]) => each.form !== sent || each.matches('select'));
     part.innerHTML = fresh.innerHTML;
-    part.querySelectorAll('details').forEach((each, place) => { each.open = open[place] ?? each.open; });
-    part.querySelectorAll('input[type=checkbox]').forEach(each => { each.checked = marked.has(each.value); });
-    if (focused) document.getElementById(focused)?.focus();
+    part.querySelectorAll('details').forEach((each, at) => { each.open = open[at] ?? each.open; });
+    for (const [find, old] of chosen) {
+      const each = find(part);
+      if (each) { each.value = old.value; each.checked = old.checked; }
+    }
     readable(part);
+    if (!find) continue;
+    find(part)?.focus({preventScroll: true});
+    if (part.contains(document.activeElement)) continue;
+    part.tabIndex = -1;  // what had the focus is gone
+    part.focus({preventScroll: true});
   }
+  document.title = page.title;
+  if (polling && !page.body.dataset.poll) clearInterval(polling);
 }
+const FIELDS = 'input:not([type=hidden]), select, textarea';
+const changed = each => each.type === 'checkbox' ? each.checked !== each.defaultChecked
+  : each.options ? !each.selectedOptions[0]?.defaultSelected : each.value !== each.defaultValue;
+// How to find in new content what was there before: by its id, name and value, link or label, or else by its position.
+function place(part, each) {
+  const keys = [each => [each.tagName, each.id, each.name, each.matches('button, [type=checkbox]') && each.value,
+    each.getAttribute('href'), each.getAttribute('aria-label'), each.form?.getAttribute('aria-label')].join('|'),
+    each => `${each.tagName}|${each.name}`];
+  const alike = (root, key, wanted) => [...root.querySelectorAll(each.tagName)].filter(other => key(other) === wanted);
+  const found = keys.map(key => [key, key(each), alike(part, key, key(each)).indexOf(each)]);
+  return root => {
+    for (const [key, wanted, at] of found) {
+      const others = alike(root, key, wanted);
+      if (others.length) return others[Math.min(at, others.length - 1)];
+    }
+  };
+}
+
+// A session: what its forms and links ask for is done in place. The focus stays where it is, and the new state is told.
+async function follow(url, form, submitter) {
+  if (acting) return;
+  acting = true;
+  acted += 1;
+  const main = document.querySelector('main');
+  main.setAttribute('aria-busy', 'true');
+  try {
+    const sent = form && {method: 'POST', body: new URLSearchParams(new FormData(form, submitter))};
+    const reply = await fetch(url, sent);
+    const page = parse(await reply.text());
+    told(page.body.dataset.here === here || reply.ok ? '' : page.querySelector('main p').textContent);
+    if (page.body.dataset.here === here) refresh(page, form || true);
+    else if (reply.ok) location = reply.url;
+  } catch { told(GONE); }
+  main.removeAttribute('aria-busy');
+  acting = false;
+}
+const ours = path => here && new URL(path, location).pathname.startsWith(here);
+document.addEventListener('submit', event => {
+  const url = event.target.getAttribute('action');  // a control may be named action
+  if (!url || !ours(url)) return;
+  event.preventDefault();
+  follow(url, event.target, event.submitter);
+});
+document.addEventListener('click', event => {
+  const link = event.target.closest('a[href]');
+  if (!link || !ours(link.href) || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  follow(link.href);
+});
 
 // Turns of an episode: arrow keys go from one to the next, and the address says which one is shown.
 const turns = [...document.querySelectorAll('.turnbox')];
@@ -66,7 +138,7 @@ if (turns.length) {
 }
 
 // Pictures that the server cannot draw again are left out.
-for (const image of document.querySelectorAll('.strip img')) {
+for (const image of document.querySelectorAll('.strip img, .seen img, .partings img')) {
   if (image.complete && !image.naturalWidth) image.remove();
   else image.addEventListener('error', () => image.remove());
 }
@@ -74,18 +146,21 @@ for (const image of document.querySelectorAll('.strip img')) {
 // Keys of a game, and copying.
 document.addEventListener('keydown', event => {
   if (event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey) return;
-  if (event.target.closest('input, select, textarea, pre[tabindex]')) return;
+  if (event.repeat || event.target.closest('input, select, textarea, pre[tabindex]')) return;
   const button = [...document.querySelectorAll('[data-key]')].find(each => each.dataset.key === event.key && !each.disabled);
   if (button) { event.preventDefault(); button.click(); }
 });
-for (const text of document.querySelectorAll('textarea'))
-  text.addEventListener('keydown', event => {
-    if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    text.form.requestSubmit();
-  });
-for (const button of document.querySelectorAll('[data-copy]'))
-  button.addEventListener('click', async () => {
-    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
-    button.textContent = 'Copied';
-  });
+document.addEventListener('keydown', event => {
+  if (!event.target.matches('textarea') || event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  event.target.form.requestSubmit();
+});
+// Browsers withhold the clipboard from sites without TLS, but for this machine's.
+document.documentElement.classList.toggle('no-clipboard', !navigator.clipboard);
+document.addEventListener('click', async event => {
+  const button = event.target.closest('[data-copy]');
+  if (!button) return;
+  const from = document.getElementById(button.dataset.copy);
+  await navigator.clipboard.writeText(from.href ?? from.textContent);
+  button.textContent = 'Copied';
+});

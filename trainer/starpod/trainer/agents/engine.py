@@ -80,6 +80,7 @@ class EngineAgents(Agents):
 
     seed, purpose: part of every reply's random stream, so that training and evaluation never share one.
     temperature: None is that of `sampling`. spans: whether turns note the blocks that their replies are cut into.
+    speaker: who asks, of several agents that a script has.
     """
 
     engine: Engine
@@ -92,6 +93,7 @@ class EngineAgents(Agents):
     want: Want = field(default_factory=Want)
     at_once: int | None = None
     spans: bool = False
+    speaker: str = ""
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
         return EngineAgent(self, session, task)
@@ -128,6 +130,7 @@ class EngineAgent(Agent):
             # not wait for.
             order=episode.group,
             conversation=self._name,
+            agent=shared.speaker,
             images=self._conversation.images,
         )
         return self._answer(prompt, await self._reply(request, prompt, observation, episode))

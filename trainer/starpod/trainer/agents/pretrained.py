@@ -22,6 +22,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.mixture import TaskConfig
 from starpod.trainer.models.config import ModelConfig, ModelError, model_title
+from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompts.conversation import Template
@@ -118,10 +119,10 @@ class PretrainedAgents(Agents):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A policy to sample from, on the device for it. config: of its run; None without one. facts: where it came from,
-    as JSON values."""
+    """A policy to sample from, or one for each agent, on the device for it. config: of its run; None without one.
+    facts: where it came from, as JSON values."""
 
-    policy: Policy
+    policy: Policy | Policies
     config: Config | None
     facts: dict[str, Any]
 
@@ -132,6 +133,7 @@ def load_model(model: str) -> LoadedModel:
     Raises CheckpointError, ConfigError and ModelError.
     """
     path, config, facts = Path(model), None, {}
+    policy: Policy | Policies
     if is_run_or_checkpoint(path):
         trained = load_trained(path)
         config = parse_config(trained.config)
@@ -145,7 +147,8 @@ def load_model(model: str) -> LoadedModel:
     else:
         dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
         policy = build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
-    round_weights(policy.model)
+    for own in policy.by_agent.values():
+        round_weights(own.model)
     policy.to("cuda" if torch.cuda.is_available() else "cpu")
     return LoadedModel(policy, config, facts)
 

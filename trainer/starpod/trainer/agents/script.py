@@ -1,12 +1,13 @@
 """Conversation scripts: who speaks next, what each one sees, and which reply goes to the environment.
 
-All speakers are the same policy, told apart by what they are told and by `Turn.agent_id`; credit terms compare each
-with its own kind. But in self-play, the environment is stepped by one agent and knows nothing of a script.
+All speakers are the same policy, unless `script.policies` gives each its own. They are told apart by what they are told
+and by `Turn.agent_id`; credit terms compare each with its own kind. But in self-play, the environment is stepped by one
+agent and knows nothing of a script.
 """
 
 from __future__ import annotations
 
-import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -16,7 +17,7 @@ from pydantic import Field, model_validator
 from starpod.client import Observation, Session
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.engine import EngineAgent, EngineAgents
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn, turns_of
 from starpod.trainer.prompts.conversation import Prompt
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import Section
@@ -49,6 +50,10 @@ class ScriptConfig(Section):
         default="You judge the actions that another agent proposes: would they help to solve the task?",
         description="Likewise of the verifier's.",
     )
+    policies: tuple[str, ...] = Field(
+        default=(),
+        description="Agents that have a policy each, by name (solver_verifier, self_play); empty: all share one.",
+    )
     again: str = Field(
         default="There may be mistakes in what you did. Look for them, and try once more from the start.",
         description="Told before each further attempt; `Again.` in style compact.",
@@ -59,6 +64,26 @@ class ScriptConfig(Section):
         for key, name in (("proposals", "solver_verifier"), ("attempts", "attempts")):
             if self.name != name and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"script.{key} belongs to {name}, and script.name is {self.name}: drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _policies_are_told_apart(self) -> ScriptConfig:
+        given, distinct = self.policies, set(self.policies)
+        if not given:
+            return self
+        if self.name not in ("solver_verifier", "self_play"):
+            raise ValueError(
+                f"script.policies are of agents with contexts of their own, and in script {self.name} there is one "
+                "context: set script.name to solver_verifier or self_play, or drop script.policies"
+            )
+        if self.name == "solver_verifier" and distinct != {SOLVER, VERIFIER}:
+            raise ValueError(f"script.policies {list(given)}: the agents of solver_verifier are [{SOLVER}, {VERIFIER}]")
+        if len(distinct) < max(len(given), 2):
+            raise ValueError(f"script.policies {list(given)}: name at least two agents, each once")
+        if wrong := next((name for name in given if not re.fullmatch(r"[\w-]+", name)), None):
+            raise ValueError(
+                f"script.policies names {wrong!r}, which cannot stand in metrics: use letters, digits, _, -"
+            )
         return self
 
     @property
@@ -139,7 +164,8 @@ class SolverVerifier(Agent):
         self.replies = 2 * shared.script.proposals - 1
         self._most = shared.script.proposals
         solver, verifier = (
-            replace(shared, prompt=role_prompt(shared.script, shared.prompt, speaker)) for speaker in (SOLVER, VERIFIER)
+            replace(shared, prompt=role_prompt(shared.script, shared.prompt, speaker), speaker=speaker)
+            for speaker in (SOLVER, VERIFIER)
         )
         self._solver = Speaker(solver, session, task)
         verdicts = replace(task, actions=(ACCEPT, REJECT))
@@ -223,17 +249,17 @@ class Attempts(Agent):
         return replace(move, agent_id=f"{ATTEMPT}{self._begun + 1}")
 
     def _see(self, observation: Observation, episode: Episode) -> Speaker:
-        own = [turn for turn in episode.turns if turn.agent_id == f"{ATTEMPT}{self._begun + 1}"]
-        first = self._begun and not own
+        own = turns_of(episode, f"{ATTEMPT}{self._begun + 1}")
+        first = self._begun and not own.turns
         text = tried(self._script, self._prompt, observation.text) if first else observation.text
-        return self._speaker.see(text, replace(episode, turns=own), fresh=False)
+        return self._speaker.see(text, own, fresh=False)
 
 
 class SelfPlay(Agent):
     """Plays all agents of an environment, as it says whose turn it is. Each is told of its own turns alone."""
 
     def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
-        self._new = functools.partial(Speaker, shared, session, task)
+        self._shared, self._session, self._task = shared, session, task
         self._speakers: dict[str, Speaker] = {}
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
@@ -250,11 +276,10 @@ class SelfPlay(Agent):
             speaker.close()
 
     def _see(self, observation: Observation, episode: Episode) -> Speaker:
-        speaker = self._speakers.get(observation.agent_id) or self._speakers.setdefault(
-            observation.agent_id, self._new()
-        )
-        own = [turn for turn in episode.turns if turn.agent_id == observation.agent_id]
-        return speaker.see(observation.text, replace(episode, turns=own), fresh=True)
+        name = observation.agent_id
+        if name not in self._speakers:
+            self._speakers[name] = Speaker(replace(self._shared, speaker=name), self._session, self._task)
+        return self._speakers[name].see(observation.text, turns_of(episode, name), fresh=True)
 
 
 def engine_agents(script: ScriptConfig, **settings: Any) -> EngineAgents:

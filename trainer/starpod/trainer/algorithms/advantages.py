@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -67,18 +68,21 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
 
 
 def sibling_advantages(
-    config: AlgorithmConfig, rollout: RolloutBatch, parents: Sequence[tuple[int, int] | None]
+    config: AlgorithmConfig,
+    rollout: RolloutBatch,
+    parents: Sequence[tuple[int, int] | None],
+    scale: Literal["none", "std"],
 ) -> Advantages:
     """Return less the mean over the branches of the same state (DEEP-GRPO, arXiv 2602.14169), for any estimator.
 
-    parents: as in `Episode`.
+    parents: as in `Episode`. scale: as in `CreditTerm`.
     """
     rewards_BT = penalised_rewards(config, rollout) if config.kl.where == "reward" else rollout.rewards_BT
     known: dict[object, int] = {}
     states = zip(rollout.groups_B.tolist(), parents, strict=True)
     siblings_B = torch.tensor([known.setdefault(state, len(known)) for state in states])
     siblings_B = siblings_B.to(rollout.groups_B.device)
-    advantages_BT = credit((CreditTerm(),), replace(rollout, groups_B=siblings_B), rewards_BT)
+    advantages_BT = credit((CreditTerm(scale=scale),), replace(rollout, groups_B=siblings_B), rewards_BT)
     return Advantages(advantages_BT.to(rollout.old_logprobs_BT.dtype), None, rollout.mask_BT)
 
 

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from starpod.trainer.checkpoints.trained import Trained
 from starpod.trainer.models.config import SMOLLM2, TINY, model_title
+from starpod.trainer.models.policies import policy_of
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.trunk import plain
 from starpod.trainer.output.run_folder import RunFolder
@@ -24,16 +25,17 @@ class ExportError(Exception):
     """Nothing was exported. The message says why."""
 
 
-def export(trained: Trained, out: Path, *, adapter: bool = False) -> None:
+def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "") -> None:
     """Writes a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
 
     adapter: the LoRA adapter alone, which needs the base model and peft to be loaded; else it is merged into the
-    weights. Raises ExportError if `out` is there already, or if there is no adapter.
+    weights. agent: whose policy, where each has one. Raises ExportError if `out` is there already, or if there is no
+    adapter, ModelError if there is no such policy.
     """
     out = Path(out)
     if out.exists():
         raise ExportError(f"{out} is there already; nothing is overwritten")
-    policy = trained.policy
+    policy = policy_of(trained.policy, agent)
     if adapter and plain(policy.model) is policy.model:
         raise ExportError("this model was trained without LoRA: there is no adapter to export by itself")
     _set_generation(policy, float(trained.config["sampling"]["temperature"]))
@@ -46,7 +48,7 @@ def export(trained: Trained, out: Path, *, adapter: bool = False) -> None:
             policy.tokenizer.save_pretrained(temporary)
         else:
             policy.save(temporary, rounded=True)
-        (temporary / "README.md").write_text(model_card(trained, adapter), encoding="utf-8")
+        (temporary / "README.md").write_text(model_card(trained, adapter, agent), encoding="utf-8")
         temporary.rename(out)
     except OSError as error:
         raise ExportError(f"{out} could not be written: {error.strerror or error}") from error
@@ -70,8 +72,8 @@ def _set_generation(policy: Policy, temperature: float) -> None:
     )
 
 
-def model_card(trained: Trained, adapter: bool = False) -> str:
-    """A description of the training, from the run folder."""
+def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
+    """A description of the training, from the run folder. agent: as for `export`."""
     config = trained.config
     name = config["model"]["name"]
     algorithm = config["algorithm"]["preset"]
@@ -96,7 +98,7 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
         f"# {config['title'] or ', '.join(names)}",
         "",
         f"An agent for {' and '.join(f'`{name}`' for name in names)}, trained by Starpod with {algorithm} from {base}: "
-        f"the policy after {trained.step} iterations.{score}",
+        f"the policy{f' of `{agent}`' * bool(agent)} after {trained.step} iterations.{score}",
         "",
         "It answers in the format that it was trained with, one turn of the environment at a time:",
         "",

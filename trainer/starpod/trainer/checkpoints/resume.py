@@ -101,6 +101,12 @@ def check_model(config: Config, loaded: Loaded) -> None:
             f"model.{key} is {now[key]}, but the run that is resumed has {then[key]}: its weights fit no other model; "
             "give the same again, or begin another run with another --run-dir"
         )
+    own, given = list(config.script.policies), loaded.state["config"].get("script", {}).get("policies", [])
+    if own != given:
+        raise ConfigError(
+            f"script.policies is {own}, but the run that is resumed has {given}: give the same again, or begin another "
+            "run with another --run-dir"
+        )
     bias = next((each for name, each in loaded.tensors["policy"].items() if name.endswith("critic.head.bias")), None)
     heads, needed = 0 if bias is None else len(bias), config.algorithm.value_heads * config.algorithm.needs_critic
     if heads != needed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import struct
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +61,23 @@ def _unpack(tensors: Mapping[str, Tensor], value: Any) -> Any:
             return tensors[value["tensor"]]
         return tuple(_unpack(tensors, item) for item in value["tuple"])
     return value
+
+
+# --- tensors of several parts -----------------------------------------------------------------------------------------
+
+
+def join_parts(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of each part in one mapping, named `<part>.<name>`. Names of parts have no dot."""
+    return {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+
+def split_parts(tensors: Mapping[str, Tensor]) -> defaultdict[str, dict[str, Tensor]]:
+    """What `join_parts` took. A part without tensors is empty."""
+    parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+    for joined, tensor in tensors.items():
+        part, _, name = joined.partition(".")
+        parts[part][name] = tensor
+    return parts
 
 
 # --- random number generators -----------------------------------------------------------------------------------------

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from starpod.trainer.checkpoints.checkpoint import MANIFEST, CheckpointError, Checkpoints, Loaded, load_checkpoint
+from starpod.trainer.checkpoints.state import split_parts
 from starpod.trainer.models.config import TINY, ModelConfig
+from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.parallel import Parallel
 
@@ -20,13 +24,13 @@ INITIAL = "initial"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """policy: with the checkpoint's weights, without its critic. config: that of the run, as plain values.
+    """policy: with the checkpoint's weights, without its critic; one for each agent where `script.policies` says so.
 
-    step: iterations done. score: success of the evaluation at the checkpoint; None without one.
-    path: the checkpoint's folder. run: the run folder.
+    config: that of the run, as plain values. step: iterations done. score: success of the evaluation at the checkpoint;
+    None without one. path: the checkpoint's folder. run: the run folder.
     """
 
-    policy: Policy
+    policy: Policy | Policies
     config: Mapping[str, Any]
     step: int
     score: float | None
@@ -56,12 +60,19 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
                 f"the checkpoint {loaded.path} is of a model built from scratch, whose tokenizer lies in "
                 f"{run / INITIAL}: keep the checkpoint in its run folder"
             )
-        policy = load_policy(run / INITIAL)
+        first = load_policy(run / INITIAL)
     else:
-        policy = build_policy(model, texts=None, critic="none", seed=0)
-    policy.critic, policy.critic_kind = None, "none"
-    state = {name: tensor for name, tensor in loaded.tensors["policy"].items() if not name.startswith("critic.")}
-    Parallel().load_full_state_dict(policy, state, without=policy.frozen())
+        first = build_policy(model, texts=None, critic="none", seed=0)
+    first.critic, first.critic_kind = None, "none"
+    policy: Policy | Policies
+    states: Mapping[str, Mapping[str, Tensor]]
+    tensors = loaded.tensors["policy"]
+    if agents := config.get("script", {}).get("policies"):
+        policy, states = Policies.of(agents, first), split_parts(tensors)
+    else:
+        policy, states = first, {"": {name: each for name, each in tensors.items() if not name.startswith("critic.")}}
+    for agent, own in policy.by_agent.items():
+        Parallel().load_full_state_dict(own, states[agent], without=own.frozen())
     return Trained(policy, config, loaded.step, loaded.score, loaded.path, run)
 
 

@@ -18,7 +18,8 @@ import click
     help="Checkpoint of a run: by its evaluation, or the newest.",
 )
 @click.option("--adapter", is_flag=True, help="The LoRA adapter alone, instead of merging it into the weights.")
-def export(source: Path, out: Path, which: str, adapter: bool) -> None:
+@click.option("--agent", default="", metavar="NAME", help="Whose policy, where script.policies gives each agent one.")
+def export(source: Path, out: Path, which: str, adapter: bool, agent: str) -> None:
     """Write the model of RUN_OR_CHECKPOINT to the new folder OUT, for transformers, vLLM and others to load."""
     import transformers
 
@@ -27,6 +28,6 @@ def export(source: Path, out: Path, which: str, adapter: bool) -> None:
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     trained = load_trained(source, "best" if which == "best" else "latest")
-    write(trained, out, adapter=adapter)
+    write(trained, out, adapter=adapter, agent=agent)
     score = "" if trained.score is None else f", success {trained.score:.1%}"
     click.echo(f"{out}: the policy after {trained.step} iterations{score}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 import yaml
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Resume although KEY (such as environment.id) differs from the run's. Repeatable.",
 )
-@click.option("--ui", "with_site", is_flag=True, help="Show the run in a browser, at the address that is printed.")
+@click.option("--ui", "with_site", is_flag=True, help="Show the run in a browser; on a terminal until Ctrl-C.")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -152,6 +154,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     from starpod.trainer.section import ConfigError
     from starpod.trainer.setup import open_run
 
+    wrong = (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion)
     torch.set_num_threads(config.threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -163,16 +166,23 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 config, path, resume=resume, parallel=parallel, screen=screen, interrupts=interrupts
             ) as run:
                 return await loop(run)
-        except (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion) as error:
-            if run is not None and run.step:
-                raise
-            raise click.UsageError(str(error)) from error
         except Unreachable as error:
             raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
+        except Exception as error:
+            if isinstance(error, wrong) and (run is None or not run.step):
+                raise click.UsageError(str(error)) from error
+            if run is None or run.rescued is None:
+                raise
+            how = commands(path, config.to_dict())["go on"]
+            raise click.ClickException(
+                f"{error}; the run is saved as of step {run.rescued}, go on with: {how}"
+            ) from error
 
     parallel = Parallel.start(config.device)
     with (
-        _live_site(path) if with_site and parallel.is_main else nullcontext("") as site,
+        _live_site(path, "--port", "0", "--of-run", *_access(config))
+        if with_site and parallel.is_main
+        else nullcontext("") as site,
         make_screen(config.monitor.screen if parallel.is_main else "off") as screen,
     ):
         screen.start(config.title or _environments(config), make_plan(config, path) | ({"live": site} if site else {}))
@@ -193,22 +203,48 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
             said = {"outcome": reason}
             said |= {} if final is None else {"final": final_line(final)}
             said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
-            screen.done({**said, "report": str(write_report(path)), **commands(path, config)})
+            screen.done({**said, "report": str(write_report(path)), **commands(path, config.to_dict())})
+    if site and parallel.world == 1 and not interrupts.requested and sys.stdin.isatty() and sys.stderr.isatty():
+        _show_on(path, config, site)
     parallel.end(interrupts.status)
     return interrupts.status
 
 
 @contextmanager
-def _live_site(path: Path) -> Iterator[str]:
+def _live_site(path: Path, *words: str) -> Iterator[str]:
     """The address of a live site that shows the run while the context lasts. Raises ClickException."""
     from starpod.client.programs import ServiceFailed, started
 
     try:
         # The folder is made later, and only if the run begins.
-        with started("the live site", "ui", str(path), "--port", "0", "--index", ":memory:") as address:
+        with started("the live site", "ui", str(path), "--index", ":memory:", *words) as address:
             yield address
     except ServiceFailed as error:
         raise click.ClickException(str(error)) from error
+
+
+def _access(config: Config) -> list[str]:
+    """The words by which the live site may call the run's servers, where these ask the same of all."""
+    names = ("token_file", "ca", "certificate", "key")
+    asked = {tuple(getattr(task.environment, name) for name in names) for task in config.tasks}
+    given = zip(names, asked.pop(), strict=True) if len(asked) == 1 else ()
+    return [word for name, value in given if value for word in (f"--{name.replace('_', '-')}", value)]
+
+
+def _show_on(path: Path, config: Config, site: str) -> None:
+    """Shows the run at the same address until Ctrl-C, as the command that is told for it would: with a server of its
+    own, for those of the run have ended with it."""
+    words = shlex.split(commands(path, config.to_dict())["look"])[3:]
+    if "SERVER" in words:  # for the user to name
+        words = []
+    port = str(urlsplit(site).port)
+    try:
+        with suppress(KeyboardInterrupt), _live_site(path, "--port", port, *words, *_access(config)) as address:
+            click.echo(f"the pages stay at {address} until Ctrl-C", err=True)
+            while True:
+                time.sleep(60)
+    except click.ClickException as error:  # the run itself is done
+        click.echo(error.message, err=True)
 
 
 def _unreachable(config: Config, error: Exception) -> str:
@@ -225,18 +261,23 @@ def _next(path: Path, config: Config) -> str:
     from starpod.trainer.output.run_folder import RunFolder
 
     if RunFolder(path).exists:
-        return f"once it answers, go on with: {commands(path, config)['go on']}"
+        return f"once it answers, go on with: {commands(path, config.to_dict())['go on']}"
     return "once it answers, give the same command again: nothing was trained yet"
 
 
-def commands(path: Path, config: Config) -> dict[str, str]:
-    """What a user types next, by what it does: exact command lines about the run in the folder."""
+def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """What a user types next, by what it does: exact command lines about the run in the folder.
+
+    config: of its config.yaml.
+    """
     from starpod.trainer.rollout.environment import server_words
 
     folder = shlex.quote(str(path))
-    known = ",".join(dict.fromkeys(address for task in config.tasks for address in task.environment.addresses))
-    servers = dict.fromkeys(server_words(task.environment.id, task.environment.serve) for task in config.tasks)
-    ids = " ".join(f"--environment {task.environment.id}" for task in config.tasks)
+    several = config.get("environments") or {"": config.get("environment") or {}}
+    tasks = [task for task in several.values() if isinstance(task, Mapping) and task.get("id")]
+    known = ",".join(dict.fromkeys(address for task in tasks for address in task.get("addresses") or ()))
+    servers = dict.fromkeys(server_words(task["id"], task.get("serve") or []) for task in tasks)
+    ids = " ".join(f"--environment {task['id']}" for task in tasks)
     return {
         "go on": f"starpod train --resume --run-dir {folder}",
         "look": f"starpod ui {folder} {f'--address {known}' if known else ' '.join(servers)}",

@@ -37,6 +37,7 @@ def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
     if importlib.util.find_spec("vllm") is None:
         raise click.ClickException("this command needs the package vllm; docs/training.md tells how to install it")
     words = ["--host=127.0.0.1", "--dtype=float32", f"--max-model-len={context}", "--logprobs-mode=processed_logprobs"]
+    words.append("--enable-prompt-tokens-details")  # replies tell how much of their prompt was in the cache
     if _has_scale_out():
         words.append("--enable-scale-out")
     environment = {"VLLM_SERVER_DEV_MODE": "1", **os.environ}

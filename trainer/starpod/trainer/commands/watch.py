@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -11,11 +11,13 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 from starpod.client.spelling import nearest
 from starpod.report.console import safe_console
-from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, read_episodes
+from starpod.trainer.data.episode import Episode, Turn, siblings_of
+from starpod.trainer.data.episode import Group as EpisodeGroup
+from starpod.trainer.data.files import EVALUATION, BadEpisodes, branching_groups, episode_files, read_episodes
 
 ENDS = {
     "terminal": "the task ended",
@@ -34,6 +36,7 @@ ENDS = {
 @click.option("--environment", "-e", help="Only episodes of it, by its name in the run's `environments` or its id.")
 @click.option("--failed", "outcome", flag_value="failed", help="Only episodes without success.")
 @click.option("--solved", "outcome", flag_value="solved", help="Only episodes with success.")
+@click.option("--trees", is_flag=True, help="Where the episodes of each group branch, and which succeeded; no turns.")
 @click.option(
     "--speed",
     type=click.FloatRange(0),
@@ -41,16 +44,22 @@ ENDS = {
     show_default=True,
     help="Turns per second on a terminal; 0: at once.",
 )
-def watch(path: Path, number: int | None, environment: str | None, outcome: str | None, speed: float) -> None:
+def watch(
+    path: Path, number: int | None, environment: str | None, outcome: str | None, *, trees: bool, speed: float
+) -> None:
     """Replay episodes: state, reasoning, action and reward of each turn.
 
     The path is a file of episodes (.jsonl or .jsonl.gz), as `starpod eval --jsonl` writes it, or the folder of a run:
-    then the episodes of its final evaluation, or of its last one so far, are shown. Ctrl-C ends it.
+    then the episodes of its final evaluation, or of its last one so far, are shown, and with --trees those that it
+    collected last. Ctrl-C ends it.
     """
     try:
         files = episode_files(path)
     except BadEpisodes as error:
         raise click.UsageError(str(error)) from error
+    if trees:
+        _show_trees([file for file in files if path.is_file() or not file.name.startswith(EVALUATION)] or files)
+        return
     try:
         file = ([file for file in files if file.name.startswith(EVALUATION)] or files)[-1]
         console = safe_console(highlight=False)
@@ -82,6 +91,42 @@ def watch(path: Path, number: int | None, environment: str | None, outcome: str 
         raise click.UsageError(f"episode {number} of {file} is {excluded}: leave --{outcome} out to see it")
     if not shown:
         raise click.ClickException(f"none of the {total} episodes of {file} is {outcome}")
+
+
+def _show_trees(files: Sequence[Path]) -> None:
+    """Those of the last file."""
+    try:
+        groups = branching_groups(files[-1])
+    except BadEpisodes as error:
+        raise click.ClickException(str(error)) from error
+    if not groups:
+        raise click.ClickException(f"no episode of {files[-1]} branches from another: collect.search finds such groups")
+    console = safe_console(highlight=False)
+    for group in groups:
+        console.print(branches(group))
+
+
+def branches(group: EpisodeGroup) -> Tree:
+    """The members of a group, each below the one that it branches from."""
+    members, states = {episode.member: episode for episode in group.members}, siblings_of(group.members)
+    solved = sum(episode.success is True for episode in members.values())
+    tree = Tree(Text(f"group {group.id}: {solved} of {len(members)} solved", "bold"))
+
+    def add(below: Tree, episode: Episode) -> None:
+        word, style = _outcome(episode)
+        count = len(episode.turns)
+        told = f"member {episode.member}: {word.lower()}, {count} turn{'s'[: count != 1]}, "
+        branch = below.add(Text(f"{told}reward {episode.total_reward:+.4g}", style))
+        for (parent, turn), own in states.items():
+            if parent == episode.member:
+                state = branch.add(Text(f"before turn {turn + 1}", "bright_black"))
+                for each in own:
+                    add(state, each)
+
+    for episode in members.values():
+        if episode.parent is None or episode.parent[0] not in members:
+            add(tree, episode)
+    return tree
 
 
 def play(console: Console, episode: Episode, title: str, pause: float = 0.0) -> None:
@@ -122,14 +167,13 @@ def show_turn(turn: Turn, number: int, total: float) -> RenderableType:
     if remark := _remark(turn):
         facts.add_row("", Text(remark, style="yellow"))
     facts.add_row("reward", _reward(turn, total))
-    state = Panel(_text(turn.observation), title=f"turn {number}", title_align="left", padding=(0, 1), expand=False)
+    title = f"turn {number}" + f", {turn.agent_id}" * bool(turn.agent_id)
+    state = Panel(_text(turn.observation), title=_text(title), title_align="left", padding=(0, 1), expand=False)
     return Group(state, facts)
 
 
 def show_end(episode: Episode) -> RenderableType:
-    word, style = {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[episode.success]
-    if episode.failed:
-        word, style = "Failed", "red"
+    word, style = _outcome(episode)
     count = len(episode.turns)
     line = f"{word}: {ENDS.get(episode.end, episode.end)} after {count} turn{'s'[: count != 1]}"
     line += f", total reward {episode.total_reward:+.4g}"
@@ -141,6 +185,13 @@ def show_end(episode: Episode) -> RenderableType:
     if episode.error:
         parts.append(_text(episode.error, style="red"))
     return Group(*parts, Text())
+
+
+def _outcome(episode: Episode) -> tuple[str, str]:
+    """In a word, and its style."""
+    if episode.failed:
+        return "Failed", "red"
+    return {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[episode.success]
 
 
 def _text(text: str, style: str = "") -> Text:

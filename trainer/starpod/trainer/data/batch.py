@@ -208,6 +208,11 @@ class Batch:
         told = [[turn.switches for turn in episode.turns] for episode in self.episodes]
         return self.per_turn(told, False, torch.bool)
 
+    def weights_BT(self) -> Tensor | None:
+        """`Turn.weight` on the turn's tokens; None where all are 1."""
+        told = [[turn.weight for turn in episode.turns] for episode in self.episodes]
+        return self.per_turn(told, 1.0) if any(weight != 1 for own in told for weight in own) else None
+
     def truncated_BT(self) -> Tensor:
         """bool, True on the tokens of replies that a limit cut before their end token."""
         cut = [[turn.finish == "length" for turn in episode.turns] for episode in self.episodes]
@@ -305,6 +310,7 @@ class RolloutBatch:
         criteria: likewise, as in `Turn`.
     blocks_BT: block of each token, an index of BLOCKS, -1 in replies that could not be read; None unless looked at.
     switches_BT: bool, True on the tokens of turns that say that another subgoal begins; likewise.
+    weights_BT: of the policy's loss, where a search chose replies; None where all are 1.
     """
 
     mask_BT: Tensor
@@ -325,6 +331,7 @@ class RolloutBatch:
     criteria: Sequence[Sequence[Mapping[str, bool]]] = ()
     blocks_BT: Tensor | None = None
     switches_BT: Tensor | None = None
+    weights_BT: Tensor | None = None
 
     def rows(self, rows: Sequence[int]) -> RolloutBatch:
         """These episodes alone, padded as before."""

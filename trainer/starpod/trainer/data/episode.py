@@ -6,7 +6,7 @@ import base64
 import html
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Finish = Literal["stop", "length"]
 """Why a reply ended: the policy sampled an end token, or a limit on tokens cut it."""
+
+EXTERNAL = "external"
+"""The environment of episodes that were played elsewhere: their seeds say nothing of start states."""
 
 End = Literal["", "terminal", "max_turns", "max_actions", "environment_limit", "context", "failed"]
 """Why an episode ended: the environment's own end reasons in lower case; `context`: too few tokens were left for
@@ -43,6 +46,7 @@ class Turn:
     progress: change of the environment's score over the turn; None where it was not asked for or is not known.
     info: the environment's side data.
     value: of the state before the turn, where a search has estimated it: what is earned from there on.
+    weight: of its reply in the policy's loss, where a search chose it and that is corrected.
     generating, stepping: seconds spent waiting for the engine and for the environment.
     """
 
@@ -71,6 +75,7 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     agent_id: str = ""
     value: float | None = None
+    weight: float = 1.0
     generating: float = 0.0
     stepping: float = 0.0
 
@@ -307,6 +312,11 @@ def by_kind(groups: Sequence[Group]) -> dict[str, list[Group]]:
     return kinds
 
 
+def turns_of(episode: Episode, agent: str) -> Episode:
+    """The turns of one agent as an episode; of the agent "" all."""
+    return episode if not agent else replace(episode, turns=[turn for turn in episode.turns if turn.agent_id == agent])
+
+
 def episodes_of(groups: Sequence[Group]) -> list[Episode]:
     """All episodes that may be trained on, in the order of the groups.
 
@@ -319,8 +329,15 @@ def branches_of(groups: Sequence[Group]) -> list[Episode]:
     """The branches that may be trained on: those of a state whose returns differ. Others have nothing to teach."""
     kept = []
     for group in groups:
-        siblings: dict[tuple[int, int] | None, list[Episode]] = {}
-        for branch in group.branches:
-            siblings.setdefault(branch.parent, []).append(branch)
-        kept += [each for own in siblings.values() if Group(group.id, own).reward_std > 1e-8 for each in own]
+        states = siblings_of(group.branches).values()
+        kept += [each for own in states if Group(group.id, own).reward_std > 1e-8 for each in own]
     return [branch for branch in kept if branch.sampled_tokens]
+
+
+def siblings_of(episodes: Sequence[Episode]) -> dict[tuple[int, int], list[Episode]]:
+    """Those with a parent by the state that they begin in, in their order."""
+    states: dict[tuple[int, int], list[Episode]] = {}
+    for episode in episodes:
+        if episode.parent is not None:
+            states.setdefault(episode.parent, []).append(episode)
+    return states

@@ -76,6 +76,15 @@ def read_groups(path: Path | str) -> list[Group]:
     return list(groups.values())
 
 
+def branching_groups(path: Path | str) -> list[Group]:
+    """The groups of a file in which an episode branches from another one, as they were played. Raises BadEpisodes."""
+    groups: dict[int, Group] = {}
+    for episode in read_episodes(path):
+        group = groups.setdefault(episode.group, Group(episode.group, []))
+        (group.failed if episode.failed else group.episodes).append(episode)
+    return [group for group in groups.values() if any(episode.parent for episode in group.members)]
+
+
 def episode_files(path: Path | str) -> list[Path]:
     """The file itself; of a folder all *.jsonl and *.jsonl.gz by name; of a run's folder those in its `episodes`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.data.episode import EXTERNAL, Episode, Group, episodes_of
 from starpod.trainer.data.files import BadEpisodes, read_groups
 from starpod.trainer.prompts.conversation import Template
 
@@ -35,14 +35,16 @@ def read_offline(config: Config, templates: Mapping[str, Template]) -> list[Grou
 
 
 def _check(config: Config, template: Template, episode: Episode) -> None:
-    if held_out := config.seeds.holds_out(episode.seed):
+    held_out = "" if episode.environment == EXTERNAL else config.seeds.holds_out(episode.seed)
+    if held_out:
         raise ConfigError(
             f"replay.offline {config.replay.offline} holds an episode of seed {episode.seed}, which {held_out} holds "
             f"out: record others with `starpod eval --seed {config.seeds.train.start}`, or choose other "
             f"{held_out.split()[0]}"
         )
     for number, turn in enumerate(episode.turns, 1):
-        if turn.reply and (text := template.decode(turn.reply)) != turn.text:
+        # It may have been begun for the policy, such as a call of a tool that had to come.
+        if turn.reply and not turn.text.endswith(text := template.decode(turn.reply)):
             raise ConfigError(
                 f"replay.offline {config.replay.offline} was sampled with another tokenizer or prompt: the tokens of "
                 f"turn {number} of an episode of seed {episode.seed} read {text[:40]!r} here and not "

@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean, variance
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from starpod.trainer.algorithms.credit import agent_units, credit
 from starpod.trainer.algorithms.filters import ZERO
-from starpod.trainer.data.batch import split
+from starpod.trainer.algorithms.terms import CreditTerm
+from starpod.trainer.data.batch import RolloutBatch, split
 from starpod.trainer.data.episode import Group
-from starpod.trainer.parallel import whole
+from starpod.trainer.parallel import reshard, whole
 
 COMPONENTS = ("task", "entropy", "kl")
+POOLED = CreditTerm(unit="agent", score="reward", scale="std")
+OWN = CreditTerm(unit="agent", score="reward", scale="std", key=("agent",))
+"""What an agent earned, compared with all agents or with itself in the group's other episodes."""
 
 
 def reward_buckets(groups: Sequence[Group], count: int) -> dict[str, list[Group]]:
@@ -61,10 +67,48 @@ def gradient_report(
 
 def gradient_norm(model: nn.Module, backward: Callable[[], object]) -> float:
     """Norm of the gradient that `backward` adds to the parameters, which is left there. What was there is lost."""
+    reshard(model)  # gradients are on the shards
     model.zero_grad(set_to_none=True)
     backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return float(whole(nn.utils.get_total_norm(gradients)))
+
+
+def agent_report(
+    rollout: RolloutBatch, advantages_BT: Tensor, norm: Callable[[str, Tensor], float]
+) -> dict[str, float]:
+    """Metrics `gradients/agents/<agent>/...` where there are several: the norm of its gradient, and by what factor its
+    second moment grows where all agents share one mean and deviation of rewards, predicted (`pooled_factor`) and
+    measured.
+
+    norm: of an agent's gradient with these advantages. The second moment is the sum of squared norms over episodes.
+    Two passes measure it, one with each normalisation and both with the same random sign for each episode: what the
+    gradients of two episodes have in common then adds to the squared norm as often as it takes from it.
+    """
+    units, agents = agent_units(rollout)
+    if len(agents) < 2:
+        return {}
+    generator = torch.Generator().manual_seed(0)
+    signs_BK = torch.randint(0, 2, units.mask_BK.shape, generator=generator).mul(2).sub(1)
+    signs_BT = units.spread(signs_BK.to(advantages_BT))
+    pooled_BT, own_BT = (
+        signs_BT * credit((term,), rollout, rollout.rewards_BT).to(advantages_BT) for term in (POOLED, OWN)
+    )
+    metrics: dict[str, float] = {}
+    for index, agent in enumerate(agents):
+        # Tokens with an advantage of 0 have no gradient: those of the agents add up to the whole.
+        inside_BT = units.mask_BT & (units.index_BT == index)
+        task, pooled, own = (
+            norm(agent, torch.where(inside_BT, each_BT, 0.0)) for each_BT in (advantages_BT, pooled_BT, own_BT)
+        )
+        metrics[f"gradients/agents/{agent}/task"] = task
+        if own > 0:
+            metrics[f"gradients/agents/{agent}/measured_factor"] = (pooled / own) ** 2
+    row_n, agent_n = (places.tolist() for places in units.mask_BK.nonzero(as_tuple=True))
+    earned_n = units.total(rollout.rewards_BT)[units.mask_BK].tolist()
+    of_n = rollout.groups_B[row_n].tolist()
+    factors = pooled_factors(zip(of_n, (agents[index] for index in agent_n), earned_n, strict=True))
+    return metrics | {f"gradients/agents/{agent}/pooled_factor": factor for agent, factor in factors.items()}
 
 
 def pooled_factors(scores: Iterable[tuple[int, str, float]]) -> dict[str, float]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from starpod.trainer.algorithms.filters import ZERO
 from starpod.trainer.data.episode import End, Episode, Group, by_kind, episodes_of
 from starpod.trainer.diagnostics.diversity import diversity
 
+THIRDS = ("early", "middle", "late")
+"""Of an episode, in which the state lies that is branched."""
 ENDS: tuple[End, ...] = tuple(end for end in get_args(End) if end != "failed")
 
 
@@ -46,7 +48,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "collect/switch_rate": sum(turn.switches for turn in turns) / turn_count,
             "collect/segment_turns": len(turns) / max(starts, 1),
         }
-    return metrics | _reward_parts(episodes) | _pass_at_n(groups) | _identical(groups)
+    return metrics | _reward_parts(episodes) | _pass_at_n(groups) | _identical(groups) | _attempts(episodes)
 
 
 def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -57,6 +59,9 @@ def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "search/sampled_tokens": float(sum(each.tokens for each in spent)),
         "search/forks": float(sum(each.forks for each in spent)),
     }
+    corrected = [turn.weight for episode in episodes_of(groups) for turn in episode.own_turns if turn.weight != 1]
+    if corrected:
+        metrics["search/weight"] = statistics.fmean(corrected)
     branches = [branch for group in groups for branch in group.branches]
     if branches:
         turns = {(group.id, episode.member): len(episode.turns) for group in groups for episode in group.episodes}
@@ -65,7 +70,33 @@ def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics["search/branches"] = float(len(branches))
         metrics["search/branch_return"] = statistics.fmean(branch.total_reward for branch in branches)
         metrics["search/branch_depth"] = statistics.fmean(sorted(depths))
+        thirds = Counter(min(int(3 * depth), 2) for depth in depths)
+        metrics |= {f"search/pivots_{name}": thirds[place] / len(depths) for place, name in enumerate(THIRDS)}
     return metrics
+
+
+def tokens_spent(groups: Sequence[Group]) -> int:
+    """Tokens that were sampled for the groups, what a search threw away included."""
+    return sum(
+        group.spent.tokens if group.spent is not None else sum(episode.sampled_tokens for episode in group.members)
+        for group in groups
+    )
+
+
+def spent_in(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Environment steps, sampled tokens and forks of an iteration, from its metrics: of all that was played, what a
+    search threw away included; none where episodes came from files.
+
+    Not from rates and times: where episodes go on during updates, these are of different spans.
+    """
+    played = "time/collect" in metrics
+    steps = (metrics.get("collect/episodes") or 0.0) * (metrics.get("collect/turns_mean") or 0.0) * played
+    counted = {
+        "environment_steps": steps,
+        "sampled_tokens": steps * (metrics.get("collect/tokens_per_turn") or 0.0),
+        "forks": 0.0,
+    }
+    return {name: metrics.get(f"search/{name}") or own for name, own in counted.items()}
 
 
 def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:
@@ -97,6 +128,33 @@ def _identical(groups: Sequence[Group]) -> dict[str, float]:
     """
     differing = [group for group in groups if group.reward_std > ZERO]
     return {"collect/identical_fraction": statistics.fmean(g.identical for g in differing)} if differing else {}
+
+
+def _attempts(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What the last attempt of an episode makes of the first (SCoRe, arXiv 2409.12917); nothing without attempts.
+
+    A second attempt that mends nothing and repeats the first is the collapse that SCoRe is there to prevent.
+    """
+    first, last, same = [], [], []
+    for episode in episodes:
+        begun = [
+            turn for turn in episode.turns if "attempt" in turn.parts and turn.agent_id == episode.turns[0].agent_id
+        ]
+        if begun:
+            first.append(bool(begun[-1].info.get("success")))
+            last.append(bool(episode.success))
+            ended = [turn.actions for turn in episode.turns if "attempt" not in turn.parts]
+            same.append([turn.actions for turn in begun] == ended)
+    if not first:
+        return {}
+    pairs = Counter(zip(first, last, strict=True))
+    return {
+        "collect/first_attempt_success": statistics.fmean(first),
+        "collect/last_attempt_success": statistics.fmean(last),
+        "collect/attempts_mended": pairs[False, True] / len(first),
+        "collect/attempts_spoilt": pairs[True, False] / len(first),
+        "collect/attempts_identical": statistics.fmean(same),
+    }
 
 
 def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -23,6 +23,7 @@ class Request:
     order: where there is not room for all, requests of a lower one go first.
     conversation: requests of one conversation extend each other's prompts; an engine may keep its cache between them
         until `Engine.forget`. Empty: nothing is kept.
+    agent: who asks, of several in an episode; looked at where each has a policy.
     images: those that ids below 0 name; only engines whose model has eyes take such ids.
     """
 
@@ -34,6 +35,7 @@ class Request:
     seed: int = 0
     order: int = 0
     conversation: str = ""
+    agent: str = ""
     images: Images = field(default_factory=dict)
 
 

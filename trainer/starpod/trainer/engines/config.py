@@ -36,7 +36,13 @@ class EngineConfig(Section):
     timeout: float = Field(
         default=600.0,
         gt=0,
-        description="vllm, vllm_remote: seconds of a control call, or of a server's reply.",
+        description="vllm, vllm_remote: seconds of a control call; vllm_remote: also without any reply of a server.",
+    )
+    health_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        description="vllm, vllm_remote: seconds without an answer to a health check after which an engine core or a "
+        "server hangs.",
     )
     retries: int = Field(default=4, ge=0, description="vllm_remote: retries of a call, up to 8 s apart.")
     restarts: int = Field(

@@ -9,18 +9,32 @@ import torch
 
 from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.routing import RoutingEngine
+from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import plain
 from starpod.trainer.parallel import Parallel
 
 
-def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, parallel: Parallel | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, policy: Policy | Policies, *, max_context: int, parallel: Parallel | None = None
+) -> Engine:
     """The engine that samples from `policy`, with contexts of up to `max_context` tokens, replies included.
 
     `torch` and `vllm` begin with the policy's weights as they are now; a remote server with its own, until the first
-    `load`. parallel: the ranks that share remote servers. Raises EngineError where it cannot be had.
+    `load`. Of several policies each has an engine and its part of the cache. parallel: the ranks that share remote
+    servers. Raises EngineError where it cannot be had.
     """
+    if isinstance(policy, Policies):
+        if config.name != "torch":
+            raise EngineError(
+                f"engine {config.name} samples from one policy, and script.policies has one for each agent: choose the "
+                "engine torch"
+            )
+        part = config.model_copy(update={"cache_gib": config.cache_gib / len(policy.by_agent)})
+        each = policy.by_agent.items()
+        return RoutingEngine({agent: build_engine(part, own, max_context=max_context) for agent, own in each})
     match config.name:
         case "torch":
             from starpod.trainer.engines.torch_engine import TorchEngine

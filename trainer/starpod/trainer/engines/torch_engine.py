@@ -219,7 +219,8 @@ def _sharing_copy(model: Any) -> Any:
 def _share_weights(source: nn.Module, shared_model: nn.Module) -> None:
     """Makes it use the source's parameters. Those that are sharded are put together and copied, and so are those
     of another type."""
-    theirs, ours = dict(source.named_parameters()), dict(shared_model.named_parameters())
+    # Under all of their names: tied weights have several owners.
+    theirs, ours = (dict(each.named_parameters(remove_duplicate=False)) for each in (source, shared_model))
     if theirs.keys() != ours.keys() or any(theirs[name].shape != ours[name].shape for name in theirs):
         raise ValueError("the model to be loaded has other parameters than the one that the engine was made for")
     with torch.no_grad():

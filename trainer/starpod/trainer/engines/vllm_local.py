@@ -11,10 +11,10 @@ import contextlib
 import gc
 import itertools
 import math
+import multiprocessing
 import os
 import shutil
-import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +22,8 @@ import torch
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
-from starpod.trainer.engines.vllm_worker import pack_handles
+from starpod.trainer.engines.vllm_worker import gpu_of, own_session, sent_by_handles
+from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
 from starpod.trainer.models.trunk import plain
 
@@ -30,6 +31,8 @@ MISSING = "engine vllm needs the package vllm; from a clone of the repository: p
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
 LOOK_SECONDS = 1.0
 """Interval in which a call checks that the engine core still lives: a dead one answers nothing."""
+WORKING_SHARE = 0.05
+"""Of one core's time: what an engine core uses at least while it computes."""
 
 T = TypeVar("T")
 
@@ -62,10 +65,13 @@ class LocalVllm(ServedEngine):
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._timeout = config.timeout
         self._ids = itertools.count()
-        on_gpu = next(model.parameters()).is_cuda
-        self._ipc = config.handover == "ipc" or (config.handover == "auto" and config.tensor_parallel == 1 and on_gpu)
-        if self._ipc and (on_cpu or not on_gpu):
+        on_gpu = device_of(model).type == "cuda"
+        if (only_ipc := config.handover == "ipc") and (on_cpu or not on_gpu):
             raise EngineError("engine.handover ipc reads the policy's GPU memory, and the policy is on the CPU")
+        self._only_ipc = only_ipc
+        # None: as soon as it is known which GPU vLLM has.
+        possible = only_ipc or (config.handover == "auto" and config.tensor_parallel == 1 and on_gpu)
+        self._ipc: bool | None = None if possible else False
         self._folder = make_folder(config.handover_folder)
         arguments: dict[str, Any] = {}
         if on_cpu:
@@ -94,6 +100,19 @@ class LocalVllm(ServedEngine):
         }
         self._model = model
         self._llm: Any = None
+        self._cpu_seconds = 0.0
+        name, look = "the vLLM engine core", LOOK_SECONDS
+        self._watch = Watch(
+            name,
+            look=look,
+            check=self._check_alive,
+            # Answered between two steps of the core.
+            ask=lambda: self._llm.is_sleeping(),
+            working=self._is_working,
+            health=config.health_timeout,
+            hung=EngineLost,
+        )
+        self._watch_loading = Watch(name, look=look, check=self._check_alive)
         try:
             self._start()
         except BaseException:
@@ -109,7 +128,7 @@ class LocalVllm(ServedEngine):
         shutil.rmtree(folder, ignore_errors=True)
         try:
             write_weights(self._model, folder)
-            with _without_interrupts():
+            with own_session():
                 self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
         except Exception as error:
             raise EngineError(f"vLLM did not start: {error}") from error
@@ -120,17 +139,17 @@ class LocalVllm(ServedEngine):
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         settings = sampling_parameters(request, limit, seed)
-        parameters = self._vllm.SamplingParams(**settings, output_kind=self._final_only)
-        tokens = self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
 
         async def sample() -> Any:
+            parameters = self._vllm.SamplingParams(**settings, output_kind=self._final_only)
+            tokens = self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
             last: Any = None
             async for output in self._llm.generate(tokens, parameters, request_id=f"{self._name}-{next(self._ids)}"):
                 last = output
             return last
 
         try:
-            last = await self._while_alive(sample())
+            last = await self._watch.guard(sample())
         except EngineError:
             raise
         except Exception as error:
@@ -152,19 +171,18 @@ class LocalVllm(ServedEngine):
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
         self._model = model
         try:
+            if self._ipc is None:
+                self._ipc = await self._is_on_gpu_of(model)
             if self._ipc:
-                # Held until the workers have copied them: a handle does not keep its memory.
-                weights = [(name, weight.contiguous()) for name, weight in weights_of(model)]
-                torch.cuda.synchronize()
-                call = self._llm.collective_rpc("starpod_receive", args=(pack_handles(weights),))
-                await self._ask(call, "new weights")
-                torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+                async with sent_by_handles(weights_of(model)) as address:
+                    call = self._llm.collective_rpc("starpod_receive", args=(address,))
+                    await self._ask(call, "new weights", loads=True)
                 return
             folder = self._folder / f"weights-{version}"
             try:
                 await asyncio.to_thread(write_weights, model, folder)
                 call = self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-                await self._ask(call, "new weights")
+                await self._ask(call, "new weights", loads=True)
                 # Not before: the core reads it as long as it starts.
                 shutil.rmtree(self._folder / "start", ignore_errors=True)
             finally:
@@ -173,6 +191,17 @@ class LocalVllm(ServedEngine):
             raise
         except Exception as error:
             raise EngineError(f"vLLM did not take version {version} of the weights: {error}") from error
+
+    async def _is_on_gpu_of(self, model: torch.nn.Module) -> bool:
+        """Whether vLLM can open the policy's memory. Raises EngineError where it has to."""
+        mine = gpu_of(device_of(model))
+        (other,) = await self._ask(self._llm.collective_rpc("starpod_gpu"), "which GPU it has")
+        if self._only_ipc and other != mine:
+            raise EngineError(
+                f"engine.handover ipc is for one GPU, and the policy is on {mine}, vLLM on {other}: give both the "
+                "same, or set engine.handover to disk"
+            )
+        return bool(other == mine)
 
     async def _go_on(self) -> None:
         await self._ask(self._llm.resume_generation(), "resuming")
@@ -191,10 +220,14 @@ class LocalVllm(ServedEngine):
 
     # --- waiting for a process that may die --------------------------------------------------------------------------
 
-    async def _ask(self, call: Coroutine[Any, Any, T], what: str) -> T:
-        """The result of a control call. Raises EngineLost where the engine core is dead or hangs."""
+    async def _ask(self, call: Coroutine[Any, Any, T], what: str, *, loads: bool = False) -> T:
+        """The result of a control call. Raises EngineLost where the engine core is dead or hangs.
+
+        loads: it keeps the core busy, which answers nothing meanwhile.
+        """
+        watch = self._watch_loading if loads else self._watch
         try:
-            return await asyncio.wait_for(self._while_alive(call), self._timeout)
+            return await asyncio.wait_for(watch.guard(call), self._timeout)
         except TimeoutError:
             raise EngineLost(
                 f"the vLLM engine core did not answer {what} in {self._timeout:g} s (engine.timeout)"
@@ -205,16 +238,31 @@ class LocalVllm(ServedEngine):
             kind = EngineLost if self._llm is None or self._llm.errored else EngineError
             raise kind(f"vLLM failed at {what}: {type(error).__name__}: {error}") from error
 
-    async def _while_alive(self, call: Coroutine[Any, Any, T]) -> T:
-        """The result of the call. Raises EngineLost once the engine core is dead: some calls would wait for ever."""
-        task = asyncio.ensure_future(call)
-        try:
-            while not (await asyncio.wait((task,), timeout=LOOK_SECONDS))[0]:
-                if self._llm is None or self._llm.errored:
-                    raise EngineLost("the vLLM engine core died; its messages above say why")
-            return task.result()
-        finally:
-            task.cancel()
+    def _check_alive(self) -> None:
+        if self._llm is None or self._llm.errored:
+            raise EngineLost("the vLLM engine core died; its messages above say why")
+
+    def _is_working(self) -> bool:
+        """Whether the core's processes compute: one that is stopped may keep others busy with waiting for it."""
+        import psutil
+
+        used = 0.0
+        for core in multiprocessing.active_children():
+            if core.name.startswith("EngineCore"):
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(core.pid)
+                    for each in (process, *process.children(recursive=True)):
+                        if each.status() == psutil.STATUS_STOPPED:
+                            return False
+                        times = each.cpu_times()
+                        used += times.user + times.system
+        before, self._cpu_seconds = self._cpu_seconds, used
+        return used - before > WORKING_SHARE * LOOK_SECONDS
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where the policy's weights are."""
+    return next(model.parameters()).device
 
 
 def _check_head_size(model: torch.nn.Module) -> None:
@@ -247,13 +295,3 @@ def _use_whole_cpu(cache_gibibytes: int) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gibibytes))
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that are begun meanwhile never get SIGINT: Ctrl-C is for the trainer, which saves and ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

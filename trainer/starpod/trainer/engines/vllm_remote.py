@@ -11,9 +11,9 @@ import asyncio
 import itertools
 import shutil
 import zlib
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import openai
@@ -23,7 +23,8 @@ from starpod.client.transport import Backoff
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
-from starpod.trainer.engines.weights import make_folder, shapes_of, weights_of, write_weights
+from starpod.trainer.engines.watch import Watch
+from starpod.trainer.engines.weights import gather, make_folder, shapes_of, weights_of, write_weights
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.parallel import Parallel
 
@@ -31,6 +32,8 @@ START = (
     "starpod vllm MODEL, or VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
     "--enable-scale-out"
 )
+LOOK_SECONDS = 5.0
+"""Interval of the health checks of a server that is waited for."""
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
 """Seconds before a call is made again; each wait is twice as long as the one before."""
@@ -41,18 +44,35 @@ _PASSING = (408, 409, 429)
 class VllmServer:
     """One server: its calls, asked again where that is harmless, and its errors in words.
 
-    A reply depends on its request alone, and control calls set a state, but for those of a broadcast.
+    A reply depends on its request alone, and control calls set a state, but for those of a broadcast. What is not
+    answered is not asked again: a server that answers health checks is at work on it, and another one hangs.
 
     breaks: connections that were lost; known: those after which the server was still, or was made, the one it should
     be. instance: the process that this was; empty where it does not say.
     """
 
-    def __init__(self, url: str, *, key: str, timeout: float, retries: int) -> None:
+    def __init__(self, url: str, *, key: str, config: EngineConfig) -> None:
         self.url = url.rstrip("/")
         self.breaks = self.known = 0
         self.instance = ""
-        self.client = openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", timeout=timeout, max_retries=0)
-        self._retries = retries
+        # Health checks have connections of their own: those of replies may all be taken.
+        self._client, self._checks = (
+            openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", timeout=timeout, max_retries=0)
+            for timeout in (None, config.health_timeout)
+        )
+        self._retries = config.retries
+        self._watch = Watch(
+            f"the vLLM server at {self.url}",
+            look=LOOK_SECONDS,
+            ask=lambda: self._checks.get("/health", cast_to=NoneType),
+            health=config.health_timeout,
+            reply=config.timeout,
+        )
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+        await self._checks.close()
 
     async def post(
         self,
@@ -72,40 +92,38 @@ class VllmServer:
             # A router in front of several servers keeps a session on the one that has its cache.
             options["headers"] = {"X-Session-ID": session}
 
-        def call() -> Awaitable[object]:
-            return self.client.post(path, body=body, cast_to=object, options=options)
+        def call() -> Coroutine[Any, Any, object]:
+            return self._client.post(path, body=body, cast_to=object, options=options)
 
         return await self._ask(call, path, 0 if once else self._retries)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Likewise."""
         options: Any = {"params": query or {}}
-        return await self._ask(lambda: self.client.get(path, cast_to=object, options=options), path, self._retries)
+        return await self._ask(lambda: self._client.get(path, cast_to=object, options=options), path, self._retries)
 
     async def info(self) -> Mapping[str, Any]:
         """Its configuration."""
         reply = await self.get("/server_info", {"config_format": "json"})
         return reply.get("vllm_config") or {}
 
-    async def _ask(self, call: Callable[[], Awaitable[object]], path: str, retries: int) -> Any:
+    async def _ask(self, call: Callable[[], Coroutine[Any, Any, object]], path: str, retries: int) -> Any:
         backoff = Backoff(FIRST_WAIT, LONGEST_WAIT)
         try:
             for _ in range(retries):
                 try:
-                    return await call()
+                    return await self._watch.guard(call())
                 except openai.APIConnectionError:
                     self.breaks += 1
                 except openai.APIStatusError as error:
                     if error.status_code not in _PASSING and error.status_code < 500:
                         raise
                 await asyncio.sleep(backoff.wait())
-            return await call()
+            return await self._watch.guard(call())
         except openai.NotFoundError:
             raise NotThere(f"the server at {self.url} has no {path}; start it as: {START}") from None
         except openai.APIStatusError as error:
             raise Refused(error.status_code, f"the vLLM server at {self.url} refused {path}: {error}") from error
-        except openai.APITimeoutError as error:
-            raise EngineError(f"the vLLM server at {self.url} did not answer {path} in time") from error
         except openai.APIConnectionError as error:
             raise EngineError(f"the vLLM server at {self.url} is gone: {error.__cause__ or error}") from error
 
@@ -137,9 +155,7 @@ class RemoteVllm(ServedEngine):
             key = Path(config.api_key_file).read_text().strip() if config.api_key_file else ""
         except OSError as error:
             raise EngineError(f"engine.api_key_file cannot be read: {error}") from None
-        self._servers = [
-            VllmServer(url, key=key, timeout=config.timeout, retries=config.retries) for url in config.urls
-        ]
+        self._servers = [VllmServer(url, key=key, config=config) for url in config.urls]
         self._ids = itertools.count()
         self._checked = asyncio.Lock()
         self._right = False
@@ -147,7 +163,8 @@ class RemoteVllm(ServedEngine):
         self._written: Path | None = None
         folder = make_folder(config.handover_folder) if self._parallel.is_main else Path()
         self._folder = self._parallel.broadcast_object(folder)
-        self._nccl = NcclSender(self._servers, config.nccl_address) if config.handover == "nccl" else None
+        nccl = config.handover == "nccl"
+        self._nccl = NcclSender(self._servers, config.nccl_address, self._parallel) if nccl else None
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         await self._check()
@@ -215,21 +232,25 @@ class RemoteVllm(ServedEngine):
                 ) from error
 
     async def pause(self) -> None:
-        """As `Engine.pause`: first no rank asks any more."""
+        """As `Engine.pause`: first no rank asks any more. Where it fails on one rank it fails on all."""
         self._open.clear()
-        await self._meet()
-        await super().pause()
+        if self._parallel.world > 1:
+            await self._parallel.in_thread(self._parallel.barrier)
+        await self._parallel.all_done(super().pause())
+
+    async def load(self, version: int, model: torch.nn.Module) -> None:
+        """As `Engine.load`, on all ranks or on none; but what fails in a broadcast hangs, and is not waited for."""
+        loading = super().load(version, model)
+        await (loading if self._nccl is not None else self._parallel.all_done(loading))
 
     async def resume(self) -> None:
         """As `Engine.resume`: once the servers have the weights, on all ranks."""
-        if self._parallel.is_main:
-            await self._control(self._go_on)
-        await self._meet()
+        await self._parallel.all_done(self._resume_servers())
         self._open.set()
 
-    async def _meet(self) -> None:
-        if self._parallel.world > 1:
-            await self._parallel.in_thread(self._parallel.barrier)
+    async def _resume_servers(self) -> None:
+        if self._parallel.is_main:
+            await self._control(self._go_on)
 
     async def _halt(self) -> None:
         if not self._parallel.is_main:
@@ -262,7 +283,7 @@ class RemoteVllm(ServedEngine):
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
         folder = self._folder / f"weights-{version}"
         if not self._parallel.is_main:
-            await self._parallel.in_thread(_gather, model)
+            await self._parallel.in_thread(gather, weights_of(model))
         elif self._nccl is not None:
             await self._nccl.send(model)
         else:
@@ -287,14 +308,9 @@ class RemoteVllm(ServedEngine):
 
     async def _shut_down(self) -> None:
         for server in self._servers:
-            await server.client.close()
+            await server.close()
         if self._parallel.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _gather(model: torch.nn.Module) -> None:
-    """Takes part in what the first rank gathers, and keeps none of it."""
-    deque(weights_of(model), maxlen=0)
 
 
 class NcclSender:
@@ -304,8 +320,9 @@ class NcclSender:
     servers reach the trainer at. Needs vllm here too, for its communicator, and a policy on a GPU.
     """
 
-    def __init__(self, servers: list[VllmServer], address: str) -> None:
+    def __init__(self, servers: list[VllmServer], address: str, parallel: Parallel) -> None:
         self._servers = servers
+        self._parallel = parallel
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._group: Any = None
@@ -323,7 +340,7 @@ class NcclSender:
         framed = await self._frame("/start_weight_update")
         # The servers wait for the broadcast inside this call.
         calls = [asyncio.ensure_future(server.post("/update_weights", update, once=True)) for server in self._servers]
-        await self._together(calls, asyncio.to_thread(self._broadcast, model))
+        await self._together(calls, self._parallel.in_thread(self._broadcast, model, device))
         if framed:
             await self._frame("/finish_weight_update")
 
@@ -359,7 +376,7 @@ class NcclSender:
             call = server.post("/init_weight_transfer_engine", {"init_info": place}, once=True)
             calls.append(asyncio.ensure_future(call))
             first += size
-        return await self._together(calls, asyncio.to_thread(rendezvous))
+        return await self._together(calls, self._parallel.in_thread(rendezvous))
 
     async def _together(self, calls: Sequence[asyncio.Future[Any]], work: Any) -> Any:
         """The servers' calls and the trainer's part of them, at once. What a server says comes first: the trainer's
@@ -373,7 +390,10 @@ class NcclSender:
                 raise error
         return mine.result()
 
-    def _broadcast(self, model: torch.nn.Module) -> None:
-        for _, weight in weights_of(model):
-            self._group.broadcast(weight.contiguous(), src=0, stream=torch.cuda.current_stream())
-        torch.cuda.synchronize()
+    def _broadcast(self, model: torch.nn.Module, device: torch.device) -> None:
+        # The stream on which the weights are made: else they could be sent before they are there.
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream()
+            for _, weight in weights_of(model):
+                self._group.broadcast(weight.contiguous(), src=0, stream=stream)
+            torch.cuda.synchronize()

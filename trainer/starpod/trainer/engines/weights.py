@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -62,8 +63,21 @@ def make_folder(parent: str) -> Path:
     return folder
 
 
+def gather(weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Takes part in what another rank gathers, and keeps none of it."""
+    deque(weights, maxlen=0)
+
+
 def write_weights(model: nn.Module, folder: Path) -> None:
-    """Writes `folder` with config.json and safetensors. It appears whole or not at all."""
+    """Writes `folder` with config.json and safetensors. It appears whole or not at all; all is gathered either way."""
+    weights = weights_of(model)
+    try:
+        _write(weights, model, folder)
+    finally:
+        gather(weights)  # else the other ranks would wait for the rest
+
+
+def _write(weights: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path) -> None:
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -73,7 +87,7 @@ def write_weights(model: nn.Module, folder: Path) -> None:
     config.save_pretrained(part)
     shard: dict[str, Tensor] = {}
     held = shards = 0
-    for name, weight in weights_of(model):
+    for name, weight in weights:
         if held and held + weight.nbytes > SHARD_BYTES:
             save_file(shard, part / f"model-{shards:05}.safetensors")
             shard, held, shards = {}, 0, shards + 1

@@ -79,6 +79,11 @@ class Policy(nn.Module):
         self.folds = folds_cleanly(model)
 
     @property
+    def by_agent(self) -> dict[str, Policy]:
+        """Itself, for all agents: see `Policies`."""
+        return {"": self}
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.output.files import CannotWrite
-from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.run_folder import RunFolder, step_of
 
 INDEX = "frames.json"
 
@@ -29,6 +29,17 @@ def shown_files(folder: RunFolder) -> dict[str, Path]:
     if final := folder.episode_files("final"):
         files["final evaluation"] = final[-1]
     return files
+
+
+def files_between(folder: RunFolder, most: int) -> tuple[dict[str, Path], int]:
+    """Files of the evaluations between the first and the last, by when they were played: all, or as many, evenly
+    spread, as have `most` bytes together. And how many were left out."""
+    files = folder.episode_files()[1:-1]
+    for stride in range(1, len(files) + 1):
+        chosen = files[stride // 2 :: stride]
+        if sum(path.stat().st_size for path in chosen) <= most:
+            return {f"step {step_of(path):,}": path for path in chosen}, len(files) - len(chosen)
+    return {}, len(files)
 
 
 def in_order(folder: RunFolder) -> Iterator[tuple[Shown, Episode]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any
 
 from starpod.report import page as shared
 from starpod.report.figures import signed
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.report.tree import Continuation, draw_tree
+from starpod.trainer.data.episode import Episode, Group, Turn, siblings_of
+from starpod.trainer.data.files import BadEpisodes, branching_groups, read_episodes
 from starpod.trainer.output.files import write_atomic
-from starpod.trainer.output.pictures import Shown, in_order, read_pictures, shown_files
+from starpod.trainer.output.pictures import Shown, files_between, in_order, read_pictures, shown_files
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sections import (
+    agents,
     configuration,
     echo_trap,
     environments,
@@ -33,8 +37,12 @@ STYLE = (files(__package__) / "assets" / "report.css").read_text(encoding="utf-8
 SCRIPT = (files(__package__) / "assets" / "report.js").read_text(encoding="utf-8")
 
 
+BETWEEN = 8 * 2**20
+"""Bytes of the files of episodes that the report shows of evaluations between the first and the last."""
 _SIZE = 132
 """Pixels of a picture, whose sides may be shorter."""
+_TREES = 3
+"""Groups whose branches are drawn."""
 
 
 def page(title: str, body: str, *, script: str = "") -> str:
@@ -58,9 +66,11 @@ def write_report(run_dir: Path | str) -> Path:
         evaluation(evaluations, lines),
         environments(lines, evaluations, final),
         learning(lines),
+        agents(lines),
         echo_trap(lines),
         information(lines),
         time_spent(lines),
+        _branches(folder),
         _episodes(folder),
         configuration(facts),
         provenance(facts, lines),
@@ -92,9 +102,11 @@ def _header(folder: RunFolder, facts: Mapping[str, Any]) -> str:
 
 
 def _episodes(folder: RunFolder) -> str:
-    """All kept episodes of the first, the last and the final evaluation, with a filter, and pictures of some."""
-    files = {path.name: when for when, path in shown_files(folder).items()}
-    shown = list(in_order(folder))
+    """All kept episodes of the first, the last and the final evaluation, others as far as there is room, with a filter,
+    and pictures of some."""
+    between, left_out = files_between(folder, BETWEEN)
+    files = {path.name: when for when, path in (shown_files(folder) | between).items()}
+    shown = [*in_order(folder), *_episodes_of(between.values())]
     if not shown:
         return ""
     pictures = _Pictures(read_pictures(folder.pictures))
@@ -112,10 +124,54 @@ def _episodes(folder: RunFolder) -> str:
             '<details class="whole"><summary class="muted">What the policy was told</summary>'
             f'<pre class="mono whole">{escape(told)}</pre></details>'
         )
-    said = "All that were kept of the first, the last and the final evaluation; episodes/ has those between."
+    said = "All that were kept of the first, the last and the final evaluation"
+    said += f", and of {len(between)} between" if between else ""
+    said += f"; {left_out} more evaluations would make the page too large, and are in episodes/." if left_out else "."
     kinds = list(dict.fromkeys(episode.kind for _, episode in shown))
     return section(
         "Episodes", said, pictures.shared() + _filter(list(dict.fromkeys(files.values())), kinds) + "".join(parts)
+    )
+
+
+def _episodes_of(files: Iterable[Path]) -> Iterator[tuple[Shown, Episode]]:
+    """Those of each file in turn; a damaged one has none."""
+    for path in files:
+        with suppress(BadEpisodes):
+            for episode in read_episodes(path):
+                yield (path.name, episode.group, episode.member), episode
+
+
+def _branches(folder: RunFolder) -> str:
+    """Trees of some groups of the last collection whose episodes branch, first of those of which some succeeded."""
+    files = folder.episode_files("train")
+    if not files or folder.read_config().get("collect", {}).get("search", {}).get("strategy", "none") == "none":
+        return ""
+    try:
+        groups = branching_groups(files[-1])
+    except BadEpisodes:
+        return ""
+    groups.sort(key=lambda group: -len({episode.success is True for episode in group.members}))
+    said = f"Groups of episodes/{files[-1].name}: what members played alike is one way, and each ends with its number."
+    return section("Branches", said, "".join(_tree(group, opened=group is groups[0]) for group in groups[:_TREES]))
+
+
+def _tree(group: Group, *, opened: bool) -> str:
+    members = [episode for episode in group.members if not episode.failed]
+    label = f"group {group.id}, seed {members[0].seed}" if members else f"group {group.id}"
+    ways = [
+        Continuation([" ".join(turn.actions) for turn in each.turns], each.total_reward, each.success, str(each.member))
+        for each in members
+    ]
+    solved = sum(each.success is True for each in members)
+    grown = "".join(
+        f"<li>before turn {turn + 1} of member {parent}: {', '.join(str(each.member) for each in own)}</li>"
+        for (parent, turn), own in siblings_of(members).items()
+    )
+    return (
+        f'<details class="group"{" open" if opened else ""}><summary>{label} <span class="muted">· {solved} of '
+        f'{len(members)} solved</span></summary><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="Tree of {label}">{draw_tree(ways, label.capitalize())}</div>'
+        f'<div class="muted">Branches</div><ul class="muted">{grown}</ul></details>'
     )
 
 

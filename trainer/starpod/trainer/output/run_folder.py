@@ -51,6 +51,7 @@ class RunFolder:
     path/pictures.zip        frames of some of these episodes
     path/checkpoints/        written by others
     path/report.html         the page for people
+    path/.live.json          while it trains: its servers, and its sessions in play as long as somebody touches .watched
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,6 +66,8 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.pictures = path / "pictures.zip"
         self.report = path / "report.html"
+        self.live = path / ".live.json"
+        self.watched = path / ".watched"
         self._made: list[Path] = []
 
     @classmethod
@@ -236,7 +239,7 @@ class RunFolder:
     def _make_room(self, most: int) -> None:
         """Removes the oldest rollouts until all have `most` bytes, with what updates made of them."""
         total = 0
-        for file in sorted(self.episodes.glob("train-*.jsonl.gz"), key=_step_of, reverse=True):
+        for file in sorted(self.episodes.glob("train-*.jsonl.gz"), key=step_of, reverse=True):
             for part in (file, update_file(file)):
                 if part.exists():
                     total += part.stat().st_size
@@ -247,7 +250,7 @@ class RunFolder:
 
     def episode_files(self, kind: str = "eval") -> list[Path]:
         """In the order of their steps."""
-        return sorted(self.episodes.glob(f"{kind}-*.jsonl"), key=_step_of)
+        return sorted(self.episodes.glob(f"{kind}-*.jsonl*"), key=step_of)
 
     def cut_after(self, step: int) -> None:
         """Drops what was written after a step, so that the folder is as it was when the step's checkpoint was saved.
@@ -257,7 +260,7 @@ class RunFolder:
         cut_after(self.evaluations, step)
         self.final.unlink(missing_ok=True)
         for path in (*self.episodes.glob("*-*.jsonl*"), *self.episodes.glob("*-*.update.gz")):
-            if _step_of(path) > step or path.name.startswith("final-"):
+            if step_of(path) > step or path.name.startswith("final-"):
                 path.unlink()
 
     def end(self, outcome: str, *, seconds: float) -> None:
@@ -268,7 +271,8 @@ class RunFolder:
         write_atomic(self.facts, json.dumps(facts, indent=2, default=str) + "\n")
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step in the name of a file of episodes; -1 where there is none."""
     digits = path.name.partition(".")[0].rpartition("-")[2]
     return int(digits) if digits.isdecimal() else -1
 

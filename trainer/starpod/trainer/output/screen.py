@@ -13,6 +13,8 @@ from starpod.trainer.output.words import TASKS, by_task, is_graded, return_with_
 
 LINE: tuple[tuple[str, str, Kind], ...] = (
     ("success", "collect/success", "share"),
+    ("first attempts", "collect/first_attempt_success", "share"),
+    ("repeated", "collect/attempts_identical", "share"),
     ("return", "collect/return_mean", "number"),
     ("deviation", "collect/reward_std_in_group", "number"),
     ("entropy", "policy/entropy", "number"),

@@ -14,11 +14,21 @@ from typing import Any
 from starpod.report.charts import COLOURS, Mark, Point, Rule, Series, line_chart, share_chart, smooth
 from starpod.report.figures import Kind, duration, show
 from starpod.report.page import dotted
-from starpod.trainer.output.words import METRICS, TASKS, Metric, is_graded, metric, return_with_interval, with_interval
+from starpod.trainer.output.words import (
+    AGENTS,
+    METRICS,
+    TASKS,
+    Metric,
+    is_graded,
+    metric,
+    return_with_interval,
+    with_interval,
+)
 
 LEARNING = """
-collect/success collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
-policy/kl policy/clip_fraction_high critic/explained_variance
+collect/success collect/first_attempt_success collect/attempts_mended collect/attempts_spoilt collect/attempts_identical
+collect/return_mean collect/format_rate collect/turns_mean collect/kept_fraction collect/truncated_rate
+policy/kl policy/clip_fraction_high critic/explained_variance search/pivots_early search/pivots_late
 """.split()
 SIGNALS = """
 collect/own_std_in_group policy/entropy collect/response_diversity update/grad_norm collect/identical_fraction
@@ -41,7 +51,12 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
 
 def section(title: str, said: str, body: str) -> str:
     """A heading, a sentence below it and what they are about; nothing where there is nothing."""
-    return f'<h2>{title}</h2><p class="muted">{said}</p>{body}' if body else ""
+    return f'{heading(title)}<p class="muted">{said}</p>{body}' if body else ""
+
+
+def heading(title: str) -> str:
+    """A heading that can be linked to."""
+    return f'<h2 id="{title.lower().replace(" ", "-")}">{title}</h2>'
 
 
 def headline(
@@ -54,6 +69,7 @@ def headline(
     header: str = "",
 ) -> str:
     """The title, how it went before and after in large figures, and what they say. header: HTML below the title."""
+    measured = [line for line in lines if line["metrics"]]
     tiles = []
     verdict = ""
     if evaluations:
@@ -67,9 +83,9 @@ def headline(
             else f'<div class="tile main"><div class="after">{_score(after, label)}</div></div>'
         )
         verdict = _verdict(before, after, evaluations, final, best_step) if compared else ""
-    if lines:
-        tiles.append(_tile(duration(wall_seconds(facts, lines)), "wall time"))
-        tiles.append(_tile(f"{lines[-1]['step']:,}", "steps"))
+    if measured:
+        tiles.append(_tile(duration(wall_seconds(facts, measured)), "wall time"))
+        tiles.append(_tile(f"{measured[-1]['step']:,}", "steps"))
         warned = sum(len(line.get("warnings", ())) for line in lines)
         tiles.append(_tile(str(warned), "warning" if warned == 1 else "warnings"))
     outcome = facts.get("ended", {}).get("outcome")
@@ -252,6 +268,33 @@ def environments(
     )
 
 
+def agents(lines: Sequence[Mapping[str, Any]]) -> str:
+    """What was measured by agent: of policies of their own, and of gradients; nothing for a run without either."""
+    logged = sorted({name for line in lines for name in line["metrics"]})
+    own = dict.fromkeys(name.split("/")[1] for name in logged if name.startswith(f"{AGENTS}/"))
+    followed = ("policy/entropy", "policy/kl", "update/grad_norm")
+    small = small_charts(lines, [f"{AGENTS}/{name}/{each}" for each in followed for name in own])
+    measured = dict.fromkeys(name.split("/")[2] for name in logged if name.startswith(f"gradients/{AGENTS}/"))
+    charts = [
+        line_chart(
+            f"{name}: growth of its squared gradients with one scale of rewards for all",
+            [
+                Series(label, curve(lines, f"gradients/{AGENTS}/{name}/{factor}"), colour)
+                for colour, (label, factor) in enumerate(
+                    (("predicted", "pooled_factor"), ("measured", "measured_factor"))
+                )
+            ],
+        )
+        for name in measured
+    ]
+    found = "".join(f"<div>{chart}</div>" for chart in charts if chart)
+    return section(
+        "Agents",
+        "Each agent's policy by itself, and what sharing one mean and deviation of rewards would do to its gradients.",
+        small + (found and f'<div class="charts">{found}</div>'),
+    )
+
+
 def _evaluation_chart(
     title: str,
     evaluations: Sequence[Mapping[str, Any]],
@@ -399,7 +442,7 @@ def configuration(facts: Mapping[str, Any]) -> str:
     if differs is None:
         return ""
     if not differs:
-        return '<h2>Configuration</h2><p class="muted">All defaults.</p>'
+        return f'{heading("Configuration")}<p class="muted">All defaults.</p>'
     rows = "".join(
         f"<tr><td>{dotted(key)}</td><td><code>{escape(plain(value))}</code></td>"
         f'<td class="muted"><code>{escape(plain(default))}</code></td></tr>'
@@ -445,4 +488,4 @@ def provenance(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> 
         metrics = (
             f'<details><summary class="muted">All metrics of the last step</summary><table>{values}</table></details>'
         )
-    return f"<h2>Provenance</h2><table>{body}</table>{metrics}"
+    return f"{heading('Provenance')}<table>{body}</table>{metrics}"

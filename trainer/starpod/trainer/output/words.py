@@ -27,6 +27,11 @@ METRICS = {
         Metric("evaluation/success", "Success on selection seeds", "share", 1),
         Metric("evaluation/return", "Return on selection seeds", "number", 1),
         Metric("collect/success", "Success", "share", 1),
+        Metric("collect/first_attempt_success", "Success of first attempts", "share", 1),
+        Metric("collect/last_attempt_success", "Success of last attempts", "share", 1),
+        Metric("collect/attempts_mended", "Wrong at first, right at last", "share", 1),
+        Metric("collect/attempts_spoilt", "Right at first, wrong at last", "share", -1),
+        Metric("collect/attempts_identical", "Last attempts that repeat the first", "share", -1),
         Metric("collect/return_mean", "Return", "number", 1),
         Metric("collect/return_std", "Return deviation"),
         Metric("collect/reward_std_in_group", "Reward deviation in groups"),
@@ -50,9 +55,13 @@ METRICS = {
         Metric("search/environment_steps", "Environment steps, with those of a search", "count"),
         Metric("search/sampled_tokens", "Sampled tokens, with those of a search", "count"),
         Metric("search/forks", "Forks", "count"),
+        Metric("search/weight", "Weight of replies that a search chose"),
         Metric("search/branches", "Branches", "count"),
         Metric("search/branch_return", "Return of branches", "number", 1),
         Metric("search/branch_depth", "Where branches begin", "share"),
+        Metric("search/pivots_early", "Pivots in the first third of an episode", "share"),
+        Metric("search/pivots_middle", "Pivots in the second third", "share"),
+        Metric("search/pivots_late", "Pivots in the last third", "share"),
         Metric("policy/entropy", "Entropy (nats)"),
         Metric("policy/kl", "KL of the update (nats)"),
         Metric("policy/clip_fraction_low", "Clipped below", "share"),
@@ -80,6 +89,7 @@ METRICS = {
         Metric("time/share_outside", "Outside generation and update", "share", -1),
         Metric("rate/sampled_tokens_per_s", "Sampled tokens/s", "rate", 1),
         Metric("rate/trained_tokens_per_s", "Trained tokens/s", "rate", 1),
+        Metric("rate/prompt_reused", "Prompt tokens found in the cache", "share", 1),
         Metric("rate/environment_steps_per_s", "Environment steps/s", "rate", 1),
         Metric("rate/episodes_per_s", "Episodes/s", "rate", 1),
         Metric("environment/latency_p50", "Environment latency p50", "seconds", -1),
@@ -90,7 +100,8 @@ METRICS = {
 
 
 SHOWN = """
-collect/success collect/return_mean collect/reward_std_in_group collect/response_diversity collect/format_rate
+collect/success collect/first_attempt_success collect/attempts_mended collect/attempts_spoilt collect/attempts_identical
+collect/return_mean collect/reward_std_in_group collect/response_diversity collect/format_rate
 collect/turns_mean collect/kept_fraction collect/identical_fraction policy/entropy policy/kl update/grad_norm
 critic/explained_variance rate/sampled_tokens_per_s rate/environment_steps_per_s environment/latency_p99 time/step
 time/share_outside
@@ -101,17 +112,18 @@ time/share_outside
 def metric(name: str) -> Metric:
     """The metric of that name; an unknown one has its name as its label.
 
-    Those of one of several environments, `environments/<name>/<metric>`, are as `collect/<metric>`.
+    Those of one of several environments, `environments/<name>/<metric>`, are as `collect/<metric>`; those of one of
+    several policies, `agents/<agent>/<metric>`, as `<metric>`.
     """
     prefix, _, rest = name.partition("/")
-    task, _, last = rest.partition("/")
-    if prefix == TASKS and (known := METRICS.get(f"collect/{last}")):
-        return replace(known, name=name, label=f"{task}: {known.label[0].lower()}{known.label[1:]}")
+    whose, _, last = rest.partition("/")
+    if known := METRICS.get({TASKS: f"collect/{last}", AGENTS: last}.get(prefix, "")):
+        return replace(known, name=name, label=f"{whose}: {known.label[0].lower()}{known.label[1:]}")
     return METRICS.get(name) or Metric(name, name)
 
 
-TASKS = "environments"
-"""Prefix of the names of metrics of one of several environments."""
+TASKS, AGENTS = "environments", "agents"
+"""Prefixes of the names of metrics of one of several environments, and of one of several policies."""
 
 
 def by_task(summary: Mapping[str, Any]) -> str:

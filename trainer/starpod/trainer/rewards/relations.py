@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from starpod.client import Transition
 from starpod.trainer.data.episode import Episode, Turn
@@ -27,6 +28,11 @@ _KINDS = {"frozen_lake": {"goal": 0.7, "hole": 0.3}, "sokoban": {"target": 0.5, 
 
 _WORD = re.compile(r"[A-Za-z']+|\S")
 
+_REPEATED = 5
+"""Texts of a collection that count as the most repeated ones."""
+_MOSTLY_RIGHT = 0.7
+"""Score from which on a text may be repeated."""
+
 
 class RelationsConfig(Section):
     """Pays for the blocks description and prediction, in frozen_lake and sokoban. Off with weights 0."""
@@ -37,17 +43,45 @@ class RelationsConfig(Section):
     prediction: float = Field(
         default=0.0, ge=0, allow_inf_nan=False, description="The same for where things are after the turn."
     )
+    intended: bool = Field(
+        default=False,
+        description="A prediction is of where the actions lead on ice that does not slip: nobody can foresee luck.",
+    )
+    repetition: float = Field(
+        default=0.0,
+        le=0,
+        allow_inf_nan=False,
+        description="The score of a block, instead of its F1, whose text is among the five that a collection repeats "
+        "most and is right by less than 0.7; 0: off.",
+    )
+
+    @model_validator(mode="after")
+    def _is_paid(self) -> RelationsConfig:
+        if self.intended and not self.prediction:
+            raise ValueError(
+                "rewards.relations.intended says what predictions are compared with, and nothing is paid for them: "
+                "give rewards.relations.prediction, or drop it"
+            )
+        if self.repetition and not (self.description or self.prediction):
+            raise ValueError(
+                "rewards.relations.repetition is a score of blocks that nothing is paid for: give "
+                "rewards.relations.description or prediction, or drop it"
+            )
+        return self
 
 
-def score_relations(turn: Turn, transition: Transition | None, episode: Episode, block: str) -> float:
+def score_relations(
+    config: RelationsConfig, turn: Turn, transition: Transition | None, episode: Episode, block: str
+) -> float:
     """0 to 1 for the block `description` of the state before a turn, or `prediction` of that after it.
 
     0 in a reply that is not well-formed, and for a prediction of a turn that was not played. Raises CannotRead for an
     environment or an observation format that is not known, or that does not show all things.
     """
     family = family_of(episode.environment)
-    told = turn.observation if block == "description" or transition is None else transition.observation.text
-    scene = read_scene(episode.environment, episode.instructions, told)
+    scene = read_scene(episode.environment, episode.instructions, turn.observation)
+    if block == "prediction" and transition is not None:
+        scene = _after(scene, turn.actions, transition.observation.text, episode, intended=config.intended)
     if not turn.well_formed or (block == "prediction" and transition is None):
         return 0.0
     said = read_relations(turn.blocks.get(block, ""), family, legend_of(family, episode.instructions))
@@ -71,12 +105,53 @@ def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
     return found
 
 
-def describe(environment: str, instructions: str, observation: str) -> str:
-    """The relations of an observation in words that `read_relations` reads. Raises CannotRead."""
-    family = family_of(environment)
-    scene = read_scene(environment, instructions, observation)
+def describe(scene: Scene, family: str) -> str:
+    """The relations of a scene in words that `read_relations` reads. Raises CannotRead."""
     told = relations(scene, family)
     return " ".join(f"{kind} {vertical} {horizontal}" for kind, own in told.items() for vertical, horizontal in own)
+
+
+def _after(scene: Scene, actions: Sequence[str], observation: str, episode: Episode, *, intended: bool) -> Scene:
+    """The scene after a turn: as observed, or where its actions were to lead. Only in a lake these two differ."""
+    if not intended or family_of(episode.environment) != "frozen_lake":
+        return read_scene(episode.environment, episode.instructions, observation)
+    for action in actions:
+        if scene.holds(scene.player, "hole") or scene.holds(scene.player, "goal"):
+            break
+        direction = DIRECTIONS.get(action.lower())
+        if direction and not scene.blocked(direction):
+            scene = replace(scene, player=scene.beside(direction))
+    return scene
+
+
+def describe_turn(episode: Episode, turn: Turn, after: str) -> dict[str, str]:
+    """What can be told of a turn: the relations before and after it, and those that it was to lead to.
+
+    after: what the environment showed then. Raises CannotRead.
+    """
+    family = family_of(episode.environment)
+    before = read_scene(episode.environment, episode.instructions, turn.observation)
+    return {
+        "relations": describe(before, family),
+        "next_relations": describe(_after(before, turn.actions, after, episode, intended=False), family),
+        "intended_relations": describe(_after(before, turn.actions, after, episode, intended=True), family),
+    }
+
+
+def fine_repetition(config: RelationsConfig, episodes: Sequence[Episode]) -> None:
+    """Gives what a collection's episodes repeat most, and get wrong, the score `repetition` instead of its F1.
+
+    A constant phrase is right now and then, and judges that are models have been won over by it (arXiv 2510.16907).
+    """
+    for block in ("description", "prediction") if config.repetition else ():
+        weight = getattr(config, block)
+        turns = [turn for each in episodes for turn in each.own_turns if block in turn.parts and block in turn.blocks]
+        counts = Counter(turn.blocks[block] for turn in turns)
+        repeated = {text for text, count in counts.most_common(_REPEATED) if count > 1}
+        for turn in turns:
+            if turn.blocks[block] in repeated and turn.parts[block] < _MOSTLY_RIGHT * weight:
+                turn.parts[block] = weight * config.repetition
+                turn.reward = sum(turn.parts.values())
 
 
 def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]]) -> dict[str, list[Relation]]:

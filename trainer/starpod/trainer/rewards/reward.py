@@ -178,7 +178,7 @@ class Rewards:
         for block in ("description", "prediction"):
             if weight := getattr(config.relations, block):
                 try:
-                    parts[block] = weight * score_relations(turn, transition, episode, block)
+                    parts[block] = weight * score_relations(config.relations, turn, transition, episode, block)
                 except CannotRead as error:
                     raise RewardError(f"rewards.relations cannot be used here: {error}") from error
         if config.criteria.weight:

@@ -17,7 +17,7 @@ from starpod.trainer.rollout.saved_starts import SavedStart
 
 
 @dataclass(slots=True)
-class _Admitted:
+class Admitted:
     """A group in play, or over and not yet taken. episodes: its own by member, as far as they have come; each rank has
     those of the groups that it plays. playing: None before it begins, and on the other ranks."""
 
@@ -37,13 +37,18 @@ class Ahead:
         self._collector = collector
         self._size = size
         self._parallel = parallel
-        self._admitted: dict[int, _Admitted] = {}
+        self._admitted: dict[int, Admitted] = {}
         self._playing = 0
         self._busy = 0.0
         self._busy_since = 0.0
 
     def __len__(self) -> int:
         return len(self._admitted)
+
+    @property
+    def admitted(self) -> Sequence[Admitted]:
+        """What is admitted now, in order."""
+        return tuple(self._admitted.values())
 
     def configure(self, collector: Collector[EngineAgents], size: int) -> None:
         """Plays what is admitted from now on with another collector, in groups of `size`."""
@@ -56,7 +61,7 @@ class Ahead:
 
     def admit(self, starts: Iterable[Start]) -> None:
         """Begins to play these groups, and those that a checkpoint held."""
-        self._admitted |= {start.id: _Admitted(start) for start in starts}
+        self._admitted |= {start.id: Admitted(start) for start in starts}
         for group in self._admitted.values():
             if group.playing is None and group.start.id % self._parallel.world == self._parallel.rank:
                 group.playing = asyncio.ensure_future(self._play(group))
@@ -96,7 +101,7 @@ class Ahead:
         await asyncio.gather(*playing, return_exceptions=True)
         self._admitted.clear()
 
-    async def _play(self, group: _Admitted) -> Group:
+    async def _play(self, group: Admitted) -> Group:
         if not self._playing:
             self._busy_since = perf_counter()
         self._playing += 1
@@ -107,13 +112,14 @@ class Ahead:
             if not self._playing:
                 self._busy += perf_counter() - self._busy_since
 
-    def state(self) -> list[dict[str, Any]]:
-        """JSON values: each admitted group, with the episodes that this rank plays. Of an episode in play they hold the
+    @staticmethod
+    def state(admitted: Iterable[Admitted]) -> list[dict[str, Any]]:
+        """JSON values of these groups, with the episodes that this rank plays. Of an episode in play they hold the
         turns: its session is rebuilt by sending them again; a reply that is being sampled begins again, with the random
         stream that is its own."""
         return [
             {"start": asdict(group.start), "episodes": [episode.to_json() for episode in group.episodes.values()]}
-            for group in self._admitted.values()
+            for group in admitted
         ]
 
     def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
@@ -121,7 +127,7 @@ class Ahead:
         for values in state:
             saved = values["start"].get("saved")
             start = Start(**{**values["start"], "saved": SavedStart(**saved) if saved else None})
-            group = self._admitted.setdefault(start.id, _Admitted(start))
+            group = self._admitted.setdefault(start.id, Admitted(start))
             for episode in map(Episode.from_json, values["episodes"]):
                 if episode.member < self._size:
                     group.episodes[episode.member] = episode

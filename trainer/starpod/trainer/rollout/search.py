@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher, Line, adopt
 from starpod.trainer.rollout.pivots import Recoverability
-from starpod.trainer.section import Section
+from starpod.trainer.rollout.selection import weigh
+from starpod.trainer.section import Section, read_off
 from starpod.trainer.seeds import derive
 
 Result = TypeVar("Result")
 Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots", "values", "tree"]
 
-_SCORING: dict[str, Any] = {"width": 4, "keep": 2, "draws": 1, "score": "score", "naive": 0.25}
+_SCORING: dict[str, Any] = {"width": 4, "keep": 2, "draws": 1, "score": "score", "naive": 0.25, "correction": "off"}
 STRATEGIES: dict[Strategy, dict[str, Any]] = {
     "none": {},
     "best_of": {"width": 2, "naive": 0.25},
     "beam": _SCORING,
     "lookahead": {**_SCORING, "depth": 1},
-    "pivots": {"width": 8, "gamma": 2.0, "weight": 1.0, "most_branches": 64},
+    "pivots": {"width": 8, "gamma": 2.0, "scale": "none", "weight": 1.0, "most_branches": 64},
     "values": {"width": 4},
     "tree": {"width": 4},
 }
@@ -59,7 +61,15 @@ class SearchConfig(Section):
     naive: float | None = Field(
         default=None, ge=0, le=1, description="Share of a group that is played without search, for contrast."
     )
+    correction: Annotated[Literal["off", "weight"] | None, BeforeValidator(read_off)] = Field(
+        default=None,
+        description="weight: what the policy learns from a chosen reply counts as much as it is likelier without the "
+        "choice; for keep 1.",
+    )
     gamma: float | None = Field(default=None, ge=0, description="Power of a pivot's relative depth.")
+    scale: Literal["none", "std"] | None = Field(
+        default=None, description="std: advantages of branches are divided by the deviation of their siblings."
+    )
     weight: float | None = Field(default=None, gt=0, description="Factor of the branches' loss.")
     most_branches: int | None = Field(default=None, ge=1, description="Branches of a group at most.")
 
@@ -84,6 +94,15 @@ class SearchConfig(Section):
             raise ValueError(
                 f"collect.search.most_branches {self.most_branches} has no room for the {self.width} continuations of "
                 "a single state: raise it, or lower width"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_the_best_alone(self) -> SearchConfig:
+        if self.correction == "weight" and self.keep != 1:
+            raise ValueError(
+                f"collect.search.correction weight is for the best reply of a state, and keep {self.keep} leaves more "
+                "of several states: set keep to 1, or correction to off"
             )
         return self
 
@@ -268,13 +287,22 @@ class Search:
     async def _choose(
         self, brancher: Brancher, going: Sequence[Line], places: int
     ) -> list[tuple[Line, Sequence[Turn | None]]]:
-        """The best replies to the states of these lines, with the line of each, of equal ones the first."""
+        """The best replies to the states of these lines, with the line of each. Of equal ones those that do something
+        else come first, as two that do the same would stay together to the end, and then the earlier."""
         tried = await _all(self._try(brancher, line) for line in going)
-        ranked = [(score, index, reply) for index, own in enumerate(tried) for score, reply in own]
-        ranked.sort(key=lambda item: -item[0])
+        for own in tried if self.config.correction == "weight" else ():
+            if own:
+                weigh(own)
+        ranked, alike = [], Counter[tuple[float, int, tuple[str, ...]]]()
+        for index, own in enumerate(tried):
+            for score, reply in own:
+                same = (score, index, tuple(reply.actions))
+                ranked.append((-score, alike[same], index, reply))
+                alike[same] += 1
+        ranked.sort(key=lambda item: item[:2])
         # A line whose replies have all failed goes on alone, and says what is wrong with it.
         kept: dict[int, list[Turn | None]] = {index: [None] for index, own in enumerate(tried) if not own}
-        for _, index, reply in ranked[: max(places - len(kept), 0)]:
+        for *_, index, reply in ranked[: max(places - len(kept), 0)]:
             kept.setdefault(index, []).append(reply)
         return [(going[index], kept[index]) for index in sorted(kept)]
 
@@ -343,8 +371,12 @@ async def _go_on(brancher: Brancher, line: Line, replies: Sequence[Turn | None])
     member, turn = line.episode.member, len(line.episode.turns)
     names = [derive(member, "line", turn, number) for number in range(1, len(replies))]
     lines = [line, *(await brancher.grow(line, turn, names) if names else ())]
-    pairs = zip(lines, replies, strict=True)
-    return await _all(brancher.play(each, 1, [] if reply is None else [reply]) for each, reply in pairs)
+    pairs = list(zip(lines, replies, strict=True))
+    await _all(brancher.play(each, 1, [] if reply is None else [reply]) for each, reply in pairs)
+    for each, reply in pairs:
+        if reply is not None and len(each.episode.turns) > turn:
+            each.episode.turns[turn].weight = reply.weight
+    return lines
 
 
 def _group(brancher: Brancher, lines: Sequence[Line]) -> Group:

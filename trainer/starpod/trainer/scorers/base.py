@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from starpod.trainer.algorithms.terms import PROCESS
-from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
+from starpod.trainer.checkpoints.state import flatten_optimizer, join_parts, split_parts, unflatten_optimizer
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.models.policy import Policy
@@ -83,16 +83,12 @@ class TurnScorer(ABC):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors by name, and JSON values."""
         tensors, values = flatten_optimizer(self.optimizer.state_dict())
-        named = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        named |= {f"optimizer.{name}": tensor for name, tensor in tensors.items()}
+        named = join_parts({"model": self.model.state_dict(), "optimizer": tensors})
         return named, {"optimizer": values, "fits": self.fits}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Puts back what `state` gave; the learning rate is the one that is configured now."""
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
+        parts = split_parts(tensors)
         self.model.load_state_dict(parts["model"])
         lr = self.optimizer.param_groups[0]["lr"]
         self.optimizer.load_state_dict(unflatten_optimizer(parts["optimizer"], values["optimizer"]))

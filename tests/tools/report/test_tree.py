@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.ui.tree import DEPTH, Continuation, draw_tree
+from starpod.report.tree import DEPTH, Continuation, draw_tree
 
 LINES = st.builds(
     Continuation,
@@ -26,6 +26,23 @@ def test_what_was_played_alike_is_one_branch() -> None:
     assert 'aria-label="From turn 2: 1 of 3 solved. Up: 1 of 2; Down: 0 of 1"' in svg
     assert svg.count('class="branch"') == 4
     assert {"1 of 3", "1 of 2", "solved", "not solved, 1 more turn", "not solved"} <= set(texts(svg))
+
+
+def test_ends_are_named_and_many_names_are_left_out() -> None:
+    lines = [Continuation(["Up"], 0.0, False, str(number)) for number in range(3)]
+    assert "0, 1, 2: 0 of 3" in texts(draw_tree(lines, "Group"))
+    assert "7: solved" in texts(draw_tree([*lines, Continuation(["Down"], 1.0, True, "7")], "Group"))
+    assert "0 of 4" in texts(draw_tree([*lines, lines[0]], "Group"))
+
+
+def test_ends_lead_to_their_pages_and_a_picture_holds_no_links() -> None:
+    lines = [Continuation(["Up"], 0.0, False, "a & b", "/one"), Continuation(["Down"], 1.0, True, link="/two?a&b")]
+    root = ElementTree.fromstring(draw_tree(lines, "Group"))
+    links = [(each.attrib["href"], each.attrib["aria-label"]) for each in root.iter("a")]
+    assert links == [("/two?a&b", "solved: Down"), ("/one", "a & b: not solved: Up")]
+    assert root.attrib["role"] == "group"
+    alone = ElementTree.fromstring(draw_tree([Continuation(["Up"], 0.0, False, "x")], "Group"))
+    assert alone.attrib["role"] == "img" and not list(alone.iter("a"))
 
 
 @given(st.lists(LINES, max_size=12))

@@ -1,0 +1,48 @@
+"""SIGKILLs at random over a gateway, its engine and servers of environments, while agents of OpenAI's client play.
+
+    python -m benchmarks.serving.gateway_kills [--kills 300] [--iterations 8] [--json FILE]
+
+Three times: with a server that stands for vLLM; with the torch engine, which dies with the gateway; and in a training
+run whose agents are programs (collect.agent.command), whose trainer holds both and is killed once in each iteration.
+What the agents saw and what was written is compared with the same episodes without a kill. The programs themselves are
+not killed: an episode whose agent died is lost, and told so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.machine import machine
+from tests.support import ROOT
+from tests.tools.gateway.kills import play_among_kills, save_model, trained_among_kills
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=300, help="of each engine")
+    parser.add_argument("--iterations", type=int, default=8, help="of the training run")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs/benchmarks/gateway_kills.json")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {}
+    for name in ("vllm_remote", "torch", "collect.agent.command"):
+        start = perf_counter()
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            if name == "collect.agent.command":
+                result = trained_among_kills(folder, arguments.iterations)
+            else:
+                model = save_model(folder / "model")
+                result = asyncio.run(play_among_kills(folder, model, arguments.kills, name))
+        results[name] = {**result, "minutes": round((perf_counter() - start) / 60, 1)}
+        print(name, results[name], flush=True)
+    arguments.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""How long the pictures of an episode's turns take on the live site: drawn at first by replay, and asked for again.
+
+    python -m benchmarks.ui.pictures [--environment sokoban-v1] [--turns 7] [--episodes 20]
+
+Episodes of random actions are played on a server of this machine and recorded as those of a run. `starpod ui` replays
+each; as a browser does, all pictures of one are asked for at once. The median over the episodes is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from starpod.client import Fleet, Limits, Want
+from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgent
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.rollout.play import play
+from tests.support import ServerProcess, start_server
+
+LINK = "/picture?run=run&file=train-000001.jsonl.gz&member=0"
+
+
+async def record(address: str, environment: str, turns: int, count: int) -> list[Episode]:
+    choose, _ = REFERENCES["random"]
+    found: list[Episode] = []
+    async with Fleet(address) as fleet:
+        names = next(spec.action_space.names for spec in await fleet.describe() if spec.id == environment)
+        for seed in range(100 * count):
+            limits = Limits(max_turns=turns, max_actions=0)
+            (session,) = await fleet.open(environment, seed=seed, limits=limits, want=Want(valid_actions=True))
+            episode = await play(ReferenceAgent(choose, names, random.Random(seed)), session, group=len(found))
+            if len(episode.turns) == turns:
+                found.append(episode)
+            if len(found) == count:
+                break
+    return found
+
+
+async def measure(site: str, episodes: list[Episode]) -> tuple[list[float], list[float]]:
+    """Seconds for all pictures of each episode: the first time, and again."""
+    times: tuple[list[float], list[float]] = ([], [])
+    async with httpx.AsyncClient(base_url=site, timeout=60.0) as http:
+        while (await http.get(f"{LINK}&group=0&turn=0")).status_code != 200:
+            await asyncio.sleep(0.2)
+        for episode in episodes[1:]:
+            link = f"{LINK}&group={episode.group}&turn="
+            for seconds in times:
+                began = time.perf_counter()
+                replies = await asyncio.gather(*(http.get(f"{link}{turn}") for turn in range(len(episode.turns) + 1)))
+                seconds.append(time.perf_counter() - began)
+                assert all(reply.content.startswith(b"\x89PNG") for reply in replies)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environment", default="sokoban-v1")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--episodes", type=int, default=20)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place, start_server(asked.environment) as server:
+        folder = RunFolder.create(Path(place) / "run")
+        limits = f"max_turns: {asked.turns}, max_actions: 0"
+        folder.config.write_text(f"environment: {{id: {asked.environment}, {limits}}}\n")
+        episodes = asyncio.run(record(server.address, asked.environment, asked.turns, asked.episodes + 1))
+        folder.write_rollouts(1, episodes, most=2**30)
+        site = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", place, "--address", server.address])
+        try:
+            first, again = asyncio.run(measure(site.address, episodes))
+        finally:
+            site.close()
+    table = Table("Pictures", "Median", "Slowest", title=f"{asked.turns} turns of {asked.environment}")
+    for name, seconds in (("drawn by replay", first), ("asked for again", again)):
+        table.add_row(name, f"{1000 * median(seconds):.0f} ms", f"{1000 * max(seconds):.0f} ms")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Real engines over vLLM, in process and served: what starts them, and the conformance tests over one that is shared.
+
+Starting one takes half a minute, so a module has one of each kind. It defines the fixtures `shared_policy`, `core` with
+`core_reset`, and `server` with `server_reset`, as far as it has them.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from starpod.trainer.engines.base import Engine, EngineError
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.engines.served import ServedEngine
+from starpod.trainer.models.policy import Policy
+from tests.support import held_port
+from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, Reset, ask, make_policy
+
+SERVE = f"--max-model-len {MAX_CONTEXT} --skip-tokenizer-init --max-num-seqs 16 --max-num-batched-tokens 512".split()
+START_SECONDS = 600
+
+
+# --- in process -------------------------------------------------------------------------------------------------------
+
+
+def build(policy: Policy, **settings: Any) -> Any:
+    config = EngineConfig.model_validate({"name": "vllm", "slots": 16, "dtype": "float32", **settings})
+    return build_engine(config, policy, max_context=MAX_CONTEXT)
+
+
+class InProcess(EngineConformance):
+    """core: an engine that holds the policy's weights at first."""
+
+    @pytest.fixture
+    def policy(self, shared_policy: Policy) -> Policy:
+        return shared_policy
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def engine(self, core: Any, core_reset: Reset) -> AsyncIterator[Engine]:
+        """The engine with a fresh state over the core, which holds the policy's weights again."""
+        engine: Any = object.__new__(type(core))
+        engine.__dict__ |= core.__dict__
+        ServedEngine.__init__(engine, slots=16, max_context=MAX_CONTEXT)
+
+        async def keep() -> None:
+            """Leaves the core to the next test."""
+
+        engine._shut_down = keep
+        await core_reset(engine)
+        yield engine
+        await engine.close()
+
+    async def test_requests_that_vllm_refuses_are_errors_and_no_end(self, engine: Engine, policy: Policy) -> None:
+        for refused in (replace(ask([5, 9]), temperature=-1.0), ask([5, policy.vocabulary + 10_000])):
+            with pytest.raises(EngineError, match="vLLM refused a request: "):
+                await engine.generate(refused)
+        assert engine.stats().restarts == 0
+        self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
+
+
+# --- served -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """A running `starpod vllm`, the leader of a process group of its own."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def kill(self, what: signal.Signals = signal.SIGKILL) -> None:
+        os.killpg(self.process.pid, what)
+
+    def counter(self, name: str) -> int:
+        """A metric, the sum over its labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith(f"{name}{{"))
+
+
+@contextlib.contextmanager
+def serving(model: Path, *words: str, port: int = 0) -> Iterator[Server]:
+    if not port:
+        with held_port() as port:
+            pass
+    command = [sys.executable, "-m", "starpod.cli.main", "vllm", str(model), "--port", str(port), *SERVE, *words]
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    server = Server(f"http://127.0.0.1:{port}", process)
+    try:
+        wait_until_up(server)
+        yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            server.kill()
+        process.wait()
+
+
+def wait_until_up(server: Server) -> None:
+    for _ in range(START_SECONDS * 2):
+        assert server.process.poll() is None, "vllm serve ended"
+        try:
+            with urllib.request.urlopen(f"{server.url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            try:
+                server.process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                continue
+    raise AssertionError("vllm serve did not come up")
+
+
+def remote(*servers: Server, **settings: Any) -> Any:
+    urls = [server.url for server in servers]
+    config = EngineConfig.model_validate({"name": "vllm_remote", "slots": 16, "urls": urls, **settings})
+    return build_engine(config, make_policy(head=32), max_context=MAX_CONTEXT)
+
+
+class Served(EngineConformance):
+    """server: one that holds the policy's weights at first."""
+
+    @pytest.fixture
+    def policy(self, shared_policy: Policy) -> Policy:
+        return shared_policy
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def engine(self, server: Server, server_reset: Reset) -> AsyncIterator[Engine]:
+        engine = remote(server)
+        await server_reset(engine)
+        yield engine
+        await engine.close()
+
+    async def test_requests_that_the_server_refuses_are_errors_and_no_end(self, engine: Engine, policy: Policy) -> None:
+        for refused in (replace(ask([5, 9]), temperature=-1.0), ask([5, policy.vocabulary + 10_000])):
+            with pytest.raises(EngineError, match=r"refused /inference/v1/generate: .*400"):
+                await engine.generate(refused)
+        self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])

@@ -1,0 +1,87 @@
+"""`starpod train engine=vllm` from the outside: signals in the middle of sampling, and what goes on afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.engines.test_vllm_local import running
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+
+SMALL = (
+    "frozen_lake engine=vllm engine.dtype=float32 engine.slots=16 model.tiny.heads=2 collect.groups=4 "
+    "collect.group_size=4 warm_start.steps=40 warm_start.lr=0.005 warm_start.episodes=40 warm_start.batch_size=16 "
+    "evaluation.episodes=4 evaluation.every=0 evaluation.reference=[] evaluation.greedy=false checkpoint.every=25 "
+    "algorithm.mini_batch_size=4 monitor.sinks.tensorboard=false monitor.screen=plain stop.minutes=null "
+    "stop.iterations=4"
+).split()
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """The run, as the leader of a process group of its own: as from a terminal."""
+    command = [sys.executable, "-m", "starpod.cli.main", "train", *words, "--run-dir", str(folder)]
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def steps(folder: Path) -> list[int]:
+    file = folder / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def cores_of(pid: int) -> list[int]:
+    """The engine core and its workers."""
+    rows = [line.split() for line in subprocess.check_output(["ps", "-eo", "pid=,ppid=,sid="], text=True).splitlines()]
+    core = [int(child) for child, parent, session in rows if int(parent) == pid and session == child]
+    return [int(child) for child, _, session in rows if int(session) in core]
+
+
+def test_signals_end_a_run_with_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words: tuple[str, ...] = SMALL
+    for step, (number, status) in enumerate([(signal.SIGINT, 130), (signal.SIGTERM, 143)], 1):
+        run = start(folder, *words)
+        assert run.stderr is not None
+        while run.poll() is None and step not in steps(folder):
+            time.sleep(0.01)
+        assert (cores := cores_of(run.pid)), "vLLM has a session of its own"
+        # Not the core, which samples the next step.
+        os.killpg(run.pid, number)
+        began = time.monotonic()
+        _, errors = run.communicate(timeout=300)
+        print(f"{number.name}: ended after {time.monotonic() - began:.1f} s")
+        assert run.returncode == status, errors
+        saved = int((folder / "checkpoints" / "latest").read_text().removeprefix("step-"))
+        assert saved == steps(folder)[-1] >= step
+        for noise in ("Traceback", "Error", "Exception", "leaked", "Killed"):
+            assert noise not in errors, errors
+        assert not any(map(running, cores))
+        words = ("--resume",)
+    run = start(folder, *words)
+    _, errors = run.communicate(timeout=900)
+    assert run.returncode == 0, errors
+    assert steps(folder) == [1, 2, 3, 4]
+    gaps = [json.loads(line)["metrics"].get("policy/logprob_gap_max", 0) for line in (folder / "metrics.jsonl").open()]
+    assert max(gaps) < 1e-3
+
+
+def test_a_core_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = start(folder, *SMALL, "engine.restarts=0")
+    while run.poll() is None and 2 not in steps(folder):
+        time.sleep(0.01)
+    for pid in cores_of(run.pid):
+        os.kill(pid, signal.SIGKILL)
+    _, errors = run.communicate(timeout=300)
+    told = errors.splitlines()[-1]
+    assert (run.returncode == 1 and told.startswith("starpod: vLLM")) or "the vLLM engine core died" in told, errors
+    (step,) = steps(folder)[-1:]
+    assert told.endswith(f"; the run is saved as of step {step}, go on with: starpod train --resume --run-dir {folder}")
+    assert (folder / "checkpoints" / "latest").read_text().strip() == f"step-{step:08}"

@@ -1,0 +1,47 @@
+"""What a run tells of its servers and sessions: the latter only while somebody looks."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from starpod.client import Fleet
+from starpod.trainer.output.in_play import telling
+from starpod.trainer.output.run_folder import RunFolder
+from tests.support import ServerProcess
+from tests.waiting import eventually
+
+
+async def test_sessions_are_told_while_somebody_looks(server: ServerProcess, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    async with Fleet(server.address) as fleet:
+        group = await fleet.open("bandit-v1", seed=3, count=2)
+        async with telling(folder, [fleet]):
+            await eventually(folder.live.exists)
+            told = json.loads(folder.live.read_text())
+            assert told["servers"] == [server.address] and told["sessions"] is None
+            folder.watched.touch()
+            await eventually(lambda: json.loads(folder.live.read_text())["sessions"] is not None)
+            sessions = json.loads(folder.live.read_text())["sessions"]
+            assert [(each["id"], each["member"], each["turn"]) for each in sessions] == [
+                (session.id, session.member, 0) for session in group
+            ]
+            hour_ago = time.time() - 3600
+            os.utime(folder.watched, (hour_ago, hour_ago))
+            await fleet.close_sessions(group)
+            assert fleet.sessions == []
+        assert not folder.live.exists()
+
+
+async def test_a_folder_that_cannot_be_written_ends_no_run(server: ServerProcess, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.write_text("a file")
+    async with Fleet(server.address) as fleet:
+        async with telling(folder, [fleet]):
+            await fleet.open("bandit-v1", seed=3)
+            assert not folder.live.exists()
+            folder.path.unlink()
+            await eventually(folder.live.exists)  # it has gone on trying
+        folder.live.mkdir()
+        async with telling(folder, [fleet]):
+            await fleet.open("bandit-v1", seed=4)

@@ -1,0 +1,356 @@
+"""Continuations: policies play on from a state, on copies of it, and from the state before each turn of an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from starpod.client import StarpodError
+from starpod.trainer.agents.base import Agents, Task
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.rollout.play import play
+from starpod.trainer.statistics import wilson_interval
+from starpod.ui.games import Game, Games, Luck, close
+from starpod.ui.policies import CHECKPOINT, NotPossible, Policies
+
+MOST_EPISODES = 512
+"""Continuations that are played for one request."""
+COUNTS = (4, 8, 16, 32)
+"""How many continuations can be asked for."""
+MOST_JOBS = 50
+"""Of the values of turns that are kept, the newest ones."""
+MOST_TREES = 500
+"""Likewise of continuations from one state."""
+
+logger = logging.getLogger(__name__)
+
+Watch = Callable[[Episode], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One continuation. episode: from its start on. turn: the turns before it. luck: as in `Game`."""
+
+    episode: Episode
+    turn: int
+    luck: Luck
+
+    @property
+    def later(self) -> Sequence[Turn]:
+        """The turns of the continuation itself."""
+        return self.episode.turns[self.turn :]
+
+    @property
+    def actions(self) -> list[str]:
+        """By turn."""
+        return [" ".join(turn.actions) for turn in self.later]
+
+    @property
+    def value(self) -> float:
+        """The return from the state on."""
+        return sum(turn.parts.get("environment", turn.reward) for turn in self.later)
+
+    @property
+    def success(self) -> bool | None:
+        return self.episode.success
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Continuations from one state. policy: in words. turn: turns before the state. game: from which they were forked,
+    or an episode was replayed in it."""
+
+    id: str
+    policy: str
+    turn: int
+    game: Game
+    lines: list[Branch]
+
+    @property
+    def solved(self) -> int:
+        return sum(line.success is True for line in self.lines)
+
+    @property
+    def share(self) -> float:
+        return self.solved / len(self.lines) if self.lines else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson_interval(self.solved, len(self.lines))
+
+
+@dataclass(slots=True)
+class TurnValues:
+    """A job: success of continuations from the state before each turn of an episode. Which turn lost it?
+
+    link, run: of the episode and its run. policy: by name; words: in words. found: turn by turn. played: continuations
+    that are over. problem: why it ended early.
+    """
+
+    id: str
+    episode: Episode
+    task: Task
+    link: str
+    run: str
+    folder: Path
+    policy: str
+    words: str
+    count: int
+    found: list[Branches] = field(default_factory=list)
+    played: int = 0
+    problem: str = ""
+    done: bool = False
+    work: asyncio.Task[None] | None = None
+
+    @property
+    def total(self) -> int:
+        return len(self.episode.turns) * self.count
+
+
+class Continuing:
+    """Continuations that the site has played, and those that it plays."""
+
+    def __init__(self, games: Games, policies: Policies) -> None:
+        self.games = games
+        self.policies = policies
+        self._trees: OrderedDict[str, Branches] = OrderedDict()
+        self._jobs: OrderedDict[str, TurnValues] = OrderedDict()
+        self._working = asyncio.Lock()
+
+    async def close(self) -> None:
+        works = [job.work for job in self._jobs.values() if job.work is not None]
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        await self.policies.close()
+        await self.games.close()
+
+    # --- what was found -----------------------------------------------------------------------------------------------
+
+    def of(self, game: Game) -> list[Branches]:
+        """Those that were forked from a game, in the order in which they were played."""
+        return [each for each in self._trees.values() if each.game is game]
+
+    def get(self, name: str, number: int) -> tuple[Branches, Branch]:
+        """One continuation. Raises NotPossible."""
+        tree = self._trees.get(name)
+        if tree is None or number >= len(tree.lines):
+            raise NotPossible("This continuation is no longer kept: try again from the episode or the session.")
+        return tree, tree.lines[number]
+
+    def jobs(self) -> list[TurnValues]:
+        """The newest first."""
+        return list(reversed(self._jobs.values()))
+
+    def of_episode(self, link: str) -> list[TurnValues]:
+        """Those of an episode, the newest first."""
+        return [job for job in self.jobs() if job.link == link]
+
+    def job(self, name: str) -> TurnValues:
+        """Raises NotPossible."""
+        if name not in self._jobs:
+            raise NotPossible(f"This is no longer kept: the site was started again, or {MOST_JOBS} others came later.")
+        return self._jobs[name]
+
+    async def open(self, name: str, number: int, turns: int) -> Game:
+        """A game that stands where a continuation stood after so many turns of its episode.
+
+        Raises NotPossible, StarpodError.
+        """
+        tree, branch = self.get(name, number)
+        if tree.game.copied:
+            raise NotPossible("It began in a copy of another's session: what led to its state is not known.")
+        game = await self.games.replay(
+            branch.episode,
+            tree.game.task,
+            turns,
+            luck=tuple(each for each in branch.luck if each[0] <= turns),
+            by=lambda turn: tree.policy if turn >= tree.turn else "the episode",
+        )
+        game.origin, game.run = tree.game.origin, tree.game.run
+        return game
+
+    # --- playing on ---------------------------------------------------------------------------------------------------
+
+    async def go_on(self, game: Game, policy: str) -> None:
+        """Lets a policy play on in the game's session itself. Raises NotPossible, StarpodError."""
+        _check_open(game)
+        game.episode.group = _a_group()
+        async with self.policies.playing(policy, game.spec, game.run) as make:
+            agent = make(game.session, game.episode)
+            before = len(game.episode.turns)
+            try:
+                await game.go_on(agent, self._words(policy, game))
+            finally:
+                agent.close()
+                self.games.took(game.session.address, game.episode.turns[before:])
+
+    async def branch(self, game: Game, policy: str, count: int, watch: Watch = lambda episode: None) -> Branches:
+        """Forks the game's state `count` times and lets a policy play on, each with luck of its own.
+
+        watch: is told of each continuation that is over. Raises NotPossible, StarpodError.
+        """
+        _check_open(game)
+        if not game.spec.capabilities.fork:
+            raise NotPossible(f"{game.spec.id} cannot be forked.")
+        if policy == "expert" and not game.spec.capabilities.expert_action:
+            raise NotPossible(f"{game.spec.id} has no expert.")
+        copies = await game.session.fork(count, reseed=True)
+        try:
+            async with self.policies.playing(policy, game.spec, game.run) as make:
+                # The number of a group decides what a checkpoint samples.
+                pasts = [replace(game.episode, turns=list(game.episode.turns), group=_a_group()) for _ in copies]
+                agents = [make(copy, past) for copy, past in zip(copies, pasts, strict=True)]
+                await asyncio.gather(
+                    *(
+                        play(agent, copy, episode=past, watch=watch)
+                        for agent, copy, past in zip(agents, copies, pasts, strict=True)
+                    )
+                )
+        finally:
+            await close(copies)
+        seeds = [copy.dynamics_seed for copy in copies]
+        at = len(game.turns)
+        lines = [Branch(past, at, (*game.luck, (at, seed))) for past, seed in zip(pasts, seeds, strict=True)]
+        return self._keep(self._words(policy, game), game, lines)
+
+    def _words(self, policy: str, game: Game) -> str:
+        return self.policies.choices(run=game.run).get(policy, policy)
+
+    def _keep(self, words: str, game: Game, lines: list[Branch]) -> Branches:
+        """Raises NotPossible where a continuation failed."""
+        for line in lines:
+            if line.episode.failed:
+                raise NotPossible(f"A continuation failed: {line.episode.error}")
+            self.games.took(game.session.address, line.later)
+        lines = [replace(line, episode=_without_tokens(line)) for line in lines]
+        kept = Branches(secrets.token_urlsafe(9), words, lines[0].turn, game, lines)
+        self._trees[kept.id] = kept
+        while len(self._trees) > MOST_TREES:
+            self._trees.popitem(last=False)
+        return kept
+
+    # --- the values of an episode's turns -----------------------------------------------------------------------------
+
+    def start(self, job: TurnValues) -> TurnValues:
+        """Begins a job, when those before it are over. Raises NotPossible for too much."""
+        if job.total > MOST_EPISODES:
+            raise NotPossible(
+                f"{len(job.episode.turns)} turns with {job.count} continuations each are more than {MOST_EPISODES} "
+                "episodes: ask for fewer."
+            )
+        self._jobs[job.id] = job
+        job.work = asyncio.get_running_loop().create_task(self._work(job))
+        while len(self._jobs) > MOST_JOBS:
+            _, oldest = self._jobs.popitem(last=False)
+            self.stop(oldest)
+        return job
+
+    def stop(self, job: TurnValues) -> None:
+        """Ends it with what was found so far."""
+        if job.work is not None and not job.done:
+            job.work.cancel()
+
+    async def _work(self, job: TurnValues) -> None:
+        try:
+            async with self._working:
+                await (self._sample_each_turn if job.policy.startswith(CHECKPOINT) else self._fork_each_turn)(job)
+        except (NotPossible, StarpodError) as error:
+            job.problem = str(error)
+        except asyncio.CancelledError:
+            job.problem = "It was stopped."
+            raise
+        except Exception as error:  # nobody awaits the task: it is told here
+            logger.exception("the values of turns of %s", job.link)
+            job.problem = f"It failed: {type(error).__name__}: {error}"
+        finally:
+            job.done = True
+
+    async def _fork_each_turn(self, job: TurnValues) -> None:
+        game = await self._replayed(job)
+        try:
+            for turn in job.episode.turns:
+                job.found.append(await self.branch(game, job.policy, job.count, _counting(job)))
+                if turn.actions:
+                    await game.step(turn.actions, "the episode")
+                if game.session.done:
+                    break
+        finally:
+            await close([game.session])
+
+    async def _replayed(self, job: TurnValues) -> Game:
+        """A session at the start of the episode."""
+        game = await self.games.replay(job.episode, job.task, 0)
+        game.origin, game.run = job.link, job.folder
+        return game
+
+    async def _sample_each_turn(self, job: TurnValues) -> None:
+        """By a checkpoint, under the luck that the episode had."""
+        game = await self._replayed(job)
+        await close([game.session])
+        async with self.policies.agents(job.policy, job.folder) as agents:
+            for turn in range(len(job.episode.turns)):
+                job.found.append(await self._sample(job, game, turn, agents))
+
+    async def _sample(self, job: TurnValues, game: Game, turns: int, agents: Agents) -> Branches:
+        """Continuations by the checkpoint, which is told the replies of the turns before as its own."""
+        episode, task = job.episode, replace(job.task, actions=tuple(game.spec.action_space.names))
+        sessions = await (await self.games.fleet()).open(
+            task.environment,
+            seed=episode.seed,
+            dynamics_seed=episode.dynamics_seed,
+            count=job.count,
+            options=task.options or None,
+            want=agents.want,
+            limits=task.limits,
+            version=f"=={episode.version}" if episode.version else "",
+        )
+        past = episode.turns[:turns]
+        # The number of a group decides what is sampled.
+        groups = [1 + turns * MOST_EPISODES + number for number in range(job.count)]
+        try:
+            episodes = await asyncio.gather(
+                *(
+                    play(agents.agent(session, task, group), session, group=group, past=past, watch=_counting(job))
+                    for session, group in zip(sessions, groups, strict=True)
+                )
+            )
+        finally:
+            await close(sessions)
+        if any([turn.reply for turn in each.turns[:turns]] != [turn.reply for turn in past] for each in episodes):
+            raise NotPossible(f"The checkpoint is asked other prompts than the episode had before turn {turns + 1}.")
+        lines = [Branch(replace(each, turns=[*past, *each.turns[turns:]]), turns, ()) for each in episodes]
+        return self._keep(job.words, game, lines)
+
+
+def _counting(job: TurnValues) -> Watch:
+    def count(episode: Episode) -> None:
+        job.played += 1
+
+    return count
+
+
+def _check_open(game: Game) -> None:
+    if game.session.done:
+        raise NotPossible("The episode is over: there is nothing to continue.")
+
+
+def _without_tokens(branch: Branch) -> Episode:
+    """What is needed to show it, to play it again and to imitate it."""
+    episode = branch.episode
+    later = [
+        replace(turn, prompt=[], reply=[], logprobs=[], versions=[], spans=[], image=b"", info={})
+        for turn in branch.later
+    ]
+    return replace(episode, turns=[*episode.turns[: branch.turn], *later], tail=[], final_image=b"")
+
+
+def _a_group() -> int:
+    """A number that no other group has."""
+    return secrets.randbelow(2**31)

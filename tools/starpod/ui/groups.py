@@ -1,0 +1,202 @@
+"""The members of a group: where their ways part, how each branch went on, and what the filter made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fastapi import Request, Response
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+
+from starpod.report.tree import Continuation, draw_tree
+from starpod.trainer.algorithms.filters import Verdict, filter_groups, verdicts
+from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.data.episode import Group
+from starpod.trainer.data.files import BadEpisodes, read_episodes
+from starpod.trainer.data.updates import read_verdicts, update_file
+from starpod.ui.episodes import KINDS, episode_link, picture_link
+from starpod.ui.page import Site, number, render
+from starpod.ui.reading import mapping, read_episode
+
+NAMED = 4
+"""Members up to which those that went another way are named, not counted."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One member. row: of the index. way: its actions turn by turn; those that led to different states are numbered.
+
+    marks: what is said of a turn at which it leaves others.
+    """
+
+    row: Mapping[str, Any]
+    episode: Mapping[str, Any]
+    way: list[str] = field(default_factory=list)
+    marks: dict[int, list[str]] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        return int(self.row["member"])
+
+    @property
+    def turns(self) -> Sequence[Mapping[str, Any]]:
+        turns: Sequence[Mapping[str, Any]] = self.episode["turns"]
+        return turns
+
+    @property
+    def parent(self) -> tuple[int, int] | None:
+        """The member whose turns it shares, and how many: of a branch that a search grew."""
+        member, turns = self.episode.get("parent") or (None, 0)
+        return None if member is None else (member, turns)
+
+    @property
+    def shared(self) -> int:
+        return self.parent[1] if self.parent else 0
+
+    def state(self, turn: int) -> str:
+        """What was seen before a turn; after the last one, at the end."""
+        return str(
+            self.turns[turn]["observation"] if turn < len(self.turns) else self.episode.get("final_observation", "")
+        )
+
+    def mark(self, turn: int, why: str, others: Sequence[Member], along: Sequence[Member]) -> None:
+        """Notes that it leaves others, unless the turn is its parent's. along: those that go on with it, and itself."""
+        if self.shared <= turn < len(self.turns):
+            on = f"with {_named(along, but=self)}" if len(along) > 1 else "alone"
+            self.marks.setdefault(turn, []).append(f"{why} than {_named(others)}, goes on {on}")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Members that went on alike from the state before a turn."""
+
+    way: str
+    members: list[Member]
+    turn: int
+
+    @property
+    def solved(self) -> int:
+        return sum(member.row["outcome"] == "solved" for member in self.members)
+
+    @property
+    def mean(self) -> float:
+        return fmean(member.row["reward"] for member in self.members)
+
+    @property
+    def grown(self) -> int:
+        """How many of them a search grew from that state."""
+        return sum(member.parent is not None and member.shared == self.turn for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """A state from which members go different ways. turn: that follows."""
+
+    turn: int
+    branches: list[Branch]
+
+    @property
+    def shown(self) -> Member:
+        """One that was there; where there is one without a parent, whose turns can be played again."""
+        there = (member for branch in self.branches for member in branch.members)
+        return min(there, key=lambda member: member.parent is not None)
+
+
+def group_page(site: Site, request: Request, drawn: bytes | None) -> Response:
+    """The members of a group as a tree of their actions, and side by side. drawn: whether their pictures can be."""
+    run = site.run(request.query_params.get("run", ""))
+    name, grp = request.query_params.get("file", ""), number(request, "group")
+    rows = site.index.group(run["run"], name, grp)
+    if not rows:
+        raise HTTPException(404, f"There is no group {grp} in {name or 'no file'}: the oldest rollouts are removed.")
+    path = site.folder(run["path"]) / "episodes" / rows[0]["name"]
+    members = [Member(row, read_episode(path, row["start"])) for row in rows]
+    partings = part_ways(members)
+    lines = [
+        Continuation(each.way, each.row["reward"], each.episode.get("success"), f"member {each.number}")
+        for each in members
+    ]
+    verdict, kept, groups = _filter_verdict(path, grp) if rows[0]["kind"] == "train" else (None, 0, 0)
+    return render(
+        "group.html", site=site, run=run, name=name, grp=grp, members=members, partings=partings, link=episode_link,
+        picture_link=picture_link, tree=Markup(draw_tree(lines, "Actions of the members")),
+        drawn=drawn is not None, verdict=verdict, kept=kept, groups=groups,
+        kind=KINDS.get(rows[0]["kind"], rows[0]["kind"]),
+        deviation=stdev(row["reward"] for row in rows) if len(rows) > 1 else 0.0,
+    )  # fmt: skip
+
+
+def part_ways(members: Sequence[Member]) -> list[Parting]:
+    """The states at which members part that had gone alike until then, turn after turn; notes their ways and marks.
+
+    They part by their actions, or because the same ones led to different states.
+    """
+    partings: list[Parting] = []
+    together, turn = [list(members)], -1  # before the first turn they may differ in what they were shown
+    while together:
+        parted = [_branches([member for member in alike if turn < len(member.turns)], turn) for alike in together]
+        partings += [Parting(turn, branches) for branches in parted if len(branches) > 1 and turn >= 0]
+        together, turn = [branch.members for branches in parted for branch in branches], turn + 1
+    return partings
+
+
+def _branches(going: Sequence[Member], turn: int) -> list[Branch]:
+    """The ways of members that had gone alike until a turn, noted in them."""
+    branches: list[Branch] = []
+    for actions, states in _ways(going, turn).items():
+        same = [member for own in states.values() for member in own]
+        for place, own in enumerate(states.values(), 1):
+            several = f" ({place})" if len(states) > 1 else ""
+            for member in own:
+                if turn >= 0 or several:
+                    member.way.append(actions + several)
+                if len(same) < len(going):
+                    member.mark(turn, "another action", _without(going, same), same)
+                if several:
+                    member.mark(turn + 1, "another state", _without(same, own), own)
+            branches.append(Branch(actions + several, own, turn))
+    return branches
+
+
+def _ways(members: Sequence[Member], turn: int) -> dict[str, dict[str, list[Member]]]:
+    """The members by what they did at a turn, and by what they were shown then."""
+    found: dict[str, dict[str, list[Member]]] = {}
+    for member in members:
+        actions = " ".join(member.turns[turn]["actions"]) if turn >= 0 else "start"
+        found.setdefault(actions, {}).setdefault(member.state(turn + 1), []).append(member)
+    return found
+
+
+def _without(members: Sequence[Member], left_out: Sequence[Member]) -> list[Member]:
+    return [member for member in members if all(member is not each for each in left_out)]
+
+
+def _named(members: Sequence[Member], but: Member | None = None) -> str:
+    """member 3; members 1, 3; 9 others."""
+    numbers = [member.number for member in members if member is not but]
+    if len(numbers) > NAMED:
+        return f"{len(numbers)} others"
+    return f"member{'s'[: len(numbers) > 1]} {', '.join(map(str, numbers))}"
+
+
+def _filter_verdict(path: Path, grp: int) -> tuple[Verdict | None, int, int]:
+    """What the run's filter made of the group, and how many groups of its file it kept, of how many.
+
+    As it was noted in training; computed again where it was not, for a run that was cut off in its update.
+    """
+    found = read_verdicts(update_file(path))
+    try:
+        if not found:
+            config = FilterConfig(**mapping(path.parent.parent / "config.yaml", [])["algorithm"]["filter"])
+            groups: dict[int, Group] = {}
+            for episode in read_episodes(path):
+                group = groups.setdefault(episode.group, Group(episode.group, []))
+                (group.failed if episode.failed else group.episodes).append(episode)
+            found = verdicts(config, list(groups.values()), filter_groups(config, list(groups.values())))
+    except (BadEpisodes, KeyError, TypeError, ValueError):
+        return None, 0, 0
+    return found.get(grp), sum(verdict.kept for verdict in found.values()), len(found)

@@ -1,0 +1,148 @@
+"""Pages of continuations: which turn of an episode lost it, and one continuation turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
+
+from starpod.report.site import whole
+from starpod.ui.continuing import COUNTS, Branch, Branches, Continuing, TurnValues
+from starpod.ui.fleet import continuation, continuing_of, named_episode, posted, to_game
+from starpod.ui.games import remarks
+from starpod.ui.page import Site, continuation_link, query, render
+from starpod.ui.policies import CHECKPOINT
+from starpod.ui.saving import held_out, save_demonstration, saved
+
+
+async def start_job(site: Site, request: Request) -> Response:
+    """Begins to try continuations from each turn of an episode; their page fills while they are played."""
+    given = await posted(site, request, "fork")
+    episode, task, link = named_episode(site, given)
+    continuing, folder = continuing_of(site), site.folder(given["run"])
+    policies = continuing.policies.choices(run=folder)
+    policy, count = continuation(given, policies)
+    job = TurnValues(
+        secrets.token_urlsafe(9), episode, task, link, given["run"], folder, policy, policies[policy], count
+    )
+    return RedirectResponse(job_link(continuing.start(job)), 303)
+
+
+def job_link(job: TurnValues) -> str:
+    return f"/turns/{quote(job.id)}"
+
+
+async def jobs_page(site: Site, request: Request) -> Response:
+    """What is being tried and was tried, the newest first."""
+    jobs = continuing_of(site).jobs()
+    return render("jobs.html", site=site, jobs=jobs, job_link=job_link, live=any(not job.done for job in jobs))
+
+
+async def job_page(site: Site, request: Request) -> Response:
+    """Success of continuations from each turn of an episode, as far as they are played."""
+    job = continuing_of(site).job(request.path_params["job"])
+    verdict, worst = _verdict(job) if job.done and job.found else ("", -1)
+    return render(
+        "turns.html", site=site, job=job, verdict=verdict, worst=worst, token=site.guard.token("turns"),
+        luck="with the episode's own luck" if job.policy.startswith(CHECKPOINT) else "each with luck of its own",
+    )  # fmt: skip
+
+
+async def job_action(site: Site, request: Request) -> Response:
+    """Stops a job."""
+    await posted(site, request, "turns")
+    continuing = continuing_of(site)
+    job = continuing.job(request.path_params["job"])
+    if request.path_params["what"] != "stop":
+        raise HTTPException(404)
+    continuing.stop(job)
+    return RedirectResponse(job_link(job), 303)
+
+
+def _verdict(job: TurnValues) -> tuple[str, int]:
+    """Says after which turn continuations succeed least, by the largest fall, and gives its place; after the last one
+    the outcome counts."""
+    found, episode = job.found, job.episode
+    if not any(each.solved for each in found):
+        return "No continuation solved it, wherever it began: try another policy, or more of them.", 0
+    after = [(each.share, each.interval[1]) for each in found[1:]]
+    if not job.problem:
+        after.append((float(episode.success is True),) * 2)
+    falls = [
+        (before.share - share, place) for place, (before, (share, _)) in enumerate(zip(found, after, strict=False))
+    ]
+    fall, place = max(falls, key=lambda each: (each[0], -each[1]), default=(0.0, 0))
+    if fall <= 0:
+        return "No turn made success less likely.", 0
+    action = " ".join(episode.turns[place].actions) or "no action"
+    apart = found[place].interval[0] > after[place][1]
+    sure = "The intervals do not overlap." if apart else "The intervals overlap: it may be chance; ask for more."
+    return f"Success falls most at turn {place + 1} ({action}), by {100 * fall:.0f} points. {sure}", place
+
+
+# --- one continuation -------------------------------------------------------------------------------------------------
+
+
+async def continuation_page(site: Site, request: Request) -> Response:
+    """A continuation turn by turn, from the start of its episode."""
+    continuing = continuing_of(site)
+    tree, number, branch = _named(continuing, request)
+    game = tree.game
+    kept = saved(site.index.folder, "demonstrations", game.spec.id) if "saved" in request.query_params else None
+    return render(
+        "continuation.html", site=site, tree=tree, branch=branch, number=number, link=continuation_link(tree, number),
+        origin=_origin(continuing, tree), token=site.guard.token("continuation"), saved=kept, remarks=remarks,
+        held_out=held_out(branch.episode.seed, game.run), copied=game.copied,
+        pictures="png" in game.spec.render_modes and not game.copied,
+    )  # fmt: skip
+
+
+async def continuation_picture(site: Site, request: Request) -> Response:
+    """The state before a turn of it, drawn by the server."""
+    continuing = continuing_of(site)
+    tree, number, branch = _named(continuing, request)
+    frames = await continuing.games.frames(continuation_link(tree, number), branch.episode, tree.game.task, branch.luck)
+    turn = whole(request.query_params.get("turn", ""), len(frames) - 1)
+    if turn is None:
+        raise HTTPException(404, "There is no such turn.")
+    return Response(frames[turn], media_type="image/png")
+
+
+async def continuation_action(site: Site, request: Request) -> Response:
+    """Opens a live session where it stood before a turn, or saves it as a demonstration."""
+    given = await posted(site, request, "continuation")
+    continuing = continuing_of(site)
+    tree, number, branch = _named(continuing, request)
+    match request.path_params["what"]:
+        case "open":
+            turn = whole(given.get("turn", ""), len(branch.episode.turns))
+            if turn is None:
+                raise HTTPException(400, "The form does not say at which turn.")
+            return to_game(await continuing.games.keep(await continuing.open(tree.id, number, turn)))
+        case "save":
+            await asyncio.to_thread(save_demonstration, site.index.folder, branch.episode, tree.game.run)
+            return RedirectResponse(query(continuation_link(tree, number), saved=1), 303)
+        case _:
+            raise HTTPException(404)
+
+
+def _named(continuing: Continuing, request: Request) -> tuple[Branches, int, Branch]:
+    """Raises NotPossible, HTTPException 404."""
+    number = whole(request.path_params["number"], max(COUNTS))
+    if number is None:
+        raise HTTPException(404)
+    return (found := continuing.get(request.path_params["tree"], number))[0], number, found[1]
+
+
+def _origin(continuing: Continuing, tree: Branches) -> tuple[str, str]:
+    """The link and the name of the page that shows all of its tree; empty where it is no longer there."""
+    for job in continuing.jobs():
+        if tree in job.found:
+            return job_link(job), "Which turn lost it?"
+    if tree.game in continuing.games.all():
+        return f"/play/session/{quote(tree.game.id)}", f"{tree.game.spec.id}, seed {tree.game.episode.seed}"
+    return "", ""

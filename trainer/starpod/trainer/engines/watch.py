@@ -1,0 +1,102 @@
+"""Watch over another process that calls wait for: one that is dead or hangs answers none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from starpod.trainer.engines.base import EngineError
+
+T = TypeVar("T")
+
+
+class Watch:
+    """Ends the wait for a process that is dead, hangs, or lets no call come to its end.
+
+    name: of the process, in messages. look: seconds between two looks at it. check: raises EngineError where it is
+    dead. ask: a question that it answers at once unless it hangs; None: what it does now lets it answer none. working:
+    whether it works although it has not answered yet. health: seconds without answer or work after which it hangs;
+    `hung` is raised then. reply: seconds in which none of the calls came to its end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        look: float,
+        check: Callable[[], None] = lambda: None,
+        ask: Callable[[], Awaitable[object]] | None = None,
+        working: Callable[[], bool] = lambda: False,
+        health: float = math.inf,
+        hung: type[EngineError] = EngineError,
+        reply: float = math.inf,
+    ) -> None:
+        self._name = name
+        self._look = look
+        self._check = check
+        self._ask = ask
+        self._working = working
+        self._health = health
+        self._hung = hung
+        self._reply = reply
+        self._guarded = 0
+        self._since_reply = 0.0
+        self._looking: asyncio.Future[NoReturn] | None = None
+
+    async def guard(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of the call. Raises EngineError where there will be none."""
+        task = asyncio.ensure_future(call)
+        if self._looking is None:
+            self._since_reply = 0.0
+            self._looking = asyncio.ensure_future(self._keep_looking())
+        looking = self._looking
+        self._guarded += 1
+        try:
+            await asyncio.wait((task, looking), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                looking.result()
+            self._since_reply = 0.0
+            return task.result()
+        finally:
+            task.cancel()
+            self._guarded -= 1
+            if not self._guarded:
+                looking.cancel()
+                self._looking = None
+
+    async def _keep_looking(self) -> NoReturn:
+        """Seconds are counted by looks: an event loop that was held up for long hears no answers meanwhile."""
+        silent = 0.0
+        answer: asyncio.Future[object] | None = None
+        try:
+            while True:
+                if answer is None and self._ask is not None:
+                    answer = asyncio.ensure_future(_awaited(self._ask()))
+                await asyncio.sleep(self._look)
+                self._check()
+                self._since_reply += self._look
+                silent += self._look
+                if answer is None or answer.done():
+                    if answer is None or answer.exception() is None:
+                        silent = 0.0
+                    answer = None
+                elif self._working():
+                    silent = 0.0
+                if silent >= self._health:
+                    raise self._hung(
+                        f"{self._name} hangs: it has answered no health check for {self._health:g} s "
+                        "(engine.health_timeout)"
+                    )
+                if self._since_reply >= self._reply:
+                    raise EngineError(
+                        f"{self._name} lives, but brought no call to its end in {self._reply:g} s (engine.timeout)"
+                    )
+        finally:
+            if answer is not None:
+                answer.cancel()
+
+
+async def _awaited(question: Awaitable[object]) -> object:
+    return await question
