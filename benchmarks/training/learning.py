@@ -3,7 +3,7 @@
     python -m benchmarks.training.learning frozen_lake       the default job, three seeds, beside the reference ladder
     python -m benchmarks.training.learning filter            the share of groups that the filter keeps: 25 to 100 %
     python -m benchmarks.training.learning sokoban bandit countdown webshop
-    python -m benchmarks.training.learning game_2048 house desk --seeds 2   and rubiks_cube, search_qa, word_problems, coding
+    python -m benchmarks.training.learning game_2048 rubiks_cube house desk search_qa word_problems coding --seeds 2
     python -m benchmarks.training.learning tic_tac_toe --seeds 2     against a random player, and against itself
     python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
     python -m benchmarks.training.learning blocks            true claims and right moves, credited together or apart

@@ -25,10 +25,17 @@ SMALL = (
 
 @pytest.mark.parametrize(
     "name",
-    (
-        *("coding", "desk", "game_2048", "house", "rubiks_cube", "search_qa", "self_play", "tic_tac_toe"),
+    [
+        "coding",
+        "desk",
+        "game_2048",
+        "house",
+        "rubiks_cube",
+        "search_qa",
+        "self_play",
+        "tic_tac_toe",
         "word_problems",
-    ),
+    ],
 )
 def test_a_job_takes_an_iteration(name: str, tmp_path: Path) -> None:
     train(*SMALL, run_dir=tmp_path / "run", base=(name,))
