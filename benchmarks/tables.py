@@ -349,7 +349,7 @@ def interval(summary: Mapping[str, float], key: str = "success") -> str:
     return f"{summary['return_mean']:.3f} ({summary['return_low']:.3f} to {summary['return_high']:.3f})"
 
 
-JOBS = ("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "word_problems")
+JOBS = ("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac_toe", "word_problems")
 """Jobs of tiny policies, each on one environment."""
 
 
