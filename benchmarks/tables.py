@@ -349,12 +349,17 @@ def interval(summary: Mapping[str, float], key: str = "success") -> str:
     return f"{summary['return_mean']:.3f} ({summary['return_low']:.3f} to {summary['return_high']:.3f})"
 
 
+JOBS = ("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac_toe", "word_problems")
+"""Jobs of tiny policies, each on one environment."""
+
+
 def learning() -> str:
     rows = []
-    jobs = ("frozen_lake", "sokoban", "countdown", "bandit", "bandit_llm", "frozen_lake_llm")
-    for name in (*jobs, "filter"):
-        for each in figures(f"learning_{name}"):
-            shown = name if name in jobs else f"{name}, {each['variant']}"
+    for name in (*JOBS, "bandit_llm", "frozen_lake_llm", "filter"):
+        runs = figures(f"learning_{name}")
+        several = len({each["variant"] for each in runs}) > 1
+        for each in runs:
+            shown = f"{name}, {each['variant']}" if several else name
             if name.endswith("_llm"):
                 shown += f" ({model_title(SMOLLM2)})"
             ends = [interval(each["before"]), interval(each["after"])]
@@ -395,15 +400,11 @@ def iterations() -> str:
 
 
 def references() -> str:
-    names = ("frozen_lake", "sokoban", "countdown", "bandit")
-    found = {name: figures(f"learning_{name}")[0]["reference"] for name in names}
-    policies = dict.fromkeys(policy for each in found.values() for policy in each)
+    found = {name: figures(f"learning_{name}")[0]["reference"] for name in JOBS}
+    policies = list(dict.fromkeys(policy for each in found.values() for policy in each))
     return table(
-        ["Policy without a model", *names],
-        [
-            [policy, *(percent(found[n][policy]["success"]) if policy in found[n] else "" for n in names)]
-            for policy in policies
-        ],
+        ["`starpod train`", *policies],
+        [[name, *(percent(own[p]["success"]) if p in own else "" for p in policies)] for name, own in found.items()],
     )
 
 

@@ -3,6 +3,8 @@
     python -m benchmarks.training.learning frozen_lake       the default job, three seeds, beside the reference ladder
     python -m benchmarks.training.learning filter            the share of groups that the filter keeps: 25 to 100 %
     python -m benchmarks.training.learning sokoban bandit countdown webshop
+    python -m benchmarks.training.learning game_2048 rubiks_cube house desk search_qa word_problems coding --seeds 2
+    python -m benchmarks.training.learning tic_tac_toe self_play --seeds 2   against a random player, and against itself
     python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
     python -m benchmarks.training.learning blocks            true claims and right moves, credited together or apart
     python -m benchmarks.training.learning horizons          episodes that grow forward, backward from success, or not
@@ -189,6 +191,15 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         ),
     ),
     "countdown": (Variant("StarPO-S", "countdown"),),
+    "game_2048": (Variant("StarPO-S", "game_2048"),),
+    "rubiks_cube": (Variant("StarPO-S", "rubiks_cube"),),
+    "tic_tac_toe": (Variant("StarPO-S", "tic_tac_toe"),),
+    "self_play": (Variant("StarPO-S", "self_play"),),
+    "word_problems": (Variant("StarPO-S", "word_problems"),),
+    "desk": (Variant("StarPO-S", "desk"),),
+    "search_qa": (Variant("StarPO-S", "search_qa"),),
+    "house": (Variant("StarPO-S", "house"),),
+    "coding": (Variant("StarPO-S", "coding"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
     "visual_lake": (
         Variant("success and true claims", "visual_lake"),

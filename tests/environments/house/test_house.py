@@ -33,9 +33,14 @@ def turn(episode: Episode, action: Any) -> Transition:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=SEEDS, task=st.sampled_from(TASKS), split=st.sampled_from(["all", "train", "test"]))
-def test_the_expert_does_every_task_by_valid_actions(seed: int, task: str, split: str) -> None:
-    episode = start(seed, tasks=[task], split=split)
+@given(
+    seed=SEEDS,
+    task=st.sampled_from(TASKS),
+    split=st.sampled_from(["all", "train", "test"]),
+    furniture=st.sampled_from([0, 8]),
+)
+def test_the_expert_does_every_task_by_valid_actions(seed: int, task: str, split: str, furniture: int) -> None:
+    episode = start(seed, tasks=[task], split=split, furniture=furniture)
     house = episode.environment
     scores = [house.score()]
     while not episode.end_reason:
@@ -69,7 +74,7 @@ def test_every_valid_action_can_be_done_and_the_expert_recovers(seed: int, choic
 
 
 def test_no_task_is_done_at_the_start_and_all_kinds_come() -> None:
-    houses = [start(seed).environment for seed in range(200)]
+    houses = [start(seed, furniture=furniture).environment for seed in range(200) for furniture in (0, 8)]
     assert {house.state.task.kind for house in houses} == set(TASKS)
     assert all(house.score() == 0 for house in houses)
 

@@ -46,7 +46,7 @@ class House(Environment):
 
     spec = EnvironmentSpec(
         id="house-v1",
-        version="1.0.0",
+        version="1.0.1",
         title="House: find, clean, heat, cool and place things",
         instructions=(
             "You are in a house. Do the task that you are told. Actions are: go to PLACE, open PLACE, close PLACE, "

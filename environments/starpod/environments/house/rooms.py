@@ -120,7 +120,8 @@ def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: in
             for place in places
             if kind_of(place) in fitting and (kind != task.thing or kind_of(place) != task.target)
         ]
-        located[name] = rng.choice(free or [place for place in places if kind_of(place) == "desk"])
+        elsewhere = "sinkbasin" if task.target == "desk" else "desk"  # both are in every house
+        located[name] = rng.choice(free or [place for place in places if kind_of(place) == elsewhere])
     return House(task, places, located)
 
 

@@ -1,0 +1,46 @@
+"""The jobs that come with the package train, from the outside: each of those of a tiny policy takes an iteration."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_train import lines, train
+
+SMALL = (
+    "warm_start.steps=2",
+    "warm_start.episodes=24",
+    "collect.groups=2",
+    "collect.group_size=2",
+    "evaluation.episodes=2",
+    "evaluation.reference=[]",
+    # Whatever they earned.
+    "algorithm.filter.strategy=none",
+    "algorithm.filter.value=null",
+    "algorithm.mini_batch_size=2",
+    "monitor.sinks.tensorboard=false",
+    "monitor.screen=plain",
+    "stop.iterations=1",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "coding",
+        "desk",
+        "game_2048",
+        "house",
+        "rubiks_cube",
+        "search_qa",
+        "self_play",
+        "tic_tac_toe",
+        "word_problems",
+    ],
+)
+def test_a_job_takes_an_iteration(name: str, tmp_path: Path) -> None:
+    train(*SMALL, run_dir=tmp_path / "run", base=(name,))
+    (record,) = lines(tmp_path / "run" / "metrics.jsonl")
+    assert record["metrics"]["collect/failed"] == 0
+    assert record["metrics"]["update/skipped"] == 0
+    before, after = lines(tmp_path / "run" / "evaluations.jsonl")
+    assert (before["failed"], after["failed"]) == (0, 0)
