@@ -140,7 +140,7 @@ def test_an_evaluation_plays_every_environment_as_the_run_did(mixed: Path, tmp_p
 
 def test_pages_and_screens_name_each_environment(mixed: Path) -> None:
     page = (mixed / "report.html").read_text()
-    assert "<h2>Environments</h2>" in page and "arms" in page and "lake: success" in page
+    assert ">Environments</h2>" in page and "arms" in page and "lake: success" in page
     result = CliRunner().invoke(watch, [str(mixed), "-e", "arms"])
     assert result.exit_code == 0 and "arms bandit-v1" in result.output and "frozen_lake" not in result.output
     result = CliRunner().invoke(watch, [str(mixed), "-e", "lakes"])
