@@ -39,9 +39,8 @@ async def core(shared_policy: Policy) -> AsyncIterator[Any]:
 
 class TestRealVllm(InProcess, EngineConformance):
     async def test_requests_that_vllm_refuses_are_errors_and_no_end(self, engine: Engine, policy: Policy) -> None:
-        for refused in (replace(ask([5, 9]), temperature=-1.0), ask([5, policy.vocabulary + 10_000])):
-            with pytest.raises(EngineError, match="vLLM refused a request: "):
-                await engine.generate(refused)
+        with pytest.raises(EngineError, match="vLLM refused a request: "):
+            await engine.generate(replace(ask([5, 9]), temperature=-1.0))
         assert engine.stats().restarts == 0
         self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
 

@@ -66,9 +66,8 @@ def small_server(model: Path) -> Iterator[Server]:
 
 class TestServedVllm(Served, EngineConformance):
     async def test_requests_that_the_server_refuses_are_errors_and_no_end(self, engine: Engine, policy: Policy) -> None:
-        for refused in (replace(ask([5, 9]), temperature=-1.0), ask([5, policy.vocabulary + 10_000])):
-            with pytest.raises(EngineError, match=r"refused /inference/v1/generate: .*400"):
-                await engine.generate(refused)
+        with pytest.raises(EngineError, match=r"refused /inference/v1/generate: .*400"):
+            await engine.generate(replace(ask([5, 9]), temperature=-1.0))
         self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
 
 
