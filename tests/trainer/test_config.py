@@ -168,7 +168,11 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["model.tiny.image={}"], "the model has no eyes: give model.tiny.image.rows"),
-        (["engine=vllm"], "engine.name vllm does not pass on: set it to torch"),
+        (["engine=vllm"], "engine.name vllm does not pass on: set it to torch$"),
+        (
+            ["model=org/eyes", "engine=vllm_remote", "engine.urls=[http://127.0.0.1:1]"],
+            "engine.name vllm_remote does not pass on: set it to torch or vllm$",
+        ),
         (["script.name=attempts"], "script.name attempts does not pass on"),
         (["prompt.context=single_turn"], "tells all turns in one message"),
         (["collect.agent.command=[x]"], "programs are not shown"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from starpod.trainer.data.images import BadImage, ImageConfig, by_key, image_ids, image_key, read_image
+from starpod.trainer.data.images import BadImage, ImageConfig, by_key, image_ids, image_key, images_within, read_image
 
 VIEW = ImageConfig(rows=2, columns=3, pixels=4)
 
@@ -28,6 +28,15 @@ def test_ids_are_below_0_and_equal_for_equal_images_alone(one: bytes, other: byt
     assert all(-(1 << 62) < each < 0 for each in ids)
     assert not {*ids} & {*image_ids(other, count)} or one == other
     assert by_key([one, b"", one]) == {image_key(one): one}
+
+
+def test_images_are_found_among_ids_and_only_whole_ones() -> None:
+    ids = [7, *image_ids(b"one", 3), *image_ids(b"one", 3), 8, *image_ids(b"other", 3)]
+    one, other = image_key(b"one"), image_key(b"other")
+    assert images_within(ids, 3) == [(1, one), (4, one), (8, other)]
+    for broken in (ids[:-1], ids[2:], ids[:2] + ids[3:], [*ids[:3], 9, *ids[3:]], [*ids, ids[-1]]):
+        with pytest.raises(ValueError, match="not 3 tokens long"):
+            images_within(broken, 3)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])

@@ -27,10 +27,11 @@ from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_local import LocalVllm
 from starpod.trainer.engines.vllm_worker import WeightReceiver
 from starpod.trainer.engines.weights import weights_of
-from starpod.trainer.models.policy import Policy
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.policy import Policy, build_policy
 from tests.support import ROOT
 from tests.trainer.engines import fake_vllm, vllm_facts
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
+from tests.trainer.engines.conformance import MAX_CONTEXT, TINY, EngineConformance, ask, changed, make_policy
 from tests.trainer.engines.fake_vllm import AsyncLLM
 from tests.waiting import eventually
 
@@ -58,6 +59,13 @@ async def test_it_is_started_for_training(patched: None) -> None:
     assert (arguments.dtype, arguments.gpu_memory_utilization) == ("bfloat16", 0.3)
     await engine.close()
     assert AsyncLLM.made[0].shut_down
+
+
+async def test_a_tiny_model_with_eyes_is_refused(patched: None) -> None:
+    config = ModelConfig.model_validate({"tiny": TINY | {"image": {"rows": 2, "columns": 2}}})
+    policy = build_policy(config, texts=["Up"], critic="none", seed=1)
+    with pytest.raises(EngineError, match=r"does not know the tiny model that sees images .*set engine.name to torch"):
+        build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
 
 
 async def test_weights_come_through_the_folder_and_leave_it(patched: None, tmp_path: Path) -> None:

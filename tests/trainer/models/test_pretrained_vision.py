@@ -1,32 +1,19 @@
 """Pretrained models with eyes: the same ids and numbers as in their own forward pass, from sampling to gradients."""
 
-import io
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from starpod.trainer.data.images import MARK, by_key, image_ids, read_image
+from starpod.trainer.data.images import MARK, image_ids, read_image
 from starpod.trainer.engines.base import Request
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_shape, load_policy
 from starpod.trainer.prompts.conversation import Conversation, Template
-from tests.trainer.models.tiny_vlm import KINDS, tiny_vlm
-
-
-def noise(seed: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.frombytes("RGB", (16, 16), random.Random(seed).randbytes(768)).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
-IMAGES = [noise(seed) for seed in range(3)]
-SHOWN = by_key(IMAGES)
+from tests.trainer.models.tiny_vlm import IMAGES, KINDS, SHOWN, tiny_vlm
 
 
 @pytest.fixture(params=KINDS)

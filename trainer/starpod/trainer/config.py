@@ -228,13 +228,13 @@ class Config(Section):
                 f"{what}, and the model has no eyes: give model.tiny.image.rows and columns, or set prompt.observation "
                 "to text"
             )
-        for key, value, wanted in (
-            ("engine.name", self.engine.name, "torch"),
+        for key, value, *known in (
+            ("engine.name", self.engine.name, "torch", *(() if self.model.name == TINY else ("vllm",))),
             ("script.name", self.script.name, "solo"),
             ("algorithm.order", self.algorithm.order, "together"),
         ):
-            if value != wanted:
-                raise ValueError(f"{what}, which {key} {value} does not pass on: set it to {wanted}")
+            if value not in known:
+                raise ValueError(f"{what}, which {key} {value} does not pass on: set it to {' or '.join(known)}")
         if self.collect.agent.command:
             raise ValueError(f"{what}, which programs are not shown: drop collect.agent.command")
         return self

@@ -11,7 +11,7 @@ import hashlib
 import io
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from PIL import Image, UnidentifiedImageError
 from pydantic import Field, model_validator
@@ -48,8 +48,25 @@ def image_key(image: bytes) -> int:
 
 def image_ids(image: bytes, count: int) -> list[int]:
     """The ids of an image that is read as `count` tokens."""
-    first = image_key(image) << INDEX_BITS
-    return [~(first | index) for index in range(count)]
+    return _ids_of(image_key(image), count)
+
+
+def _ids_of(key: int, count: int) -> list[int]:
+    return [~(key << INDEX_BITS | index) for index in range(count)]
+
+
+def images_within(ids: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """Where images of `count` tokens begin among ids, and their keys. Raises ValueError where one is not whole."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    for place, each in enumerate(ids):
+        if each >= 0 or place < end:
+            continue
+        key, end = ~each >> INDEX_BITS, place + count
+        if list(ids[place:end]) != _ids_of(key, count):
+            raise ValueError(f"ids hold an image that is not {count} tokens long, at {place}")
+        found.append((place, key))
+    return found
 
 
 def by_key(images: Iterable[bytes]) -> dict[int, bytes]:

@@ -44,7 +44,7 @@ def build_engine(
         case "vllm":
             from starpod.trainer.engines.vllm_local import LocalVllm
 
-            return LocalVllm(config, policy.model, max_context=max_context)
+            return LocalVllm(config, policy, max_context=max_context)
         case "vllm_remote":
             from starpod.trainer.engines.vllm_remote import RemoteVllm
 

@@ -22,9 +22,11 @@ import torch
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
+from starpod.trainer.engines.vllm_images import ARGUMENTS, image_prompt, pretrained_view, write_processor
 from starpod.trainer.engines.vllm_worker import gpu_of, own_session, sent_by_handles
 from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
+from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.trunk import plain
 
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
@@ -44,10 +46,11 @@ class LocalVllm(ServedEngine):
     VLLM_BATCH_INVARIANT=1 in the environment, exactly. Building it takes half a minute: the model is loaded, and
     compiled where there is a GPU.
 
-    model: a Hugging Face causal language model. Raises EngineError without vllm, or where vllm does not run the model.
+    policy: whose model is a Hugging Face causal language model. Raises EngineError without vllm, or where vllm does not
+    run the model.
     """
 
-    def __init__(self, config: EngineConfig, model: torch.nn.Module, *, max_context: int) -> None:
+    def __init__(self, config: EngineConfig, policy: Policy, *, max_context: int) -> None:
         super().__init__(slots=config.slots, max_context=max_context, restarts=config.restarts)
         try:
             import vllm
@@ -63,6 +66,9 @@ class LocalVllm(ServedEngine):
             )
         self._vllm = vllm
         self._final_only = RequestOutputKind.FINAL_ONLY
+        self._model = model = policy.model
+        self._tokenizer = policy.tokenizer
+        self._view = pretrained_view(model)
         self._timeout = config.timeout
         self._ids = itertools.count()
         on_gpu = device_of(model).type == "cuda"
@@ -97,8 +103,8 @@ class LocalVllm(ServedEngine):
             "worker_extension_cls": WORKER_EXTENSION,
             "disable_log_stats": True,
             **arguments,
+            **(ARGUMENTS if self._view is not None else {}),
         }
-        self._model = model
         self._llm: Any = None
         self._cpu_seconds = 0.0
         name, look = "the vLLM engine core", LOOK_SECONDS
@@ -128,6 +134,8 @@ class LocalVllm(ServedEngine):
         shutil.rmtree(folder, ignore_errors=True)
         try:
             write_weights(self._model, folder)
+            if self._view is not None:
+                write_processor(self._view, self._tokenizer, folder)
             with own_session():
                 self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
         except Exception as error:
@@ -142,9 +150,13 @@ class LocalVllm(ServedEngine):
 
         async def sample() -> Any:
             parameters = self._vllm.SamplingParams(**settings, output_kind=self._final_only)
-            tokens = self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
+            told = (
+                image_prompt(prompt, request.images, self._model, salt)
+                if min(prompt) < 0
+                else self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
+            )
             last: Any = None
-            async for output in self._llm.generate(tokens, parameters, request_id=f"{self._name}-{next(self._ids)}"):
+            async for output in self._llm.generate(told, parameters, request_id=f"{self._name}-{next(self._ids)}"):
                 last = output
             return last
 
@@ -267,7 +279,7 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 def _check_head_size(model: torch.nn.Module) -> None:
     """Raises EngineError for attention heads that vLLM's CPU kernels do not take."""
-    config: Any = plain(model).config
+    config: Any = plain(model).config.get_text_config()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if size % 32:
         raise EngineError(
@@ -278,7 +290,7 @@ def _check_head_size(model: torch.nn.Module) -> None:
 
 def _cache_gibibytes(model: torch.nn.Module, *, tokens: int) -> int:
     """Memory for keys and values of so many tokens, rounded up; at most a quarter of this machine's."""
-    config: Any = plain(model).config
+    config: Any = plain(model).config.get_text_config()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     wanted: int = tokens * config.num_hidden_layers * 2 * heads * size * next(model.parameters()).element_size()

@@ -135,10 +135,15 @@ def _read_images(trunk: Any, arguments: Any, values: dict[str, Any]) -> tuple[An
 
 def _features(trunk: Any, image: bytes) -> Tensor:
     """[tokens, hidden] of an image."""
-    pixels_HWC = torch.from_numpy(np.array(read_image(image))).to(next(trunk.parameters()).device)
-    pixels_CHW = pixels_HWC.permute(2, 0, 1).to(torch.float32) / 127.5 - 1
+    pixels_CHW = pixels_of(image, next(trunk.parameters()).device)
     features: Tensor = trunk.get_image_features(pixels_CHW[None, None], return_dict=True).pooler_output[0]
     return features
+
+
+def pixels_of(image: bytes, device: torch.device | None = None) -> Tensor:
+    """[3, height, width] of an image, from -1 to 1, as the encoders of pretrained models read it."""
+    pixels_HWC = torch.from_numpy(np.array(read_image(image))).to(device)
+    return pixels_HWC.permute(2, 0, 1).to(torch.float32) / 127.5 - 1
 
 
 # --- a model of our own -----------------------------------------------------------------------------------------------
