@@ -59,7 +59,8 @@ def server(model: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def small_server(model: Path) -> Iterator[Server]:
     """One whose cache holds two contexts: of more requests some are preempted, and computed again."""
-    blocks = f"--block-size 16 --num-gpu-blocks-override {2 * MAX_CONTEXT // 16 + 1}"
+    # CPU kernels take blocks of a multiple of 32.
+    blocks = f"--block-size 32 --num-gpu-blocks-override {2 * MAX_CONTEXT // 32 + 1}"
     with serving(model, *blocks.split()) as server:
         yield server
 
