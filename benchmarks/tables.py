@@ -6,8 +6,6 @@ python -m benchmarks.tables
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.training.comparison import RETURN, SPENT
+from benchmarks.training.learning import METRICS
 from benchmarks.webshop import report
 from starpod.trainer.models.config import SMOLLM2, model_title
 
@@ -49,16 +49,6 @@ def percent(share: float) -> str:
 
 
 # Serving
-
-FAMILIES = {
-    "gymnasium": "Gymnasium and MiniGrid",
-    "reasoning": "Reasoning Gym",
-    "textarena": "TextArena",
-    "textworld": "TextWorld",
-    "openenv": "OpenEnv",
-    "verifiers": "verifiers",
-}
-"""Whose environments are hosted, by how their ids begin."""
 
 
 def way(name: str, sessions: int, task: str = "throughput") -> Mapping[str, Any] | None:
@@ -278,41 +268,6 @@ def hosting() -> str:
     )
 
 
-def hub() -> str:
-    """By family: the part of an id before its first dash, where several have it."""
-    measured = figures("hub")
-    families: dict[str, list[Mapping[str, Any]]] = {}
-    for each in measured["environments"]:
-        family = each["id"].partition("-")[0]
-        families.setdefault(family if family in FAMILIES else "starpod", []).append(each)
-    rows = [
-        [
-            FAMILIES.get(family, "Starpod"),
-            f"{len(found)}",
-            f"{sum(each['passed'] for each in found)}",
-            f"{median(each['seconds'] for each in found):.0f} s",
-            f"{median(each['steps_per_second'] or 0 for each in found):,.0f}",
-        ]
-        for family, found in sorted(families.items())
-    ]
-    failed = [each for each in measured["environments"] if not each["passed"]]
-    reasons = Counter((re.match(r"[A-Z]-\d+", each["problem"]) or [each["problem"]])[0] for each in failed)
-    why = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    planted = measured["planted"]
-    missed = [bug for bugs in planted["missed"].values() for bug in bugs]
-    total = sum(planted["planted"].values())
-    passed = len(measured["environments"]) - len(failed)
-    return "\n\n".join(
-        [
-            table(["Family", "Environments", "Pass", "A check, median", "Steps/s, median"], rows),
-            f"{passed} of {passed + len(failed)} pass in {measured['minutes']:.0f} minutes on "
-            f"{measured['machine']['cores']} cores. What the others fail: {why or 'nothing'}.",
-            f"Of {total} planted bugs {total - len(missed)} are found (missed: {', '.join(missed) or 'none'}); in "
-            f"{planted['good']} environments without one {sum(map(len, planted['wrong'].values())) or 'nothing'}.",
-        ]
-    )
-
-
 def memory(kibibytes: float) -> str:
     return f"{kibibytes / 1024:.0f} MiB" if kibibytes >= 1024 else f"{kibibytes:.0f} KiB"
 
@@ -459,38 +414,50 @@ def credit() -> str:
     return f"Before: {before}, the same for all. After, means over the seeds and each.\n\n{table(head, rows)}"
 
 
+COMPARED = (
+    "long_lock",
+    "lock",
+    "subgoals",
+    "critics",
+    "turn_order",
+    "trees",
+    "attempts",
+    "tools",
+    "echo_trap_others",
+)
+"""Experiments that compare methods by what they have spent."""
+
+
 def methods() -> str:
     rows = []
-    for name in ("lock", "subgoals"):
+    for name in COMPARED:
         runs = figures(f"learning_{name}")
+        key = "return_mean" if METRICS[name][0] == RETURN else "success"
         tokens = min(run["curve"][-1]["sampled tokens"] for run in runs)
         for variant in dict.fromkeys(run["variant"] for run in runs):
             seeds = [run for run in runs if run["variant"] == variant]
-            shown = [[run["before"]["success"] for run in seeds], [at_tokens(run, tokens) for run in seeds]]
-            shown.append([run["after"]["success"] for run in seeds])
-            cells = [", ".join(percent(each).removesuffix(" %") for each in part) + " %" for part in shown]
-            for spent in ("environment steps", "sampled tokens"):
-                cells.append(f"{fmean(run['curve'][-1][spent] for run in seeds):,.0f}")
+            at_equal = [at_tokens(run, tokens, key) for run in seeds]
+            cells = [each_seed([run["before"][key] for run in seeds], key), each_seed(at_equal, key)]
+            cells.append(each_seed([run["after"][key] for run in seeds], key))
+            ends = [run["curve"][-1] for run in seeds]
+            # Forks were not counted in the oldest runs.
+            cells += [f"{fmean(end[spent] for end in ends):,.0f}" if spent in ends[0] else "" for spent in SPENT]
             rows.append([f"`{name}`", variant, *cells])
-    head = [
-        "Experiment",
-        "Variant",
-        "Success before",
-        "At equal tokens",
-        "After",
-        "Environment steps",
-        "Sampled tokens",
-    ]
-    made = (
-        "`python -m benchmarks.training.learning NAME --seeds 2`. Each seed's success, evaluated on 128 start states."
-    )
+    head = ["Experiment", "Variant", "Before", "At equal tokens", "After", *(spent.capitalize() for spent in SPENT)]
+    made = "`python -m benchmarks.training.learning NAME`. Each seed's success, or its return where there is no sign %."
     equal = "Equal tokens: the fewest that a run of the experiment sampled, on the line between its evaluations."
     return f"{made} {equal}\n\n{table(head, rows)}"
 
 
-def at_tokens(run: Mapping[str, Any], tokens: float) -> float:
-    """Success of a run's evaluations when so many tokens had been sampled, on the line between them."""
-    points = [(each["sampled tokens"], each["success"]) for each in run["curve"]]
+def each_seed(values: Iterable[float], key: str) -> str:
+    if key == "success":
+        return ", ".join(percent(each).removesuffix(" %") for each in values) + " %"
+    return ", ".join(f"{each:.2f}" for each in values)
+
+
+def at_tokens(run: Mapping[str, Any], tokens: float, key: str) -> float:
+    """What a run's evaluations found when so many tokens had been sampled, on the line between them."""
+    points = [(each["sampled tokens"], each[key]) for each in run["curve"]]
     return float(np.interp(tokens, *zip(*points, strict=True)))
 
 
@@ -563,7 +530,6 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "The tail of latency": tail,
             "Ten thousand sessions": sessions,
             "The cost of hosting": hosting,
-            "Every environment that is installed": hub,
             "Thirty minutes": soak,
             "A thousand servers": placement,
         },

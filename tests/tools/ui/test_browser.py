@@ -87,6 +87,16 @@ def find(browser: Any, css: str) -> list[Any]:
     return list(browser.find_elements("css selector", css))
 
 
+def open_episode(browser: Any, address: str) -> None:
+    """Opens its page, which there is once the site has read the run."""
+
+    def shown() -> bool:
+        browser.get(address + EPISODE)
+        return bool(find(browser, f"#t{FATAL + 1} form button"))
+
+    wait_until(shown)
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_fits_and_complains_of_nothing(browser: Any, site: str, path: str) -> None:
     browser.get("about:blank")
@@ -119,13 +129,13 @@ def test_nothing_keeps_people_out_of_a_page_of_the_server(browser: Any, address:
 
 
 def test_nothing_keeps_people_out_of_a_game_and_its_continuations(browser: Any, address: str) -> None:
-    browser.get(address + EPISODE)
+    open_episode(browser, address)
     find(browser, f"#t{FATAL + 1} form button")[0].send_keys("\n")
     wait_until(lambda: "forked from this episode" in browser.page_source)
     find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
     wait_until(lambda: "<h2>Continuations</h2>" in browser.page_source)
     assert barriers(browser) == []
-    browser.get(address + EPISODE)
+    open_episode(browser, address)
     find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
     wait_until(lambda: "Which turn lost it?" in browser.title)
     assert barriers(browser) == []
@@ -369,7 +379,7 @@ def test_texts_of_a_tree_are_crossed_by_nothing(browser: Any, address: str, tmp_
 
 
 def test_a_continuation_is_opened_by_keyboard(browser: Any, address: str) -> None:
-    browser.get(address + EPISODE)
+    open_episode(browser, address)
     form = find(browser, "form[action='/turns']")[0]
     form.find_element("css selector", "button").send_keys("\n")
     wait_until(lambda: "Success falls most" in text_of(browser, "#verdict"))
@@ -400,7 +410,7 @@ def test_a_tool_is_called_and_text_is_sent_by_keyboard(browser: Any, address: st
 
 
 def test_an_episode_is_forked_where_it_was_lost(browser: Any, address: str) -> None:
-    browser.get(address + EPISODE)
+    open_episode(browser, address)
     wait_until(lambda: all(each.get_property("naturalWidth") for each in find(browser, ".strip img")))
     assert len(find(browser, ".strip img")) == len(find(browser, ".seen img")) == FATAL + 2
     wide = find(browser, "#t1 .seen img")[0].size
