@@ -456,7 +456,7 @@ def each_seed(values: Iterable[float], key: str) -> str:
 
 
 def at_tokens(run: Mapping[str, Any], tokens: float, key: str) -> float:
-    """What a run's evaluations found when so many tokens had been sampled, on the line between them."""
+    """A metric of a run's evaluations, interpolated at a number of sampled tokens."""
     points = [(each["sampled tokens"], each[key]) for each in run["curve"]]
     return float(np.interp(tokens, *zip(*points, strict=True)))
 

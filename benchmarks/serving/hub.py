@@ -59,7 +59,7 @@ def good() -> list[str]:
 
 
 def check_all(folder: Path, minutes: float, words: list[str]) -> dict[str, Any]:
-    """What `starpod hub` says of each environment, and the minutes that it took."""
+    """Runs `starpod hub`; returns its result for each environment, and the minutes it took."""
     make = Path(sys.executable).with_name("tw-make")
     if make.exists():
         game = ("tw-simple", "--rewards", "dense", "--goal", "detailed", "--seed", "1", "--output", "games/simple.z8")

@@ -140,7 +140,7 @@ def test_methods_that_are_not_used_change_no_digit(undisturbed: Path, tmp_path: 
 
 
 def test_a_run_that_searches_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """What it has learnt about pivots decides where the next ones lie, and is in the checkpoint."""
+    """The regression that chooses pivots is fitted to earlier ones, so it has to be in the checkpoint."""
     search = {"strategy": "pivots", "width": 4, "scale": "std"}
     words = [*(f"collect.search.{name}={value}" for name, value in search.items()), "warm_start.imitate_noise=true"]
     train("stop.iterations=6", *words, run_dir=tmp_path / "whole")

@@ -203,7 +203,7 @@ AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the check found of the planted bugs, and in environments without one.
+    """Results of the check: on planted bugs, and on environments without a bug.
 
     missed: the bugs of each kind that it did not find; planted: how many there are. wrong: what it found in an
     environment without a bug, by id; good: how many such there are.

@@ -15,7 +15,7 @@ import torch
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
-from starpod.trainer.engines.vllm_remote import NcclSender, RemoteVllm
+from starpod.trainer.engines.vllm_remote import RemoteVllm
 from starpod.trainer.models.policy import Policy
 from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
 from tests.trainer.engines.fake_core import FakeCore
@@ -322,7 +322,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr(Group, "made", [])
     monkeypatch.setattr(Group, "sent", [])
-    monkeypatch.setattr(NcclSender, "_device_of", lambda self, model: torch.device("cuda:1"))
+    monkeypatch.setattr("starpod.trainer.engines.vllm_remote.device_of", lambda model: torch.device("cuda:1"))
 
 
 @pytest.mark.parametrize("new_updates", [True, False], ids=["start and finish", "update alone"])

@@ -48,7 +48,7 @@ _VERSION = re.compile(r"-v([0-9]+)")
 _VARIANTS = ("-raw", "-train")
 """Ends of ids that differ in how observations are wrapped alone: here an observation is what is new."""
 _STATES = {1: textarena.SinglePlayerState, 2: textarena.TwoPlayerState}
-"""What a game for so many players has."""
+"""Classes of a game's state, by its number of players."""
 _PROBED_ACTIONS = ("[1]", "[up]", "[0 0]", "[A1]", "hello", "[left]")
 _SEEDS = 2**32
 
@@ -181,7 +181,7 @@ class TextArenaGame(Game):
         pass
 
     def _listen(self) -> list[str]:
-        """What the game has said to the player since it was last asked, without the player's own moves."""
+        """Reads the game's messages to the player since the last call, without the player's own moves."""
         player, messages = self.environment.get_observation()
         own = (player, textarena.ObservationType.PLAYER_ACTION)
         new = [str(text).strip() for who, text, kind in messages if (who, kind) != own]

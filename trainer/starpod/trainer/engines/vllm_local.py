@@ -25,7 +25,7 @@ from starpod.trainer.engines.served import Piece, ServedEngine, sampling_paramet
 from starpod.trainer.engines.vllm_images import ARGUMENTS, image_prompt, pretrained_view, write_processor
 from starpod.trainer.engines.vllm_worker import gpu_of, own_session, sent_by_handles
 from starpod.trainer.engines.watch import Watch
-from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
+from starpod.trainer.engines.weights import device_of, make_folder, weights_of, write_weights
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.trunk import plain
 
@@ -272,15 +272,9 @@ class LocalVllm(ServedEngine):
         return used - before > WORKING_SHARE * LOOK_SECONDS
 
 
-def device_of(model: torch.nn.Module) -> torch.device:
-    """Where the policy's weights are."""
-    return next(model.parameters()).device
-
-
 def _check_head_size(model: torch.nn.Module) -> None:
     """Raises EngineError for attention heads that vLLM's CPU kernels do not take."""
-    config: Any = plain(model).config.get_text_config()
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    _, size = _attention(model)
     if size % 32:
         raise EngineError(
             f"vLLM on a CPU takes attention heads of 32, 64, 96, ... and the model's have {size}: choose another model "
@@ -288,10 +282,15 @@ def _check_head_size(model: torch.nn.Module) -> None:
         )
 
 
+def _attention(model: torch.nn.Module) -> tuple[Any, int]:
+    """The configuration of the language model, and the size of its attention heads."""
+    config: Any = plain(model).config.get_text_config()
+    return config, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def _cache_gibibytes(model: torch.nn.Module, *, tokens: int) -> int:
     """Memory for keys and values of so many tokens, rounded up; at most a quarter of this machine's."""
-    config: Any = plain(model).config.get_text_config()
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    config, size = _attention(model)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     wanted: int = tokens * config.num_hidden_layers * 2 * heads * size * next(model.parameters()).element_size()
     machine: int = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -24,7 +24,7 @@ from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.watch import Watch
-from starpod.trainer.engines.weights import gather, make_folder, shapes_of, weights_of, write_weights
+from starpod.trainer.engines.weights import device_of, gather, make_folder, shapes_of, weights_of, write_weights
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.parallel import Parallel
 
@@ -329,7 +329,7 @@ class NcclSender:
 
     async def send(self, model: torch.nn.Module) -> None:
         """Returns when all servers have the weights. Raises EngineError."""
-        device = self._device_of(model)
+        device = device_of(model)
         if device.type != "cuda":
             raise EngineError("engine.handover nccl sends from the policy's GPU memory, and the policy is on the CPU")
         if self._group is None:
@@ -343,10 +343,6 @@ class NcclSender:
         await self._together(calls, self._parallel.in_thread(self._broadcast, model, device))
         if framed:
             await self._frame("/finish_weight_update")
-
-    @staticmethod
-    def _device_of(model: torch.nn.Module) -> torch.device:
-        return next(model.parameters()).device
 
     async def _frame(self, path: str) -> bool:
         """Asks all servers; False where they are of a version that does without."""

@@ -22,6 +22,11 @@ from starpod.trainer.parallel import reshard, whole
 SHARD_BYTES = 4 * 1024**3
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's weights are."""
+    return next(model.parameters()).device
+
+
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Each parameter once, whole, detached, in the type that the model computes in, under its name in the checkpoint.
 
