@@ -518,14 +518,15 @@ def checkpoint(page: str, words: str = "the run&#39;s best") -> str:
 def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path) -> None:
     """From a turn of its own episode, on copies and in the session itself, and after a turn that a person played."""
     words = ["train", "frozen_lake", "--run-dir", str(tmp_path / "lake"), "warm_start.steps=60", "stop.iterations=1"]
-    words += ["collect.groups=4", "evaluation.episodes=16", "warm_start.episodes=60"]
+    words += ["collect.groups=8", "evaluation.episodes=16", "warm_start.episodes=60"]
     subprocess.run([sys.executable, "-m", "starpod.cli.main", *words], check=True, capture_output=True)
-    shown = "/episodes?run=lake&kind=final&sort=longest"
-    for address in serve_site(tmp_path, "--address", server.address, page=shown, shown="16 episodes"):
+    made = read_episodes(tmp_path / "lake" / "episodes" / "train-000001.jsonl.gz")
+    long = next(each for each in made if len(each.turns) > 3 and all(turn.actions for turn in each.turns[:3]))
+    shown = f"/episode?run=lake&file=train-000001.jsonl.gz&group={long.group}&member={long.member}"
+    for address in serve_site(tmp_path, "--address", server.address, page=shown, shown='action="/fork"'):
         with httpx.Client(base_url=address, follow_redirects=True, timeout=120.0) as http:
             visitor = Visitor(http)
             visitor.get(shown)
-            visitor.get(html.unescape(re.findall(r'href="(/episode\?[^"]+)"', visitor.text)[0]))
             own = visitor.path, visitor.text
             assert visitor.send("/turns", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
             visitor.await_job()
@@ -535,7 +536,7 @@ def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path
             for after in (1, 2):
                 assert visitor.send("branch", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
                 assert re.search(rf"solved by the run&#39;s best[^<]* after turn {after}", visitor.text)
-                visitor.send("act", action="Up")
+                visitor.send("act", action=long.turns[after].actions[0])  # one that the episode outlived
             assert visitor.send("branch", policy=checkpoint(visitor.text), count="1") == 200, visitor.text
             assert "<td>the run&#39;s best" in visitor.text
             assert visitor.send("save", kind="demonstrations") == 200, visitor.text
