@@ -236,10 +236,13 @@ def train(stack: contextlib.ExitStack, words: Sequence[str]) -> subprocess.Popen
 def kill_training(trainer: subprocess.Popen[bytes], servers: dict[str, ServerProcess], run: Path) -> Counter[str]:
     """Kills environments at random, and the trainer after each iteration, until the run is over."""
     rng, counts, metrics, done = random.Random(1), Counter[str](), run / "metrics.jsonl", 0
+    due = time.monotonic() + rng.uniform(0.5, 1.5)
     while trainer.poll() is None:
-        time.sleep(rng.uniform(0.5, 1.5))
-        name = rng.choice(ENVIRONMENTS)
-        counts[name] += kill_child(servers[name])
+        time.sleep(0.02)  # an iteration takes a third of a second
+        if time.monotonic() > due:
+            name = rng.choice(ENVIRONMENTS)
+            counts[name] += kill_child(servers[name])
+            due = time.monotonic() + rng.uniform(0.5, 1.5)
         now = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         if now > done and trainer.poll() is None:
             done = now
