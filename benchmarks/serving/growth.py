@@ -158,7 +158,7 @@ async def open_peer(address: str, size: int) -> AsyncIterator[Count]:
         end = perf_counter() + seconds
 
         async def play(client: Any) -> int:
-            steps = 0
+            result, steps = await client.step({"name": "next"}), 1
             while perf_counter() < end:
                 result = await client.step({"name": "next"})
                 steps += 1
