@@ -29,6 +29,10 @@ ENDLESS = 1000
 """Turns after which an episode is taken to have no end."""
 ERRORS = 2.95
 """Standard errors between two mean returns that are no luck: 1 in 200, one-sided, by Student's t for so many starts."""
+PAIRS = 8
+"""Starts that two policies must both have solved for their returns to be compared there."""
+DETOURS = 2
+"""How often two actions are played in turn before the expert takes over."""
 CONSTANTS = 4
 """Named actions of which each is repeated."""
 MODULI = (10**3, 10**4, 10**5, 10**6, 2**16, 2**31, 2**32)
@@ -142,6 +146,26 @@ async def solving_pays(probe: Probe) -> None:
     expect(solved > unsolved, f"more than the {unsolved:g} of unsolved episodes for solved ones", f"{solved:g}", fix)
 
 
+@must("R-08", "A detour earns nothing: who goes to and fro before the expert takes over earns no more than the expert.")
+async def detours(probe: Probe) -> None:
+    needs(probe.spec.capabilities.expert_action, "the environment has no expert")
+    there_and_back = list(itertools.combinations(await _constants(probe), 2))
+    needs(there_and_back, "actions have no names to go to and fro with")
+    expert, shown = await _expert_play(probe), False
+    for pair in there_and_back:
+        other = await _plays(probe, _expert, pb.Want(expert_action=True), first=pair * DETOURS)
+        both = [index for index in range(STARTS) if expert.solved[index] and other.solved[index]]
+        if len(both) < PAIRS:
+            continue
+        shown = True
+        more, plain = ([played.returns[index] for index in both] for played in (other, expert))
+        names = " and ".join(repr(action.text or action.tool_call.name) for action in pair)
+        told = f"a mean return of {fmean(more):g} instead of {fmean(plain):g} where both solve the task"
+        fix = "pay for progress that is kept, or make a turn cost what it pays"
+        expect(not _exceeds(more, plain), f"{names} in turn to earn nothing before the expert's actions", told, fix)
+    needs(shown, f"no detour leaves {PAIRS} starts that are solved")
+
+
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
@@ -207,9 +231,17 @@ async def _idle_play(probe: Probe) -> Played:
     return await probe.target.shared("idle", lambda: _plays(probe, _idle))
 
 
-async def _plays(probe: Probe, policy: Policy, want: pb.Want | None = None, *, until_unsolved: bool = False) -> Played:
+async def _plays(
+    probe: Probe,
+    policy: Policy,
+    want: pb.Want | None = None,
+    *,
+    first: Sequence[pb.Action] = (),
+    until_unsolved: bool = False,
+) -> Played:
     """What the policy reaches from every start, with one action a turn, as many as the environment's limits allow.
 
+    first: actions that every episode begins with, whatever the policy.
     until_unsolved: only up to the first start that it leaves unsolved, where that says all.
     """
     own = probe.spec.limits
@@ -220,7 +252,7 @@ async def _plays(probe: Probe, policy: Policy, want: pb.Want | None = None, *, u
     for seed in range(SEED, SEED + STARTS):
         reply: pb.ResetResponse = await probe.call(handle.reset_request(seed=seed))
         handle = Handle(handle.connection, reply.session)
-        total, last = await _play(handle, policy, TURNS)
+        total, last = await _play(handle, policy, TURNS, first)
         played.returns.append(total)
         played.solved.append(last.success if last.HasField("success") else None)
         played.terminated.append(last.terminated)
@@ -229,12 +261,14 @@ async def _plays(probe: Probe, policy: Policy, want: pb.Want | None = None, *, u
     return played
 
 
-async def _play(handle: Handle, policy: Policy, turns: int) -> tuple[float, pb.Transition]:
+async def _play(
+    handle: Handle, policy: Policy, turns: int, first: Sequence[pb.Action] = ()
+) -> tuple[float, pb.Transition]:
     """Return and last transition. A call that the server refuses ends the episode, for nothing."""
     total, observation, transition = 0.0, handle.session.observation, pb.Transition()
-    for _ in range(turns):
+    for turn in range(turns):
         try:
-            transition = await handle.step(policy(observation))
+            transition = await handle.step(first[turn : turn + 1] or policy(observation))
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.INVALID_ARGUMENT:
                 raise
