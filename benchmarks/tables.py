@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.training.asynchrony import asynchrony_table
 from benchmarks.training.comparison import RETURN, SPENT
 from benchmarks.training.learning import METRICS
 from benchmarks.webshop import report
@@ -480,6 +481,10 @@ def collection() -> str:
     return table(["Way", "Episodes/s", "Steps/s", "Engine idle"], rows) + f"\n\n{ratio:.1f} times the lock-step rate."
 
 
+def asynchrony() -> str:
+    return table(*asynchrony_table(figures("asynchrony")))
+
+
 # WebShop's search
 
 
@@ -547,6 +552,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "Estimators without a critic": credit,
             "Methods": methods,
             "Collecting from slow environments": collection,
+            "Collecting during updates": asynchrony,
         },
     ),
     "webshop_search": ("WebShop's search", {"Queries": search}),

@@ -31,6 +31,7 @@ from starpod.trainer.output.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / "benchmarks" / "serving" / "environments.py"
+JSON = ROOT / "docs" / "benchmarks" / "asynchrony.json"
 
 
 def words(staleness: int) -> list[str]:
@@ -105,7 +106,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--success", type=float, default=0.7, help="of an evaluation, whose first time is noted")
     parser.add_argument("--runs", type=Path, default=Path("runs/asynchrony"), help="where the runs go")
-    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--json", type=Path, default=JSON, help="file for the results")
     arguments = parser.parse_args()
     results = []
     for seed in range(1, arguments.seeds + 1):
@@ -123,8 +124,7 @@ def main() -> None:
                 train(folder, *own, "--resume", until=until)
         results += [summary(staleness, seed, arguments.success, folder) for staleness, folder in folders.items()]
     content = {"machine": machine(), "success": arguments.success, "results": results}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     head, rows = asynchrony_table(content)
     table = Table(*head)
     for row in rows:

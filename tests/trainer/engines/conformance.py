@@ -247,6 +247,14 @@ class EngineConformance(ModelConformance):
         with pytest.raises(ValueError):
             await engine.generate(ask([3] * length))
 
+    @pytest.mark.parametrize("prompt", [[], [5, -1], [5, 10**6]])
+    async def test_a_prompt_that_the_model_cannot_read_is_refused(
+        self, engine: Engine, policy: Policy, prompt: list[int]
+    ) -> None:
+        with pytest.raises(ValueError, match=r"empty|not among the model's"):
+            await engine.generate(ask(prompt))
+        self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
+
     # --- many --------------------------------------------------------------------------------------------------------
 
     async def test_company_does_not_change_a_reply(self, engine: Engine) -> None:

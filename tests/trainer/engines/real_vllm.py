@@ -51,7 +51,7 @@ class InProcess:
         """The engine with a fresh state over the core, which holds the policy's weights again."""
         engine: Any = object.__new__(type(core))
         engine.__dict__ |= core.__dict__
-        ServedEngine.__init__(engine, slots=16, max_context=MAX_CONTEXT)
+        ServedEngine.__init__(engine, slots=16, max_context=MAX_CONTEXT, vocabulary=core._vocabulary)
 
         async def keep() -> None:
             """Leaves the core to the next test."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.engines.real_vllm import serving
 from tests.trainer.engines.test_vllm_local import running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -86,3 +87,23 @@ def test_a_core_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> None
     (step,) = steps(folder)[-1:]
     assert told.endswith(f"; the run is saved as of step {step}, go on with: starpod train --resume --run-dir {folder}")
     assert (folder / "checkpoints" / "latest").read_text().strip() == f"step-{step:08}"
+
+
+def test_a_server_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> None:
+    first, model, folder = tmp_path / "first", tmp_path / "model", tmp_path / "run"
+    assert start(first, *SMALL, "engine=torch", "stop.iterations=1").wait() == 0
+    command = [sys.executable, "-m", "starpod.cli.main", "export", str(first), str(model)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    with serving(model, "--max-model-len", "1024") as server:
+        words = (f"model={model}", "engine=vllm_remote", f"engine.urls=[{server.url}]", "engine.retries=1")
+        run = start(folder, *SMALL, *words)
+        while run.poll() is None and 2 not in steps(folder):
+            time.sleep(0.01)
+        server.kill()
+        began = time.monotonic()
+        _, errors = run.communicate(timeout=300)
+        print(f"ended after {time.monotonic() - began:.1f} s")
+    (told,) = (line for line in errors.splitlines() if line.startswith("starpod: "))
+    assert run.returncode == 1 and server.url in told, errors
+    (step,) = steps(folder)[-1:]
+    assert told.endswith(f"; the run is saved as of step {step}, go on with: starpod train --resume --run-dir {folder}")

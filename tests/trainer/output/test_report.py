@@ -77,7 +77,7 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
         "algorithm.preset starpo-s starpo-ppo",
         "the same start before training",
         "the goal lies 4 down & 0 right; the hole is <next> to me",
-        "reply as sampled",
+        "reply, from what the prompt prefilled on",
         "What the policy was told Reach the goal.",
     ):
         assert words in page.text, words

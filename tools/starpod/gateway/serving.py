@@ -43,14 +43,15 @@ class Serving:
         """The sessions, with those of before a restart. Raises ConfigError, ModelError, EngineError and ValueError."""
         config = EngineConfig(name=self.engine, urls=tuple(self.urls))
         if self.engine == "vllm_remote":
-            from transformers import AutoTokenizer
+            from transformers import AutoConfig, AutoTokenizer
 
             from starpod.trainer.engines.vllm_remote import RemoteVllm
 
             folder: Any = bundled_folder() if self.model == SMOLLM2 else self.model
             template = Template(AutoTokenizer.from_pretrained(folder))
             sampling = self._sampling(SamplingConfig())
-            engine: Any = RemoteVllm(config, max_context=sampling.max_episode_tokens)
+            vocabulary = AutoConfig.from_pretrained(folder).get_text_config().vocab_size
+            engine: Any = RemoteVllm(config, max_context=sampling.max_episode_tokens, vocabulary=vocabulary)
         else:
             loaded = load_model(self.model)
             policy = policy_of(loaded.policy)

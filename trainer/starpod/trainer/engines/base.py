@@ -39,6 +39,20 @@ class Request:
     images: Images = field(default_factory=dict)
 
 
+def check_prompt(request: Request, *, max_context: int, vocabulary: int) -> None:
+    """Raises ValueError for a prompt that no engine over a model of so many ids can go on from."""
+    prompt = request.prompt
+    if not prompt:
+        raise ValueError("the prompt is empty: there is nothing to go on from")
+    if len(prompt) >= max_context:
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens leaves no room for a reply in the engine's context of {max_context} "
+            "tokens: raise max_context, or shorten the episode"
+        )
+    if not (min(prompt) >= 0 or request.images) or max(prompt) >= vocabulary:
+        raise ValueError(f"the prompt has an id that is not among the model's {vocabulary} tokens")
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A sampled reply: ids (a stop id included), the log-probability of each in nats at the request's temperature, and

@@ -48,7 +48,7 @@ def build_engine(
         case "vllm_remote":
             from starpod.trainer.engines.vllm_remote import RemoteVllm
 
-            return RemoteVllm(config, max_context=max_context, parallel=parallel)
+            return RemoteVllm(config, max_context=max_context, vocabulary=policy.vocabulary, parallel=parallel)
 
 
 def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: torch.dtype) -> int:

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import torch
 
-from starpod.trainer.engines.base import EngineError, EngineLost, EngineStats, Reply, Request
+from starpod.trainer.engines.base import EngineError, EngineLost, EngineStats, Reply, Request, check_prompt
 from starpod.trainer.seeds import derive
 
 GRACE_SECONDS = 1.0
@@ -53,9 +53,10 @@ class ServedEngine(ABC):
     `restarts` times: another one is started with the same weights.
     """
 
-    def __init__(self, *, slots: int, max_context: int, restarts: int = 0) -> None:
+    def __init__(self, *, slots: int, max_context: int, vocabulary: int, restarts: int = 0) -> None:
         self._slots = slots
         self._max_context = max_context
+        self._vocabulary = vocabulary
         self._version = 0
         # Of this engine among all that the server serves, and of its weights among all that it loads.
         self._name = f"starpod-{uuid4().hex[:12]}"
@@ -103,13 +104,13 @@ class ServedEngine(ABC):
     # --- the five verbs ----------------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> Reply:
-        """As `Engine.generate`. Raises EngineError where the server is gone or the engine closed."""
-        room = self._max_context - len(request.prompt)
-        if room < 1:
-            raise ValueError(
-                f"a prompt of {len(request.prompt)} tokens leaves none to sample in a context of {self._max_context}"
-            )
-        limit = min(request.max_tokens, room)
+        """As `Engine.generate`.
+
+        Raises ValueError for a prompt that cannot be served, EngineError where the server is gone or the engine closed.
+        """
+        # An id that vLLM's model does not know would end its core.
+        check_prompt(request, max_context=self._max_context, vocabulary=self._vocabulary)
+        limit = min(request.max_tokens, self._max_context - len(request.prompt))
         reply = Reply([], [], [], "length")
         while True:
             await self._until_open()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from starpod.trainer.engines.base import EngineStats, Reply, Request
+from starpod.trainer.engines.base import EngineStats, Reply, Request, check_prompt
 from starpod.trainer.engines.batcher import Batcher, Job
 from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.slot_cache import ATTENTION, SlotCache
@@ -128,18 +128,9 @@ class TorchEngine:
     def _check(self, request: Request) -> None:
         if self._closed:
             raise RuntimeError("the engine is closed")
-        prompt = request.prompt
-        if not prompt:
-            raise ValueError("the prompt is empty: there is nothing to go on from")
-        if len(prompt) >= self.max_context:
-            raise ValueError(
-                f"a prompt of {len(prompt)} tokens leaves no room for a reply in the engine's context of "
-                f"{self.max_context} tokens: raise max_context, or shorten the episode"
-            )
+        check_prompt(request, max_context=self.max_context, vocabulary=self._vocabulary)
         if request.images and not self._sees:
             raise ValueError("the prompt shows an image, and the model has no eyes for it")
-        if not (min(prompt) >= 0 or request.images) or max(prompt) >= self._vocabulary:
-            raise ValueError(f"the prompt has an id that is not among the model's {self._vocabulary} tokens")
         if request.max_tokens < 1 or request.temperature < 0 or not 0 < request.top_p <= 1:
             raise ValueError("a request needs max_tokens >= 1, temperature >= 0 and 0 < top_p <= 1")
 

@@ -51,7 +51,9 @@ class LocalVllm(ServedEngine):
     """
 
     def __init__(self, config: EngineConfig, policy: Policy, *, max_context: int) -> None:
-        super().__init__(slots=config.slots, max_context=max_context, restarts=config.restarts)
+        super().__init__(
+            slots=config.slots, max_context=max_context, vocabulary=policy.vocabulary, restarts=config.restarts
+        )
         try:
             import vllm
             from vllm.platforms import current_platform

@@ -148,8 +148,10 @@ class RemoteVllm(ServedEngine):
     collective, and a sharded model is gathered one parameter at a time.
     """
 
-    def __init__(self, config: EngineConfig, *, max_context: int, parallel: Parallel | None = None) -> None:
-        super().__init__(slots=config.slots, max_context=max_context, restarts=config.restarts)
+    def __init__(
+        self, config: EngineConfig, *, max_context: int, vocabulary: int, parallel: Parallel | None = None
+    ) -> None:
+        super().__init__(slots=config.slots, max_context=max_context, vocabulary=vocabulary, restarts=config.restarts)
         self._parallel = parallel or Parallel()
         try:
             key = Path(config.api_key_file).read_text().strip() if config.api_key_file else ""

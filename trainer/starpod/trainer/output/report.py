@@ -294,5 +294,6 @@ def _turn(number: int, turn: Turn) -> str:
         f'<div><span class="label">action</span>{actions}</div>'
         f'<div><span class="label">reward</span><span class="{kind}">{signed(turn.reward)}</span> '
         f'<span class="muted">{escape(parts)}</span></div>'
-        f'<details class="raw"><summary>reply as sampled</summary><pre>{escape(turn.text)}</pre></details></div>'
+        '<details class="raw"><summary>reply, from what the prompt prefilled on</summary>'
+        f"<pre>{escape(turn.text)}</pre></details></div>"
     )
