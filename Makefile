@@ -79,7 +79,7 @@ test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package ll
 	@$(BIN)/python -m pytest -m smollm $(ARGS)
 
 test-vllm: $(VLLM_READY) ## Test the engines, and the gateway before them, against the real vLLM on the CPU, in process and served
-	@$(VLLM_VENV)/bin/python -m pytest -m vllm -n $(JOBS) --dist loadfile tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm -n 2 --dist loadfile tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
 
 test-bench: $(BENCH_READY) ## Test that every benchmark runs, in the environment with the peers
 	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' -n $(JOBS) tests/benchmarks $(ARGS)
