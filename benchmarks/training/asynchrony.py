@@ -144,7 +144,9 @@ def asynchrony_table(content: Mapping[str, Any]) -> tuple[list[str], list[list[s
                 str(bound) if bound else "0 (lock step)",
                 f"{sum(each['iterations'] for each in mine) / hours:,.0f}",
                 f"{sum(each['successes'] for each in mine) / hours:,.0f}",
-                f"{statistics.fmean(reached):.1f}" if len(reached) == len(mine) else "never",
+                f"{statistics.fmean(reached):.1f}"
+                if len(reached) == len(mine)
+                else f"{len(reached)} of {len(mine)} runs",
                 f"{statistics.fmean(each['last'] for each in mine):.0%}".replace("%", " %"),
                 f"{statistics.fmean(each['staleness_mean'] for each in mine):.2f}",
                 f"{max(each['staleness_max'] for each in mine):.0f}",
