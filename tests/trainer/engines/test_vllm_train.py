@@ -94,7 +94,7 @@ def test_a_server_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> No
     assert start(first, *SMALL, "engine=torch", "stop.iterations=1").wait() == 0
     command = [sys.executable, "-m", "starpod.cli.main", "export", str(first), str(model)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    with serving(model, "--max-model-len", "1024") as server:
+    with serving(model, *"--max-model-len 1024 --max-num-batched-tokens 1024".split()) as server:
         words = (f"model={model}", "engine=vllm_remote", f"engine.urls=[{server.url}]", "engine.retries=1")
         run = start(folder, *SMALL, *words)
         while run.poll() is None and 2 not in steps(folder):
