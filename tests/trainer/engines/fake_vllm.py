@@ -63,6 +63,7 @@ class AsyncEngineArgs:
     logprobs_mode: str = "raw_logprobs"
     worker_extension_cls: str = ""
     disable_log_stats: bool = False
+    use_tqdm_on_load: bool = True
 
 
 class EngineCoreProc:

@@ -25,7 +25,7 @@ SIGNATURES = {
 
 ENGINE_ARGUMENTS = frozenset(
     "model skip_tokenizer_init dtype max_model_len max_num_seqs gpu_memory_utilization tensor_parallel_size "
-    "enable_prefix_caching logprobs_mode worker_extension_cls disable_log_stats".split()
+    "enable_prefix_caching logprobs_mode worker_extension_cls disable_log_stats use_tqdm_on_load".split()
 )
 """Fields of AsyncEngineArgs."""
 

@@ -104,6 +104,7 @@ class LocalVllm(ServedEngine):
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": WORKER_EXTENSION,
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,  # each hand-over would draw a progress bar
             **arguments,
             **(ARGUMENTS if self._view is not None else {}),
         }
