@@ -311,7 +311,7 @@ JOBS = ("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac
 
 def learning() -> str:
     rows = []
-    for name in (*JOBS, "bandit_llm", "frozen_lake_llm", "filter"):
+    for name in (*JOBS, "bandit_llm", "frozen_lake_llm", "reuse_llm", "filter"):
         runs = figures(f"learning_{name}")
         several = len({each["variant"] for each in runs}) > 1
         for each in runs:
@@ -325,10 +325,11 @@ def learning() -> str:
 
 def reasoning() -> str:
     rows = [
-        [each["variant"], str(each["seed"]), *(interval(each[key]) for key in ("before", "after", "transfer"))]
-        for each in figures("learning_reasoning_llm")
+        [name, each["variant"], str(each["seed"]), *(interval(each[key]) for key in ("before", "after", "transfer"))]
+        for name, experiment in (("plain", "reasoning_llm"), ("swapped", "swapped_llm"))
+        for each in figures(f"learning_{experiment}")
     ]
-    return table(["`starpod train bandit_llm`", "Seed", "Before", "After", "After, names never seen"], rows)
+    return table(["Names", "`starpod train bandit_llm`", "Seed", "Before", "After", "After, names never seen"], rows)
 
 
 def mixture() -> str:
