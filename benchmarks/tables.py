@@ -422,6 +422,7 @@ COMPARED = (
     "subgoals",
     "critics",
     "turn_order",
+    "horizons",
     "trees",
     "attempts",
     "tools",
