@@ -423,6 +423,8 @@ COMPARED = (
     "critics",
     "turn_order",
     "horizons",
+    "process",
+    "team",
     "trees",
     "attempts",
     "tools",
