@@ -114,10 +114,11 @@ def wait_until_up(server: Server) -> None:
     raise AssertionError("vllm serve did not come up")
 
 
-def remote(*servers: Server, **settings: Any) -> Any:
+def remote(*servers: Server, policy: Policy | None = None, **settings: Any) -> Any:
+    """policy: of the weights' shape; None: the tiny one's."""
     urls = [server.url for server in servers]
     config = EngineConfig.model_validate({"name": "vllm_remote", "slots": 16, "urls": urls, **settings})
-    return build_engine(config, make_policy(head=32), max_context=MAX_CONTEXT)
+    return build_engine(config, policy or make_policy(head=32), max_context=MAX_CONTEXT)
 
 
 class Served:
@@ -128,8 +129,8 @@ class Served:
         return shared_policy
 
     @pytest_asyncio.fixture(loop_scope="module")
-    async def engine(self, server: Server, server_reset: Reset) -> AsyncIterator[Engine]:
-        engine = remote(server)
+    async def engine(self, server: Server, server_reset: Reset, policy: Policy) -> AsyncIterator[Engine]:
+        engine = remote(server, policy=policy)
         await server_reset(engine)
         yield engine
         await engine.close()
