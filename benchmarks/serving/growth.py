@@ -129,7 +129,7 @@ async def open_payload(address: str, size: int, kind: str) -> AsyncIterator[Coun
 
             async def march(group: list[Any]) -> int:
                 steps = 0
-                while perf_counter() < end:
+                while not steps or perf_counter() < end:
                     transitions = await fleet.step_many(group, ["next"] * len(group))
                     steps += len(transitions)
                 observation = transitions[-1].observation
@@ -158,8 +158,8 @@ async def open_peer(address: str, size: int) -> AsyncIterator[Count]:
         end = perf_counter() + seconds
 
         async def play(client: Any) -> int:
-            result, steps = await client.step({"name": "next"}), 1
-            while perf_counter() < end:
+            steps = 0
+            while not steps or perf_counter() < end:
                 result = await client.step({"name": "next"})
                 steps += 1
             if len(result.observation["text"]) != size:

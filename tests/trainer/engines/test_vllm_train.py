@@ -44,6 +44,17 @@ def cores_of(pid: int) -> list[int]:
     return [int(child) for child, _, session in rows if int(session) in core]
 
 
+def assert_saved(run: subprocess.Popen[str], folder: Path, what: str) -> None:
+    """It ends with an error that names what was lost, and is saved as of its last step."""
+    _, errors = run.communicate(timeout=300)
+    # What Python says of a lost core's shared memory comes after it.
+    (told,) = (line for line in errors.splitlines() if line.startswith("starpod: "))
+    assert run.returncode == 1 and what in told, errors
+    (step,) = steps(folder)[-1:]
+    assert told.endswith(f"; the run is saved as of step {step}, go on with: starpod train --resume --run-dir {folder}")
+    assert (folder / "checkpoints" / "latest").read_text().strip() == f"step-{step:08}"
+
+
 def test_signals_end_a_run_with_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words: tuple[str, ...] = SMALL
@@ -80,13 +91,7 @@ def test_a_core_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> None
         time.sleep(0.01)
     for pid in cores_of(run.pid):
         os.kill(pid, signal.SIGKILL)
-    _, errors = run.communicate(timeout=300)
-    # What Python says of the core's shared memory comes after it.
-    (told,) = (line for line in errors.splitlines() if line.startswith("starpod: "))
-    assert run.returncode == 1 and "vLLM" in told, errors
-    (step,) = steps(folder)[-1:]
-    assert told.endswith(f"; the run is saved as of step {step}, go on with: starpod train --resume --run-dir {folder}")
-    assert (folder / "checkpoints" / "latest").read_text().strip() == f"step-{step:08}"
+    assert_saved(run, folder, "vLLM")
 
 
 def test_a_server_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> None:
@@ -101,9 +106,5 @@ def test_a_server_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> No
             time.sleep(0.01)
         server.kill()
         began = time.monotonic()
-        _, errors = run.communicate(timeout=300)
+        assert_saved(run, folder, server.url)
         print(f"ended after {time.monotonic() - began:.1f} s")
-    (told,) = (line for line in errors.splitlines() if line.startswith("starpod: "))
-    assert run.returncode == 1 and server.url in told, errors
-    (step,) = steps(folder)[-1:]
-    assert told.endswith(f"; the run is saved as of step {step}, go on with: starpod train --resume --run-dir {folder}")
