@@ -18,6 +18,7 @@ RIGHT = {"red": "Left", "blue": "Right", "green": "Up", "black": "Down", "white"
 class DoorsOptions(EnvironmentOptions):
     fewest: int = Field(3, ge=1, le=32, description="Doors at least.")
     most: int = Field(8, ge=1, le=32, description="Doors at most.")
+    note: bool = Field(False, description="The last sign is told at the beginning alone; the door itself is dark.")
 
 
 class Doors(Environment):
@@ -36,15 +37,22 @@ class Doors(Environment):
     def reset(self, rng: random.Random) -> None:
         count = rng.randint(self.options.fewest, max(self.options.fewest, self.options.most))
         self.signs = [rng.choice(sorted(RIGHT)) for _ in range(count)]
+        self.begun = False
 
     def step(self, action: object) -> Outcome:
+        self.begun = True
         if action == RIGHT[self.signs[0]]:
             self.signs.pop(0)
         done = not self.signs
         return Outcome(reward=float(done), terminated=done, success=True if done else None)
 
     def render(self, mode: str = "text") -> str:
-        return f"{len(self.signs)} {self.signs[0]}" if self.signs else "The end."
+        if not self.signs:
+            return "The end."
+        if not self.options.note:
+            return f"{len(self.signs)} {self.signs[0]}"
+        sign = self.signs[0] if len(self.signs) > 1 else "dark"
+        return f"{len(self.signs)} {sign}" if self.begun else f"{len(self.signs)} {sign} note {self.signs[-1]}"
 
     def state_key(self) -> bytes:
         return digest(" ".join(self.signs))

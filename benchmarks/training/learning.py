@@ -8,6 +8,7 @@
     python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
     python -m benchmarks.training.learning blocks            true claims and right moves, credited together or apart
     python -m benchmarks.training.learning horizons          episodes that grow forward, backward from success, or not
+    python -m benchmarks.training.learning split             episodes longer than the context: a window, or parts
     python -m benchmarks.training.learning turn_order        a step for each turn, the last one first, or whole episodes
     python -m benchmarks.training.learning critics           a critic of tokens, and of turns and tokens
     python -m benchmarks.training.learning trees             credit from continuations, and groups that share turns
@@ -92,6 +93,7 @@ ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwi
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
 LONG_LOCK = "benchmarks/training/long_lock.yaml"
+SPLIT, HALF_A_CONTEXT = "benchmarks/training/split.yaml", "sampling.max_episode_tokens=64"
 Q = ("scorer=q", "scorer.lr=0.001", "evaluation.best_of=4")
 TSR = (
     "collect.search.strategy=beam",
@@ -240,6 +242,12 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("backward", DOORS, (_stages("environment.expert_moves_left", (1, 2, 4)),)),
         Variant("forward", DOORS, (_stages("environment.max_turns", (4, 8)),)),
     ),
+    "split": (
+        Variant("whole context", SPLIT),
+        Variant("half of it, whole conversation", SPLIT, (HALF_A_CONTEXT,)),
+        Variant("half, window", SPLIT, (HALF_A_CONTEXT, "prompt.context=window", "prompt.window=3")),
+        Variant("half, split", SPLIT, (HALF_A_CONTEXT, "prompt.context=split", "prompt.window=3", "prompt.overlap=1")),
+    ),
     # As many gradient steps an iteration for all: one for each of the four turns.
     "turn_order": (
         Variant("Dr. GRPO", CORRIDOR, (*SHORT, *IN_FOUR_STEPS, "algorithm=dr-grpo", NO_KL)),
@@ -347,6 +355,7 @@ METRICS = {
     "blocks": (EVALUATION, "reward/reasoning"),
     "credit": (RETURN, EVALUATION),
     "horizons": (EVALUATION, "collect/success"),
+    "split": (EVALUATION, "collect/turns_mean"),
     "turn_order": (RETURN, EVALUATION),
     "critics": (RETURN, EVALUATION),
     "trees": (RETURN, EVALUATION),
@@ -376,6 +385,7 @@ BY_COST = {
     "long_lock",
     "process",
     "search_llm",
+    "split",
     "subgoals",
     "team",
     "tools",

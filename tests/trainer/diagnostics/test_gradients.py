@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import variance
 
 import pytest
 import torch
@@ -99,5 +100,10 @@ def test_golden_factors_of_agents_that_share_a_scale() -> None:
     # Groups are apart, those without a deviation say nothing, and neither does an agent that spoke in one episode.
     others = [(1, "S", 1.0), (1, "S", 1.0), (2, "S", 1.0), (2, "V", 0.0)]
     assert pooled_factors([*team, *others]) == pooled_factors(team)
+    # Where an agent always earns the same it has no gradient of its own, but one of the others' scale.
+    settled = [(1, name, score) for name, own in (("S", (1, 0, 1, 0)), ("V", (0.4,) * 4)) for score in own]
+    alone = (0.4 - 0.45) ** 2 / variance([1, 0, 1, 0, 0.4, 0.4, 0.4, 0.4])
+    assert pooled_factors([*team, *settled])["V"] == pytest.approx(0.262860 + alone, abs=1e-6)
+    assert "V" not in pooled_factors(settled)
     # Alone, an agent's statistics are the pooled ones.
     assert pooled_factors([(0, "S", 1.0), (0, "S", 0.25), (0, "S", 0.0)]) == {"S": pytest.approx(1.0)}

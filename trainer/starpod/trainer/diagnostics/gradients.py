@@ -113,18 +113,23 @@ def agent_report(
 
 def pooled_factors(scores: Iterable[tuple[int, str, float]]) -> dict[str, float]:
     """What each agent's mean squared advantage is multiplied by where all agents share one mean and deviation (Dr. MAS,
-    arXiv 2602.08847): (std_k^2 + (mean_k - mean)^2) / std^2, a mean over the groups in which it has two scores.
+    arXiv 2602.08847): the sum of (std_k^2 + (mean_k - mean)^2) / std^2 over episodes, to those of groups in which the
+    agent has a deviation of its own. In one group, the formula itself.
 
-    scores: group, agent and score, of one episode each. A gradient grows by about the factor's root.
+    scores: group, agent and score, of one episode each. A gradient grows by about the factor's root. An agent that
+    earns the same in all episodes of a group has no advantage of its own there, and one of the others' scale. Agents
+    without a deviation in any group have no factor.
     """
     groups: defaultdict[int, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for group, agent, score in scores:
         groups[group][agent].append(score)
-    found: defaultdict[str, list[float]] = defaultdict(list)
+    shared: defaultdict[str, float] = defaultdict(float)
+    alone: defaultdict[str, int] = defaultdict(int)
     for agents in groups.values():
         pooled = [score for own in agents.values() for score in own]
         spread = variance(pooled) if len(pooled) > 1 else 0.0
         for agent, own in agents.items():
             if spread > ZERO and len(own) > 1:
-                found[agent].append((variance(own) + (fmean(own) - fmean(pooled)) ** 2) / spread)
-    return {agent: fmean(factors) for agent, factors in found.items()}
+                shared[agent] += len(own) * (variance(own) + (fmean(own) - fmean(pooled)) ** 2) / spread
+                alone[agent] += len(own) if variance(own) > ZERO else 0
+    return {agent: shared[agent] / count for agent, count in alone.items() if count}
