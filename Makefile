@@ -20,8 +20,9 @@ BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
 ADAPTERS_VENV := .venv-adapters
 ADAPTERS_READY := $(ADAPTERS_VENV)/.ready
-# What the adapters adapt. TRL reads tool calls with jmespath under a transformers before 5.13.
-ADAPTED := trl jmespath 'verl; python_version < "3.13"' skyrl-gym verifiers gymnasium
+# What the adapters adapt. TRL reads tool calls with jmespath under a transformers before 5.13; verl imports three
+# packages that it does not ask for.
+ADAPTED := trl jmespath 'verl; python_version < "3.13"' cachetools fastapi uvicorn skyrl-gym verifiers gymnasium
 HOSTING_VENV := .venv-hosting
 HOSTING_READY := $(HOSTING_VENV)/.ready
 # What is hosted. OpenEnv and verifiers do not go into one environment: verifiers is in that of the adapters.

@@ -106,7 +106,7 @@ class Walk:
 @cache
 def walk_of(seed: int, success_rate: float) -> Walk:
     """The lake of a seed."""
-    lake = lake_of(draw_map(random.Random(seed), SIZE, 0.75), success_rate, 1.0, "grid", Symbols())
+    lake = lake_of(draw_map(random.Random(seed), SIZE, 0.75), success_rate, 1.0, "local", Symbols())
     return Walk(lake, success_rate)
 
 
