@@ -33,8 +33,14 @@ def test_a_thought_is_made_of_the_action_and_the_words_of_the_observation() -> N
 
 @pytest.mark.parametrize("thought", ["{words[6]}", "{move}", "{words.first}", "{action", "{}"])
 def test_a_thought_that_does_not_fit_the_observation_is_told(thought: str) -> None:
-    with pytest.raises(ConfigError, match=r"warm_start\.thought .* for the observation 'P 0 1 G 2 2'"):
+    with pytest.raises(ConfigError, match=r"warm_start\.thought .* for the observation 'P 0 1 G 2 2'") as told:
         say(thought)
+    assert "it may use {action}, {relations}, {next_relations}, {intended_relations}, and {words[0]}" in str(told.value)
+
+
+def test_a_thought_that_is_not_asked_for_may_fit_or_not() -> None:
+    writer = DemonstrationWriter(WarmStartConfig(thought="{words[6]}"), PromptConfig(thinking=False), ("Left",))
+    assert writer.reply(TURN) == "<answer>Left</answer>"
 
 
 @pytest.mark.parametrize(

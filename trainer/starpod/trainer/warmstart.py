@@ -259,7 +259,9 @@ class DemonstrationWriter:
             raise ConfigError(
                 f"prompt.blocks asks for {missing[0]}, and no demonstration has it: give warm_start.blocks.{missing[0]}"
             )
-        thought = turn.thought or self._fill("thought", self.config.thought, turn, told)
+        thought = turn.thought
+        if self.grammar.thinking and not thought:
+            thought = self._fill("thought", self.config.thought, turn, told)
         return self.grammar.compose(thought, turn.actions, blocks)
 
     def _fill(self, key: str, template: str, turn: Turn, told: Mapping[str, str] | None = None) -> str:
@@ -270,7 +272,7 @@ class DemonstrationWriter:
             raise ConfigError(
                 f"warm_start.{key} {template!r} cannot be filled in for the observation {turn.observation[:60]!r} "
                 f"({type(error).__name__}: {error}): it may use {{action}}, {{relations}}, {{next_relations}}, "
-                "{{intended_relations}}, and {{words[0]}} and so on, as many as the observation has"
+                "{intended_relations}, and {words[0]} and so on, as many as the observation has"
             ) from error
 
     def _relations(self, episode: Episode, turn: Turn, after: str) -> dict[str, str]:
