@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.training.asynchrony import asynchrony_table
 from benchmarks.training.comparison import RETURN, SPENT
 from benchmarks.training.learning import METRICS
+from benchmarks.training.turn_values import turn_values_table
 from benchmarks.webshop import report
 from starpod.trainer.models.config import SMOLLM2, model_title
 
@@ -423,6 +424,8 @@ COMPARED = (
     "critics",
     "turn_order",
     "horizons",
+    "split",
+    "visual_lake",
     "process",
     "team",
     "trees",
@@ -487,6 +490,11 @@ def collection() -> str:
 
 def asynchrony() -> str:
     return table(*asynchrony_table(figures("asynchrony")))
+
+
+def turn_values() -> str:
+    made = "`python -m benchmarks.training.turn_values`: means over three seeds; errors are mean squares."
+    return f"{made}\n\n{table(*turn_values_table(figures('turn_values')['results']))}"
 
 
 # WebShop's search
@@ -555,6 +563,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "The Echo Trap": echo_trap,
             "Estimators without a critic": credit,
             "Methods": methods,
+            "Values of turns": turn_values,
             "Collecting from slow environments": collection,
             "Collecting during updates": asynchrony,
         },

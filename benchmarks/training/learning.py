@@ -111,6 +111,7 @@ VAGEN = (
     "rewards.relations={description: 0.05, prediction: 0.05}",
     "sampling.max_reply_tokens=80",
     "sampling.max_episode_tokens=120",
+    "evaluation.reference=[random,expert]",
 )
 IN_FOUR_STEPS = ("algorithm.mini_batch_size=16",)
 NO_KL, NO_BONUS = "algorithm.kl.where=off", "algorithm.entropy_coefficient=0"

@@ -15,9 +15,11 @@ import argparse
 import json
 import random
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -249,6 +251,21 @@ def measure(success_rate: float, forked: bool, seed: int, steps: int, fits: int)
     }
 
 
+def turn_values_table(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: means over the seeds."""
+    head = ["Slips", "Targets", "Episodes", "Error of targets", "Of Q", "Of a constant"]
+    head += ["Rank correlation of Q", "Within a cell", "Success", "Best of 4 by Q"]
+    rows = []
+    for result in results:
+        seeds = result["seeds"]
+        means = {key: statistics.fmean(each[key] for each in seeds) for key in seeds[0]}
+        cells = [f"{1 - result['success_rate']:.0%}", result["targets"], f"{means['episodes']:.0f}"]
+        cells += [f"{means[key]:.3f}" for key in ("target_error", "error", "constant")]
+        cells += [f"{means[key]:.2f}" for key in ("correlation", "within_cells")]
+        rows.append([*cells, *(f"{means[key]:.0%}" for key in ("success", "best_of_4"))])
+    return head, rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=4000, help="environment steps of the targets")
@@ -257,19 +274,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="writes the figures there too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results = []
-    table = Table(
-        "Slips",
-        "Targets",
-        "Episodes",
-        "Error of targets",
-        "of Q",
-        "of a constant",
-        "Rank correlation of Q",
-        "Within cells",
-        "Success",
-        "Best of 4",
-    )
+    results: list[dict[str, Any]] = []
     for success_rate in (1.0, 0.8):
         for name, forked in (("visits", False), (f"{FORKS} forks", True)):
             found = [
@@ -277,14 +282,13 @@ def main() -> None:
                 for seed in range(1, arguments.seeds + 1)
             ]
             results.append({"success_rate": success_rate, "targets": name, "seeds": found})
-            means = {key: statistics.fmean(each[key] for each in found) for key in found[0]}
-            cells = [f"{means[key]:.4f}" for key in ("target_error", "error", "constant")]
-            cells += [f"{means[key]:.2f}" for key in ("correlation", "within_cells")]
-            cells += [f"{means[key]:.1%}" for key in ("success", "best_of_4")]
-            table.add_row(f"{1 - success_rate:.0%}", name, f"{means['episodes']:.0f}", *cells)
     if arguments.json:
         figures = {"steps": arguments.steps, "fits": arguments.fits, "machine": machine(), "results": results}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    head, rows = turn_values_table(results)
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
 
 

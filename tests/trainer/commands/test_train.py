@@ -58,6 +58,15 @@ def test_an_option_that_the_environment_lacks_leaves_nothing(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_reference_that_cannot_play_here_is_told_before_anything_is_learnt(tmp_path: Path) -> None:
+    words = ["frozen_lake", "environment.options.observation=grid", "warm_start.thought=", "warm_start.episodes=4"]
+    words += ["evaluation.reference=[walk]", "monitor.screen=plain"]
+    result = run(*words, "--run-dir", str(tmp_path / "runs/a"))
+    assert result.exit_code == 2
+    assert "leave walk out of evaluation.reference: the reference policies `walk` and `careful` read" in result.output
+    assert "imitat" not in result.output
+
+
 def test_environments_of_servers_that_run_already_are_theirs_to_know() -> None:
     assert run("--dry-run", "environment=mine-v3", "environment.addresses=[127.0.0.1:1]").exit_code == 0
     assert run("--dry-run", "environment=mine-v3", "environment.serve=[--environment-module, mine.py]").exit_code == 0

@@ -153,6 +153,7 @@ class Run:
         self._best, self._best_at = 0.0, -1
         self.metrics: dict[str, float] = {}
         self._verdicts: dict[int, Verdict] = {}
+        self._references: dict[str, Any] = {}
         self._restarts = 0
         self._collected_at: float | None = None
         self._loaded_version = -1
@@ -306,7 +307,10 @@ class Run:
     # --- the steps of the loop ----------------------------------------------------------------------------------------
 
     async def warm_start(self) -> None:
-        """Imitates demonstrations, if the configuration says so. What comes of it is the KL term's reference."""
+        """Plays the reference policies, and imitates demonstrations, if the configuration says so. What comes of it is
+        the KL term's reference."""
+        # First: one that cannot play here is told before minutes of imitation.
+        self._references = await self._play_references()
         if self.config.warm_start.steps:
             await self._imitate()
         if self._configs[-1].needs_reference:
@@ -664,7 +668,7 @@ class Run:
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         figures = {name: held_out_figures(collected) for name, collected in played.items()}
         if self.step == 0:
-            for name, reference in (await self.parallel.all_done(self._play_references()))[0].items():
+            for name, reference in (self._references or await self._play_references()).items():
                 figures[name]["reference"] = reference
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
@@ -756,15 +760,24 @@ class Run:
 
     async def _play_references(self) -> dict[str, Any]:
         """Figures of the reference policies by task and policy. They need no model, so rank 0 plays them for all."""
-        played: dict[str, Any] = {}
-        if self.parallel.is_main:
-            for name, collector in self.collectors.items():
-                task, seeds = self._held_out(name), self._seeds(name, "selection")
-                played[name] = {
-                    policy: await evaluate_reference(collector.fleet, policy, task, seeds)
-                    for policy in self.tasks[name].evaluation.reference
-                }
-        return played
+
+        async def play() -> dict[str, Any]:
+            played: dict[str, Any] = {}
+            if self.parallel.is_main:
+                for name, collector in self.collectors.items():
+                    task, seeds = self._held_out(name), self._seeds(name, "selection")
+                    policies = self.tasks[name].evaluation.reference
+                    if policies:
+                        self.screen.phase(f"playing {', '.join(policies)} on {len(seeds)} selection seeds")
+                    played[name] = {}
+                    for policy in policies:
+                        try:
+                            played[name][policy] = await evaluate_reference(collector.fleet, policy, task, seeds)
+                        except ValueError as error:
+                            raise ConfigError(f"leave {policy} out of evaluation.reference: {error}") from error
+            return played
+
+        return (await self.parallel.all_done(play()))[0]
 
     async def finish(self, reason: str) -> None:
         """Evaluates and saves the end, and takes the final figure; after a signal it only saves.
