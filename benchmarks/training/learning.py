@@ -94,6 +94,7 @@ CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/door
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
 LONG_LOCK = "benchmarks/training/long_lock.yaml"
 SPLIT, HALF_A_CONTEXT = "benchmarks/training/split.yaml", "sampling.max_episode_tokens=64"
+PARTS = (HALF_A_CONTEXT, "prompt.context=split", "prompt.window=3", "prompt.overlap=1")
 Q = ("scorer=q", "scorer.lr=0.001", "evaluation.best_of=4")
 TSR = (
     "collect.search.strategy=beam",
@@ -247,7 +248,8 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("whole context", SPLIT),
         Variant("half of it, whole conversation", SPLIT, (HALF_A_CONTEXT,)),
         Variant("half, window", SPLIT, (HALF_A_CONTEXT, "prompt.context=window", "prompt.window=3")),
-        Variant("half, split", SPLIT, (HALF_A_CONTEXT, "prompt.context=split", "prompt.window=3", "prompt.overlap=1")),
+        Variant("half, split", SPLIT, PARTS),
+        Variant("half, split, first turn pinned", SPLIT, (*PARTS, "prompt.pinned=1")),
     ),
     # As many gradient steps an iteration for all: one for each of the four turns.
     "turn_order": (
