@@ -302,6 +302,11 @@ def test_no_axis_counts_parts_of_steps() -> None:
     assert ">1.5<" in line_chart("a", [Series("b", points)], width=1080, x_label="minutes")
 
 
+def test_millions_on_an_axis_are_written_out() -> None:
+    chart = line_chart("tokens", [Series("a", [(0, 1.0), (1.4e6, 2.0)])])
+    assert chart and ">500,000<" in chart and ">1,000,000<" in chart and "e+" not in chart
+
+
 def test_a_legend_without_room_beside_the_title_stands_below_it() -> None:
     layers = [(name, [(1.0, 0.5), (2.0, 0.5)]) for name in ("Waiting for environments", "Everything else")]
     for width, rows in ((720, {13}), (430, {13, 31}), (250, {13, 31, 49})):

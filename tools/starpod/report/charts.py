@@ -355,7 +355,7 @@ def _axes(
     low, high = frame.x
     room = edge - frame.left
     places = axis([low, high], zero=False, count=max(room // 90, 2), whole=x_label in COUNTED)
-    numbered = [(tick, f"{tick:,g}") for tick in places]
+    numbered = [(tick, f"{tick:,.10g}") for tick in places]
     free = -math.inf
     for tick, name in x_ticks or numbered:
         half = 3.2 * len(name)
