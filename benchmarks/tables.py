@@ -420,6 +420,7 @@ def credit() -> str:
 COMPARED = (
     "long_lock",
     "lock",
+    "search_llm",
     "subgoals",
     "critics",
     "turn_order",

@@ -358,6 +358,7 @@ METRICS = {
     "blocks": (EVALUATION, "reward/reasoning"),
     "credit": (RETURN, EVALUATION),
     "horizons": (EVALUATION, "collect/success"),
+    "search_llm": (EVALUATION,),
     "split": (EVALUATION, "collect/turns_mean"),
     "turn_order": (RETURN, EVALUATION),
     "critics": (RETURN, EVALUATION),
