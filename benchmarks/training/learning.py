@@ -19,7 +19,7 @@
     python -m benchmarks.training.learning visual_lake       a lake as a picture; paid for success, and for seeing, too
     python -m benchmarks.training.learning visual_sokoban --seeds 1    a room of Sokoban as a picture
     python -m benchmarks.training.learning lock              searches on branches, one episode of a hundred succeeds
-    python -m benchmarks.training.learning long_lock         none does, and the search sees how far it came
+    python -m benchmarks.training.learning long_lock --seeds 5   none does, and the search sees how far it came
     python -m benchmarks.training.learning team              two agents with rewards of different size, and weights
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
