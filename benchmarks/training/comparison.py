@@ -119,6 +119,13 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, at.values())) >= 0 else -math.inf, math.inf)
     intervals = {x: mean_interval(at[x]) for x in common}
     places = {x: fmean(at_step(x) for at_step in spent) for x in common}
+    ends = [points[-1] for points in curves]
+    if dots and axis != STEPS and (not common or any(x != common[-1] for x, _ in ends)):
+        # Runs that spend as much end at steps of their own.
+        places[math.inf] = fmean(at_step(x) for at_step, (x, _) in zip(spent, ends, strict=True))
+        at[math.inf] = [y for _, y in ends]
+        intervals[math.inf] = mean_interval(at[math.inf])
+        common.append(math.inf)
     return Series(
         label,
         [(places[x], fmean(at[x])) for x in common],

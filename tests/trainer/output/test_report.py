@@ -250,6 +250,25 @@ def test_curves_over_what_was_collected(tmp_path: Path) -> None:
         assert (chart["x"], ends) == (axis_name, {"few": 50 * 64 * 2 * factor, "both": 50 * 96 * 2 * factor})
 
 
+def test_runs_that_end_at_other_steps_have_a_mean_of_their_ends(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run{steps}", steps=steps) for steps in (50, 60)]
+    for folder, success in zip(runs, (0.2, 0.6), strict=True):
+        counted = {"collect/episodes": 1.0, "collect/turns_mean": 1.0}
+        lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+        folder.metrics.write_text("".join(json.dumps({**x, "metrics": x["metrics"] | counted}) + "\n" for x in lines))
+        last = {**folder.read_evaluations()[-1], "step": lines[-1]["step"], "success": success}
+        folder.append_evaluation(last)
+    page = write_comparison(
+        {"both": [folder.path for folder in runs]},
+        tmp_path / "a.html",
+        metrics=[EVALUATION],
+        over=("environment steps",),
+    )[0].read_text()
+    (found,) = re.finditer(r'\{"x":', page := html.unescape(page))
+    (line,) = json.JSONDecoder().raw_decode(page, found.start())[0]["lines"]
+    assert [line["points"][-1][2], line["points"][-1][3]] == [55, "40 % (0 % to 100 %)"]
+
+
 def test_runs_that_fork_have_a_line_over_forks_and_others_none(tmp_path: Path) -> None:
     runs = {name: [write_run(tmp_path / name, steps=50).path] for name in ("plain", "searched")}
     metrics = RunFolder(runs["searched"][0]).metrics
