@@ -113,8 +113,8 @@ def agent_report(
 
 def pooled_factors(scores: Iterable[tuple[int, str, float]]) -> dict[str, float]:
     """What each agent's mean squared advantage is multiplied by where all agents share one mean and deviation (Dr. MAS,
-    arXiv 2602.08847): the sum of (std_k^2 + (mean_k - mean)^2) / std^2 over episodes, to those of groups in which the
-    agent has a deviation of its own. In one group, the formula itself.
+    arXiv 2602.08847): the sum of (std_k^2 + (mean_k - mean)^2) / std^2 over episodes, by the number of those in groups
+    in which the agent has a deviation of its own. In one group, the formula itself.
 
     scores: group, agent and score, of one episode each. A gradient grows by about the factor's root. An agent that
     earns the same in all episodes of a group has no advantage of its own there, and one of the others' scale. Agents
