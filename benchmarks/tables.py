@@ -312,7 +312,7 @@ JOBS = ("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac
 
 def learning() -> str:
     rows = []
-    for name in (*JOBS, "bandit_llm", "frozen_lake_llm", "reuse_llm", "filter"):
+    for name in (*JOBS, "bandit_llm", "frozen_lake_llm", "reuse_llm", "echo_trap_llm", "filter"):
         runs = figures(f"learning_{name}")
         several = len({each["variant"] for each in runs}) > 1
         for each in runs:
