@@ -167,7 +167,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
             ) as run:
                 return await loop(run)
         except Unreachable as error:
-            raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
+            raise click.ClickException(f"{_unreachable(config, error).rstrip('.')}; {_next(path, config)}") from error
         except Exception as error:
             if isinstance(error, wrong) and (run is None or not run.step):
                 raise click.UsageError(str(error)) from error
@@ -257,12 +257,13 @@ def _unreachable(config: Config, error: Exception) -> str:
 
 
 def _next(path: Path, config: Config) -> str:
-    """What to do once the servers are back."""
+    """What to do then: services of its own a run starts again by itself."""
     from starpod.trainer.output.run_folder import RunFolder
 
+    once = "once it answers, " * any(task.environment.addresses for task in config.tasks)
     if RunFolder(path).exists:
-        return f"once it answers, go on with: {commands(path, config.to_dict())['go on']}"
-    return "once it answers, give the same command again: nothing was trained yet"
+        return f"{once}go on with: {commands(path, config.to_dict())['go on']}"
+    return f"{once}give the same command again: nothing was trained yet"
 
 
 def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
