@@ -494,8 +494,10 @@ def asynchrony() -> str:
 
 
 def turn_values() -> str:
-    made = "`python -m benchmarks.training.turn_values`: means over three seeds; errors are mean squares."
-    return f"{made}\n\n{table(*turn_values_table(figures('turn_values')['results']))}"
+    results = figures("turn_values")["results"]
+    seeds = len(results[0]["seeds"])
+    made = f"`python -m benchmarks.training.turn_values`: means over {seeds} seeds; errors are mean squares."
+    return f"{made}\n\n{table(*turn_values_table(results))}"
 
 
 # WebShop's search

@@ -31,6 +31,8 @@ _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "retur
 """Of these, the value's name there, and how the names of its interval begin."""
 
 STEPS = "step"
+END = math.inf
+"""The step of each run's own end."""
 TOKENS = "sampled tokens"
 FORKS = "forks"
 SPENT = ("environment steps", TOKENS, FORKS)
@@ -113,19 +115,17 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     for points in curves:
         for x, y in points:
             at[x].append(y)
+    ends = [points[-1] for points in curves]
+    if dots and axis != STEPS and len({x for x, _ in ends}) > 1:  # runs that spend as much end at steps of their own
+        at[END] = [y for _, y in ends]
     # A mean over fewer seeds would jump where a run ends early.
     common = [x for x in sorted(at) if len(at[x]) == len(curves)]
     share = metric(_figure(name)).kind == "share"
     low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, at.values())) >= 0 else -math.inf, math.inf)
     intervals = {x: mean_interval(at[x]) for x in common}
-    places = {x: fmean(at_step(x) for at_step in spent) for x in common}
-    ends = [points[-1] for points in curves]
-    if dots and axis != STEPS and (not common or any(x != common[-1] for x, _ in ends)):
-        # Runs that spend as much end at steps of their own.
-        places[math.inf] = fmean(at_step(x) for at_step, (x, _) in zip(spent, ends, strict=True))
-        at[math.inf] = [y for _, y in ends]
-        intervals[math.inf] = mean_interval(at[math.inf])
-        common.append(math.inf)
+    places = {
+        x: fmean(at_step(end if x == END else x) for at_step, (end, _) in zip(spent, ends, strict=True)) for x in common
+    }
     return Series(
         label,
         [(places[x], fmean(at[x])) for x in common],

@@ -49,10 +49,9 @@ class Doors(Environment):
     def render(self, mode: str = "text") -> str:
         if not self.signs:
             return "The end."
-        if not self.options.note:
-            return f"{len(self.signs)} {self.signs[0]}"
-        sign = self.signs[0] if len(self.signs) > 1 else "dark"
-        return f"{len(self.signs)} {sign}" if self.begun else f"{len(self.signs)} {sign} note {self.signs[-1]}"
+        dark = self.options.note and len(self.signs) == 1
+        text = f"{len(self.signs)} {'dark' if dark else self.signs[0]}"
+        return f"{text} note {self.signs[-1]}" if self.options.note and not self.begun else text
 
     def state_key(self) -> bytes:
         return digest(" ".join(self.signs))

@@ -4,6 +4,7 @@ import html
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -229,12 +230,15 @@ def test_runs_and_seeds_in_one_picture(tmp_path: Path) -> None:
         assert len(root.findall(".//*[@class='faint s1']")) == 2
 
 
+def add_metrics(folder: RunFolder, more: Mapping[str, float]) -> None:
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    folder.metrics.write_text("".join(json.dumps({**x, "metrics": x["metrics"] | more}) + "\n" for x in lines))
+
+
 def test_curves_over_what_was_collected(tmp_path: Path) -> None:
     for name, episodes in (("few", 64.0), ("many", 128.0)):
         folder = write_run(tmp_path / name, steps=50)
-        lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-        counted = {"collect/episodes": episodes, "collect/turns_mean": 2.0, "collect/tokens_per_turn": 5.0}
-        folder.metrics.write_text("".join(json.dumps({**x, "metrics": x["metrics"] | counted}) + "\n" for x in lines))
+        add_metrics(folder, {"collect/episodes": episodes, "collect/turns_mean": 2.0, "collect/tokens_per_turn": 5.0})
     few, many = tmp_path / "few", tmp_path / "many"
     axes = ("environment steps", "sampled tokens")
     written = write_comparison(
@@ -254,9 +258,8 @@ def test_runs_that_end_at_other_steps_have_a_mean_of_their_ends(tmp_path: Path) 
     runs = [write_run(tmp_path / f"run{steps}", steps=steps) for steps in (50, 60)]
     for folder, success in zip(runs, (0.2, 0.6), strict=True):
         counted = {"collect/episodes": 1.0, "collect/turns_mean": 1.0}
-        lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-        folder.metrics.write_text("".join(json.dumps({**x, "metrics": x["metrics"] | counted}) + "\n" for x in lines))
-        last = {**folder.read_evaluations()[-1], "step": lines[-1]["step"], "success": success}
+        add_metrics(folder, counted)
+        last = {**folder.read_evaluations()[-1], "step": folder.read_metrics()[-1]["step"], "success": success}
         folder.append_evaluation(last)
     page = write_comparison(
         {"both": [folder.path for folder in runs]},
@@ -271,11 +274,7 @@ def test_runs_that_end_at_other_steps_have_a_mean_of_their_ends(tmp_path: Path) 
 
 def test_runs_that_fork_have_a_line_over_forks_and_others_none(tmp_path: Path) -> None:
     runs = {name: [write_run(tmp_path / name, steps=50).path] for name in ("plain", "searched")}
-    metrics = RunFolder(runs["searched"][0]).metrics
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    metrics.write_text(
-        "".join(json.dumps({**x, "metrics": x["metrics"] | {"search/forks": 3.0}}) + "\n" for x in lines)
-    )
+    add_metrics(RunFolder(runs["searched"][0]), {"search/forks": 3.0})
     written = write_comparison(runs, tmp_path / "a.html", metrics=[EVALUATION], over=(FORKS,))
     assert [path.name for path in written[2:]] == ["a-evaluation-success-forks.svg"]
     (found,) = re.finditer(r'\{"x":', page := html.unescape(written[0].read_text()))

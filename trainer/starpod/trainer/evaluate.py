@@ -15,7 +15,7 @@ from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.rollout.collect import Collected, Collector, starts_from
-from starpod.trainer.section import Section
+from starpod.trainer.section import ConfigError, Section
 from starpod.trainer.statistics import clustered_interval, interval_of_mean, mean_interval, pass_at_k
 
 
@@ -197,8 +197,15 @@ def numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
 
 
 async def evaluate_reference(fleet: Fleet, name: str, task: Task, seeds: Sequence[int]) -> dict[str, Any]:
-    """The same figures for a reference policy. Raises StarpodError where the infrastructure failed an episode."""
-    collected = await Collector(fleet=fleet, agents=ReferenceAgents(name), task=task).collect(starts_from(seeds), 1)
+    """The same figures for a reference policy.
+
+    Raises ConfigError where it cannot play this environment, StarpodError where the infrastructure failed an episode.
+    """
+    collector = Collector(fleet=fleet, agents=ReferenceAgents(name), task=task)
+    try:
+        collected = await collector.collect(starts_from(seeds), 1)
+    except ValueError as error:
+        raise ConfigError(f"leave {name} out of evaluation.reference: {error}") from error
     if collected.failed:
         raise StarpodError(f"the reference policy {name} could not be played: {collected.error}")
     figures = held_out_figures(collected)

@@ -762,19 +762,16 @@ class Run:
         """Figures of the reference policies by task and policy. They need no model, so rank 0 plays them for all."""
 
         async def play() -> dict[str, Any]:
+            if not self.parallel.is_main:
+                return {}
             played: dict[str, Any] = {}
-            if self.parallel.is_main:
-                for name, collector in self.collectors.items():
-                    task, seeds = self._held_out(name), self._seeds(name, "selection")
-                    policies = self.tasks[name].evaluation.reference
-                    if policies:
-                        self.screen.phase(f"playing {', '.join(policies)} on {len(seeds)} selection seeds")
-                    played[name] = {}
-                    for policy in policies:
-                        try:
-                            played[name][policy] = await evaluate_reference(collector.fleet, policy, task, seeds)
-                        except ValueError as error:
-                            raise ConfigError(f"leave {policy} out of evaluation.reference: {error}") from error
+            for name, collector in self.collectors.items():
+                task, seeds = self._held_out(name), self._seeds(name, "selection")
+                if policies := self.tasks[name].evaluation.reference:
+                    self.screen.phase(f"playing {', '.join(policies)} on {len(seeds)} selection seeds")
+                played[name] = {
+                    policy: await evaluate_reference(collector.fleet, policy, task, seeds) for policy in policies
+                }
             return played
 
         return (await self.parallel.all_done(play()))[0]

@@ -245,6 +245,8 @@ class DemonstrationWriter:
         self.script = script or ScriptConfig()
         self.actions = tuple(actions)
         self.grammar = prompt.grammar(self.actions)
+        # Of replies without reasoning none is asked for, whatever the environment's text has to fill it in.
+        self.thought = config.thought if self.grammar.thinking else ""
 
     def reply(self, turn: Turn, before: Turn | None = None, told: Mapping[str, str] | None = None) -> str:
         """The whole reply, with what a prompt may prefill. before: the turn before. told: what else may be filled in.
@@ -259,9 +261,7 @@ class DemonstrationWriter:
             raise ConfigError(
                 f"prompt.blocks asks for {missing[0]}, and no demonstration has it: give warm_start.blocks.{missing[0]}"
             )
-        thought = turn.thought
-        if self.grammar.thinking and not thought:
-            thought = self._fill("thought", self.config.thought, turn, told)
+        thought = turn.thought or self._fill("thought", self.thought, turn, told)
         return self.grammar.compose(thought, turn.actions, blocks)
 
     def _fill(self, key: str, template: str, turn: Turn, told: Mapping[str, str] | None = None) -> str:
@@ -277,7 +277,7 @@ class DemonstrationWriter:
 
     def _relations(self, episode: Episode, turn: Turn, after: str) -> dict[str, str]:
         """What is told of where things are, before a turn and after it, where a demonstration asks for it."""
-        if not any("relations}" in text for text in (self.config.thought, *self.config.blocks.values())):
+        if not any("relations}" in text for text in (self.thought, *self.config.blocks.values())):
             return {}
         try:
             return describe_turn(episode, turn, after)

@@ -167,7 +167,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
             ) as run:
                 return await loop(run)
         except Unreachable as error:
-            raise click.ClickException(f"{_unreachable(config, error).rstrip('.')}; {_next(path, config)}") from error
+            raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
         except Exception as error:
             if isinstance(error, wrong) and (run is None or not run.step):
                 raise click.UsageError(str(error)) from error
@@ -248,16 +248,16 @@ def _show_on(path: Path, config: Config, site: str) -> None:
 
 
 def _unreachable(config: Config, error: Exception) -> str:
-    """What is wrong with the servers; of addresses where none listens in a sentence of ours."""
+    """What is wrong with the servers, without a full stop; of addresses where none listens in a sentence of ours."""
     from starpod.client.catalog import no_answer
 
-    details = str(error)
+    details = str(error).removesuffix(".")
     addresses = [address for task in config.tasks for address in task.environment.addresses]
     return no_answer(", ".join(addresses), details) if addresses and "failed to connect" in details else details
 
 
 def _next(path: Path, config: Config) -> str:
-    """What to do then: services of its own a run starts again by itself."""
+    """Says how to go on. A run starts services of its own anew; servers with addresses have to answer first."""
     from starpod.trainer.output.run_folder import RunFolder
 
     once = "once it answers, " * any(task.environment.addresses for task in config.tasks)
