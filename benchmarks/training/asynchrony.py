@@ -1,6 +1,7 @@
 """Collection during updates against lock step: iterations and success per hour, on environments of 5 to 500 ms a step.
 
     python -m benchmarks.training.asynchrony [--staleness 0 1 2 4] [--iterations 24] [--rounds 3] [--seeds 1]
+    python -m benchmarks.training.asynchrony --job frozen_lake_llm --iterations 8 --rounds 2      a pretrained model
 
 Runs of `starpod train` from the same warm start, the same but for `collect.max_staleness`. They take turns: each is
 stopped by SIGTERM when its share of a round is done, and resumed in the next one, so that all see the same machine. A
@@ -31,11 +32,23 @@ from starpod.trainer.output.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / "benchmarks" / "serving" / "environments.py"
-JSON = ROOT / "docs" / "benchmarks" / "asynchrony.json"
+JSON = ROOT / "docs" / "benchmarks"
+JOBS = {
+    "frozen_lake": (
+        "evaluation.every=5",
+        "evaluation.greedy=false",
+        "warm_start.steps=100",
+        "warm_start.episodes=300",
+        "collect.groups=8",
+        "collect.group_size=16",
+    ),
+    "frozen_lake_llm": ("evaluation.every=2",),
+}
+"""What the runs of each job change in it."""
 
 
-def words(staleness: int) -> list[str]:
-    """The run, over the configuration frozen_lake. The service has a thread for each episode that can be in play."""
+def words(job: str, staleness: int) -> list[str]:
+    """The run of a job. The service has a thread for each episode that can be in play."""
     threads = 8 * 16 * (staleness + 1)
     return [
         f"environment.serve=[--environment-module,{ENVIRONMENTS},--threads,'{threads}']",
@@ -44,22 +57,17 @@ def words(staleness: int) -> list[str]:
         "environment.options.shortest=0.005",
         "environment.options.longest=0.5",
         "evaluation.options.shortest=0",
-        "evaluation.every=5",
         "evaluation.episodes=128",
         "evaluation.reference=[]",
-        "evaluation.greedy=false",
-        "warm_start.steps=100",
-        "warm_start.episodes=300",
-        "collect.groups=8",
-        "collect.group_size=16",
         "stop.minutes=null",
         "monitor.screen=plain",
+        *JOBS[job],
     ]
 
 
-def train(folder: Path, *arguments: str, until: int | None = None) -> None:
+def train(job: str, folder: Path, *arguments: str, until: int | None = None) -> None:
     """Trains to the end, or until so many iterations are done."""
-    command = [sys.executable, "-m", "starpod.cli.main", "train", "frozen_lake", "--run-dir", str(folder)]
+    command = [sys.executable, "-m", "starpod.cli.main", "train", job, "--run-dir", str(folder)]
     with subprocess.Popen([*command, *arguments]) as process:
         while process.poll() is None and (until is None or len(RunFolder(folder).read_metrics()) < until):
             time.sleep(0.05)
@@ -100,31 +108,34 @@ def summary(staleness: int, seed: int, success: float, folder: Path) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", choices=JOBS, default="frozen_lake")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3, help="in which the runs take turns")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--success", type=float, default=0.7, help="of an evaluation, whose first time is noted")
     parser.add_argument("--runs", type=Path, default=Path("runs/asynchrony"), help="where the runs go")
-    parser.add_argument("--json", type=Path, default=JSON, help="file for the results")
+    parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
+    job = arguments.job
+    file = arguments.json or JSON / f"asynchrony{'_llm' if job.endswith('_llm') else ''}.json"
     results = []
     for seed in range(1, arguments.seeds + 1):
         begun = arguments.runs / str(seed)
         folders = {staleness: arguments.runs / f"{seed}-{staleness}" for staleness in arguments.staleness}
         for folder in (begun, *folders.values()):
             shutil.rmtree(folder, ignore_errors=True)
-        train(begun, *words(0), f"seed={seed}", "stop.iterations=0")
+        train(job, begun, *words(job, 0), f"seed={seed}", "stop.iterations=0")
         for folder in folders.values():
             shutil.copytree(begun, folder)
         for number in range(1, arguments.rounds + 1):
             until = arguments.iterations * number // arguments.rounds if number < arguments.rounds else None
             for staleness, folder in folders.items():
-                own = (*words(staleness), f"seed={seed}", f"stop.iterations={arguments.iterations}")
-                train(folder, *own, "--resume", until=until)
+                own = (*words(job, staleness), f"seed={seed}", f"stop.iterations={arguments.iterations}")
+                train(job, folder, *own, "--resume", until=until)
         results += [summary(staleness, seed, arguments.success, folder) for staleness, folder in folders.items()]
     content = {"machine": machine(), "success": arguments.success, "results": results}
-    arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    file.write_text(json.dumps(content, indent=2) + "\n")
     head, rows = asynchrony_table(content)
     table = Table(*head)
     for row in rows:

@@ -24,6 +24,8 @@
     python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
+    python -m benchmarks.training.learning sokoban_llm --seeds 1       the same model pushes a box
+    python -m benchmarks.training.learning countdown_llm --seeds 1     the same model reaches a number
     python -m benchmarks.training.learning reasoning_llm --seeds 1     with and without reasoning, on names never seen
     python -m benchmarks.training.learning swapped_llm --seeds 1       the same where names mislead
     python -m benchmarks.training.learning filter_llm --seeds 1        the share of groups that the filter keeps
@@ -146,6 +148,8 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "bandit": (Variant("StarPO-S", "bandit"),),
     "bandit_llm": (Variant("StarPO-S", "bandit_llm"),),
     "frozen_lake_llm": (Variant("StarPO-S", "frozen_lake_llm"),),
+    "sokoban_llm": (Variant("StarPO-S", "sokoban_llm"),),
+    "countdown_llm": (Variant("StarPO-S", "countdown_llm"),),
     "reasoning_llm": (
         Variant("reasoning", "bandit_llm"),
         Variant("no reasoning", "bandit_llm", ("prompt.thinking=false",)),
