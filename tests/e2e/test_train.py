@@ -29,7 +29,7 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.e2e import dying
 from tests.e2e.dying import let_engine_die
-from tests.support import ServerProcess, start_server
+from tests.support import ServerProcess, children_of, start_server
 
 SMALL = (
     "frozen_lake",
@@ -453,6 +453,21 @@ def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
         if kills >= 2 and recoveries > 0:
             return
     pytest.fail(f"{kills} kills, {recoveries} recoveries")
+
+
+def test_services_of_its_own_that_are_killed_come_back_and_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with subprocess.Popen(command("stop.iterations=6", run_dir=folder), stdout=subprocess.DEVNULL) as process:
+        for after in (1, 3):
+            while iterations(folder) < after:
+                assert process.poll() is None
+                time.sleep(0.02)
+            (service,) = children_of(process.pid)
+            while not (workers := children_of(service)):
+                time.sleep(0.02)
+            os.kill(workers[0], signal.SIGKILL)
+    assert process.returncode == 0
+    assert learnt(folder) == learnt(undisturbed)
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, children_of, gone, start_server
 
 TROUBLESOME = str(Path(__file__).with_name("troublesome.py"))
+WORKERS = pytest.mark.parametrize("workers", [(), ("--workers", "1"), ("--workers", "2")], ids=" ".join)
+"""One process, one that is supervised, two of them."""
 
 
 def describe(address: str) -> pb.DescribeResponse:
@@ -57,15 +59,15 @@ def test_workers_end_with_their_supervisor_however_it_ends() -> None:
         assert all(gone(worker) for worker in workers)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_server_may_end_with_its_standard_input(workers: str) -> None:
-    command = [sys.executable, "-m", "starpod.env_server", "bandit-v1", "--port", "0", "--workers", workers]
+@WORKERS
+def test_a_server_may_end_with_its_standard_input(workers: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "starpod.env_server", "bandit-v1", "--port", "0", *workers]
     pipe = subprocess.PIPE
     for words in (["--end-with-stdin"], []):
         with subprocess.Popen([*command, *words], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
             assert process.stdin is not None and process.stdout is not None
             assert process.stdout.readline().startswith("Serving bandit-v1")
-            workers_of_it = children_of(process.pid) if workers != "1" else []
+            workers_of_it = children_of(process.pid) if workers else []
             process.stdin.close()
             if words:
                 assert process.wait(60) == 0
@@ -76,9 +78,9 @@ def test_a_server_may_end_with_its_standard_input(workers: str) -> None:
                 process.terminate()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_sigterm_drains_and_a_second_signal_does_not_wait(workers: str) -> None:
-    with start_server("--environment-module", TROUBLESOME, "--drain", "600", "--workers", workers) as server:
+@WORKERS
+def test_sigterm_drains_and_a_second_signal_does_not_wait(workers: tuple[str, ...]) -> None:
+    with start_server("--environment-module", TROUBLESOME, "--drain", "600", *workers) as server:
         with grpc.insecure_channel(server.address) as channel:
             stub = EnvironmentServiceStub(channel)
             stub.Open(pb.OpenRequest(environment_id="walk-v1"))
@@ -104,8 +106,8 @@ def test_a_thread_that_hangs_does_not_keep_the_server() -> None:
         channel.close()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_what_environments_print_goes_to_standard_error(tmp_path: Path, workers: str) -> None:
+@WORKERS
+def test_what_environments_print_goes_to_standard_error(tmp_path: Path, workers: tuple[str, ...]) -> None:
     file = tmp_path / "talking.py"
     file.write_text(
         "import os\n"
@@ -118,7 +120,7 @@ def test_what_environments_print_goes_to_standard_error(tmp_path: Path, workers:
         "    def step(self, action): print('word ' * 20_000); return Outcome()\n"
         "    def render(self, mode='text'): return ''\n"
     )
-    with start_server("--environment-module", str(file), "--workers", workers) as server:
+    with start_server("--environment-module", str(file), *workers) as server:
         with grpc.insecure_channel(server.address) as channel:
             stub = EnvironmentServiceStub(channel)
             session = stub.Open(pb.OpenRequest(environment_id="talking-v1")).sessions[0]
@@ -219,8 +221,8 @@ def test_an_environment_that_lacks_something_is_one_line_even_with_workers(tmp_p
         "    def step(self, action): return Outcome()\n"
         "    def render(self, mode='text'): return ''\n"
     )
-    for workers in ("1", "3"):
-        arguments = ["--port", "0", "--environment-module", str(file), "--workers", workers]
+    for workers in ((), ("--workers", "3")):
+        arguments = ["--port", "0", "--environment-module", str(file), *workers]
         command = [sys.executable, "-m", "starpod.cli.main", "serve", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (2, "")

@@ -84,7 +84,9 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
 @click.option(
-    "--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes, on consecutive ports."
+    "--workers",
+    type=click.IntRange(1, 256),
+    help="Processes, on consecutive ports; one that dies is started again. Default: this process alone.",
 )
 @click.option(
     "--metrics-port",
@@ -298,7 +300,7 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--http-endpoints", default="", hidden=True, help="Set by the supervisor: their addresses of HTTP.")
 def serve(
     environments: tuple[str, ...],
-    workers: int,
+    workers: int | None,
     modules: tuple[str, ...],
     gymnasium: tuple[str, ...],
     openenv: tuple[str, ...],
@@ -354,7 +356,7 @@ def serve(
     configure_logs("json" if log_format == "json" else "text", log_level)
     if end_with_stdin:
         _end_with_stdin()
-    if workers > 1:
+    if workers is not None:
         supervised = {name: settings[name] for name in _SUPERVISED}
         sys.exit(supervise(sys.argv[1:], workers, http_port=http_port, **supervised))
     ready = _claim_output()

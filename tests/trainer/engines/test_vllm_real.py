@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ import pytest_asyncio
 
 from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import EngineConformance, Reset, ask, assert_same, changed, make_policy
+from tests.trainer.engines.conformance import (
+    MAX_CONTEXT,
+    EngineConformance,
+    Reset,
+    ask,
+    assert_same,
+    changed,
+    make_policy,
+)
 from tests.trainer.engines.real_vllm import InProcess, build
 from tests.waiting import eventually
 
@@ -95,6 +104,22 @@ async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed() -
     finally:
         await engine.close()
     assert {name: set(await children(name)) for name in others} == others
+
+
+async def test_requests_that_find_the_cache_full_are_what_they_would_be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dozen that grow to two blocks each, where there are five: some lose theirs, and are computed again."""
+    from vllm.engine import arg_utils
+
+    small = partial(arg_utils.AsyncEngineArgs, block_size=32, num_gpu_blocks_override=2 * MAX_CONTEXT // 32 + 1)
+    monkeypatch.setattr(arg_utils, "AsyncEngineArgs", small)
+    engine = build(make_policy(head=32))
+    try:
+        requests = [ask([5, 9, index], tokens=60, seed=index) for index in range(12)]
+        alone = [await engine.generate(request) for request in requests]
+        assert_same(await asyncio.gather(*map(engine.generate, requests)), alone)
+        assert engine.stats().restarts == 0
+    finally:
+        await engine.close()
 
 
 async def test_heads_that_the_cpu_kernels_lack_are_refused_at_start() -> None:

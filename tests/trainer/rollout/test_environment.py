@@ -35,8 +35,8 @@ def test_they_end_with_a_trainer_that_is_killed_outright(workers: int) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None and trainer.stdout.readline().startswith("127.0.0.1:")
         services = [service := children_of(trainer.pid)[0]]
-        services += children_of(service) if workers > 1 else []
-        assert len(services) == (1 if workers == 1 else 1 + workers)
+        services += children_of(service)
+        assert len(services) == 1 + workers
         os.kill(trainer.pid, signal.SIGKILL)
         trainer.wait()
         assert all(gone(each) for each in services)
