@@ -308,11 +308,19 @@ def interval(summary: Mapping[str, float], key: str = "success") -> str:
 
 JOBS = ("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac_toe", "word_problems")
 """Jobs of tiny policies, each on one environment."""
+PRETRAINED = tuple(
+    f"{each}_llm"
+    for each in (
+        *("bandit", "frozen_lake", "sokoban", "countdown"),
+        *("reuse", "filter", "starts", "echo_trap", "actions", "claims"),
+    )
+)
+"""Jobs of a pretrained model, and comparisons with it."""
 
 
 def learning() -> str:
     rows = []
-    for name in (*JOBS, "bandit_llm", "frozen_lake_llm", "reuse_llm", "echo_trap_llm", "filter"):
+    for name in (*JOBS, *PRETRAINED, "filter"):
         runs = figures(f"learning_{name}")
         several = len({each["variant"] for each in runs}) > 1
         for each in runs:
@@ -490,7 +498,8 @@ def collection() -> str:
 
 
 def asynchrony() -> str:
-    return table(*asynchrony_table(figures("asynchrony")))
+    tiny, pretrained = (table(*asynchrony_table(figures(name))) for name in ("asynchrony", "asynchrony_llm"))
+    return f"{tiny}\n\n`starpod train frozen_lake_llm` ({model_title(SMOLLM2)}):\n\n{pretrained}"
 
 
 def turn_values() -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, time
 from typing import Any, Literal, Protocol
@@ -13,8 +13,6 @@ import numpy as np
 import torch
 
 from starpod.client.spelling import nearest
-from starpod.trainer.agents.base import Task
-from starpod.trainer.agents.best_of import BestOfAgents
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import Verdict, filter_groups, loss_scale, needs_reask, verdicts
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
@@ -37,23 +35,22 @@ from starpod.trainer.diagnostics.metrics import (
     staleness_metrics,
     tokens_spent,
 )
-from starpod.trainer.evaluate import evaluate_reference, final_figures, held_out_figures, numbered, overall
+from starpod.trainer.evaluate import final_figures, held_out_figures, overall
+from starpod.trainer.held_out import HeldOut
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.learners import Learners
 from starpod.trainer.mixture import Mixture
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.output.pictures import in_order, write_pictures
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel, RankFailed
 from starpod.trainer.rewards.relations import fine_repetition
 from starpod.trainer.rollout.ahead import Admitted, Ahead
-from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, starts_from
-from starpod.trainer.rollout.frames import draw_episodes
+from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, of_all_ranks
 from starpod.trainer.scorers.base import TurnScorer, score_and_fit
-from starpod.trainer.seeds import Purpose, SeedCursor, derive
+from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.stages import Stages
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import imitate
@@ -125,7 +122,7 @@ class Run:
         self.tokens = 0
         self.elapsed = 0.0
         self.cursor = SeedCursor(config.seeds.train, config.seed)
-        self.tasks = {task.name: task for task in config.tasks}
+        self.held_out = HeldOut(config, collector, parallel=parallel, screen=output.screen, scorer=scorer)
         self.mixture = Mixture(config.tasks)
         self.replay = ReplayBuffer(config.replay)
         self.echo_trap = EchoTrap(config.monitor)
@@ -310,7 +307,7 @@ class Run:
         """Plays the reference policies, and imitates demonstrations, if the configuration says so. What comes of it is
         the KL term's reference."""
         # First: one that cannot play here is told before minutes of imitation.
-        self._references = await self._play_references()
+        self._references = await self.held_out.play_references()
         if self.config.warm_start.steps:
             await self._imitate()
         if self._configs[-1].needs_reference:
@@ -405,7 +402,8 @@ class Run:
         self.ahead.admit(self.mixture.starts(self.mixture.divide(max(room, 0)), self.cursor))
         starts = self.ahead.oldest(config.groups)
         while starts:
-            collected = await self._of_all_ranks(self.ahead.take(starts, min_size=config.min_group_size))
+            taking = self.ahead.take(starts, min_size=config.min_group_size)
+            collected = await of_all_ranks(taking, self.parallel, self.screen.warn)
             stale += self._drop_stale(collected)
             lost = {start.id: start.task for start in starts}
             uniform: list[str] = []
@@ -527,16 +525,6 @@ class Run:
         collected.groups = fresh
         return dropped
 
-    async def _of_all_ranks(self, collecting: Awaitable[Collected]) -> Collected:
-        """Joins what the ranks collect, in order, on each of them."""
-        collected, *others = await self.parallel.all_done(collecting)
-        if others:
-            collected = Collected.joined([collected, *others])
-            collected.groups.sort(key=lambda group: group.id)
-        if collected.failed:
-            self.screen.warn(f"{collected.failed} episodes failed, the first one by: {collected.error}")
-        return collected
-
     def _offline_groups(self) -> list[Group]:
         count = len(self.offline)
         size = min(self.config.collect.groups, count)
@@ -636,7 +624,7 @@ class Run:
         """Diagnoses and logs the step."""
         metrics = self.metrics
         metrics["policy/version"] = float(self.version)
-        metrics["collect/recoveries"] = float(sum(each.fleet.recoveries for each in self.collectors.values()))
+        metrics["collect/recoveries"] = float(sum(each.fleet.recoveries for each in self.collector.by_task.values()))
         warnings = [warning.text for warning in self.echo_trap.update(self.step, metrics)]
         for warning in warnings:
             self.screen.warn(warning)
@@ -654,21 +642,16 @@ class Run:
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    @property
-    def collectors(self) -> dict[str, Collector[EngineAgents]]:
-        """The collector of each task, by its name."""
-        return dict(self.collector.others) or {"": self.collector}
-
     async def evaluate(self) -> None:
         """Plays the start states that choose the best checkpoint; at step 0 the reference policies play them too."""
         config = self.config.evaluation
         await self.sync()
         began = perf_counter()
-        played = await self._play_held_out("selection", "selection")
+        played = await self.held_out.play("selection", "selection")
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         figures = {name: held_out_figures(collected) for name, collected in played.items()}
         if self.step == 0:
-            for name, reference in (self._references or await self._play_references()).items():
+            for name, reference in (self._references or await self.held_out.play_references()).items():
                 figures[name]["reference"] = reference
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
@@ -685,7 +668,7 @@ class Run:
             self.screen.warn(f"the evaluation at step {self.step} says nothing: all of its episodes failed")
         if self.parallel.is_main:
             self.output.folder.append_evaluation(summary)
-            self.output.folder.write_episodes(self.step, self._kept(played))
+            self.output.folder.write_episodes(self.step, self.held_out.kept(played))
         self.screen.evaluation(self.step, summary)
 
     async def evaluate_final(self) -> None:
@@ -703,13 +686,13 @@ class Run:
         await self.sync()
         began = perf_counter()
         # The random streams are those of `starpod eval`, and not those that chose the checkpoint.
-        played = await self._play_held_out("final", "evaluation", f"the checkpoint of step {step} ")
+        played = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
         summary: dict[str, Any] = {"step": step, "last_step": self.step, "time": time(), "policy_version": self.version}
         figures = {name: held_out_figures(collected) for name, collected in played.items()}
         ways: list[Literal["greedy", "best_of"]] = ["greedy"] if self.config.evaluation.greedy else []
         ways += ["best_of"] if self.config.evaluation.best_of > 1 else []
         for way in ways:
-            for name, collected in (await self._play_held_out("final", "evaluation", way=way)).items():
+            for name, collected in (await self.held_out.play("final", "evaluation", way=way)).items():
                 figures[name][way] = held_out_figures(collected)
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
@@ -718,63 +701,10 @@ class Run:
             self.screen.warn("the final evaluation says nothing: all of its episodes failed")
         elif self.parallel.is_main:
             for name, collected in played.items():
-                seeds = self._seeds(name, "final")
-                final_figures(summary, self._held_out(name), seeds, collected.episodes)
+                seeds = self.held_out.seeds(name, "final")
+                final_figures(summary, self.held_out.task(name), seeds, collected.episodes)
             self.output.folder.write_final(summary)
-            self.output.folder.write_episodes(step, self._kept(played), "final")
-
-    async def _play_held_out(
-        self, purpose: Purpose, streams: str, what: str = "", *, way: Literal["", "greedy", "best_of"] = ""
-    ) -> dict[str, Collected]:
-        """One episode per seed of each task. Evaluations with the same `streams` share the random streams of their
-        replies: two of them differ by the policy and not by luck. what: is evaluated, for the screen. way: of
-        sampling, where it is not the usual one."""
-        played = {}
-        for name, collector in self.collectors.items():
-            settings = self.tasks[name].evaluation
-            if not way:
-                self.screen.phase(
-                    f"evaluating {what}on {settings.episodes} {purpose} seeds" + f" of {name}" * bool(name)
-                )
-            temperature = 0.0 if way == "greedy" else settings.temperature
-            agents = replace(collector.agents, purpose=streams, temperature=temperature)
-            if way == "best_of":
-                assert self.scorer is not None
-                score = partial(self.parallel.in_thread, self.scorer.score)
-                agents = BestOfAgents.like(agents, count=self.config.evaluation.best_of, score=score)
-            player = replace(collector, agents=agents, task=self._held_out(name), search=None, others={})
-            own = self.parallel.split(starts_from(self._seeds(name, purpose)))
-            played[name] = await self._of_all_ranks(player.collect(own, 1))
-        return played
-
-    def _seeds(self, name: str, purpose: Purpose) -> range:
-        return self.config.seeds.held_out(purpose, self.tasks[name].evaluation.episodes)
-
-    def _held_out(self, name: str) -> Task:
-        return self.tasks[name].held_out.task(self.collectors[name].task.actions, name)
-
-    def _kept(self, played: Mapping[str, Collected]) -> list[Episode]:
-        """The first episodes of each environment, whose groups are numbered through."""
-        most = self.config.evaluation.keep_episodes
-        return numbered([collected.episodes[:most] for collected in played.values()])
-
-    async def _play_references(self) -> dict[str, Any]:
-        """Figures of the reference policies by task and policy. They need no model, so rank 0 plays them for all."""
-
-        async def play() -> dict[str, Any]:
-            if not self.parallel.is_main:
-                return {}
-            played: dict[str, Any] = {}
-            for name, collector in self.collectors.items():
-                task, seeds = self._held_out(name), self._seeds(name, "selection")
-                if policies := self.tasks[name].evaluation.reference:
-                    self.screen.phase(f"playing {', '.join(policies)} on {len(seeds)} selection seeds")
-                played[name] = {
-                    policy: await evaluate_reference(collector.fleet, policy, task, seeds) for policy in policies
-                }
-            return played
-
-        return (await self.parallel.all_done(play()))[0]
+            self.output.folder.write_episodes(step, self.held_out.kept(played), "final")
 
     async def finish(self, reason: str) -> None:
         """Evaluates and saves the end, and takes the final figure; after a signal it only saves.
@@ -791,11 +721,4 @@ class Run:
         if self.parallel.is_main:
             self.output.folder.end(reason, seconds=self._elapsed())
             if self.interrupts.signal is None:
-                await self._illustrate()
-
-    async def _illustrate(self) -> None:
-        """Draws episodes of the evaluations for the report."""
-        self.screen.phase("drawing episodes for the report")
-        players = {name: (collector.fleet, self._held_out(name)) for name, collector in self.collectors.items()}
-        if drawn := await draw_episodes(players, in_order(self.output.folder)):
-            write_pictures(self.output.folder.pictures, drawn)
+                await self.held_out.draw(self.output.folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -14,6 +14,7 @@ from starpod.client import Fleet, Session
 from starpod.trainer.agents.base import Agents, Task
 from starpod.trainer.agents.program import ProgramConfig
 from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.parallel import Parallel
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.expert_start import open_near_success
@@ -143,6 +144,17 @@ class Collected:
         )
 
 
+async def of_all_ranks(collecting: Awaitable[Collected], parallel: Parallel, warn: Callable[[str], None]) -> Collected:
+    """Joins what the ranks collect, in order, on each of them."""
+    collected, *others = await parallel.all_done(collecting)
+    if others:
+        collected = Collected.joined([collected, *others])
+        collected.groups.sort(key=lambda group: group.id)
+    if collected.failed:
+        warn(f"{collected.failed} episodes failed, the first one by: {collected.error}")
+    return collected
+
+
 Players = TypeVar("Players", bound=Agents)
 
 
@@ -163,6 +175,11 @@ class Collector(Generic[Players]):
     deadline: float | None = None
     search: Search | None = None
     others: Mapping[str, Collector[Players]] = field(default_factory=dict)
+
+    @property
+    def by_task(self) -> dict[str, Collector[Players]]:
+        """The collector of each task, by its name."""
+        return dict(self.others) or {"": self}
 
     async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
         """Plays `size` episodes from each start, all at once or as many as the agents allow.

@@ -1,0 +1,106 @@
+"""Start states that no policy is trained on: a run's evaluations play them, and reference policies do beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+from starpod.trainer.agents.base import Task
+from starpod.trainer.agents.best_of import BestOfAgents
+from starpod.trainer.agents.engine import EngineAgents
+from starpod.trainer.config import Config
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.evaluate import evaluate_reference, numbered
+from starpod.trainer.output.pictures import in_order, write_pictures
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.rollout.collect import Collected, Collector, of_all_ranks, starts_from
+from starpod.trainer.rollout.frames import draw_episodes
+from starpod.trainer.scorers.base import TurnScorer
+from starpod.trainer.seeds import Purpose
+
+
+class HeldOut:
+    """Plays them with what a run collects with. scorer: chooses the best of several replies, where that is asked for.
+
+    No stage of a run changes what is played here.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        collector: Collector[EngineAgents],
+        *,
+        parallel: Parallel,
+        screen: Screen,
+        scorer: TurnScorer | None,
+    ) -> None:
+        self.config = config
+        self.collectors = collector.by_task
+        self.tasks = {task.name: task for task in config.tasks}
+        self.parallel = parallel
+        self.screen = screen
+        self.scorer = scorer
+
+    async def play(
+        self, purpose: Purpose, streams: str, what: str = "", *, way: Literal["", "greedy", "best_of"] = ""
+    ) -> dict[str, Collected]:
+        """One episode per seed of each task. Evaluations with the same `streams` share the random streams of their
+        replies: two of them differ by the policy and not by luck. what: is evaluated, for the screen. way: of
+        sampling, where it is not the usual one."""
+        played = {}
+        for name, collector in self.collectors.items():
+            settings = self.tasks[name].evaluation
+            if not way:
+                self.screen.phase(
+                    f"evaluating {what}on {settings.episodes} {purpose} seeds" + f" of {name}" * bool(name)
+                )
+            temperature = 0.0 if way == "greedy" else settings.temperature
+            agents = replace(collector.agents, purpose=streams, temperature=temperature)
+            if way == "best_of":
+                assert self.scorer is not None
+                score = partial(self.parallel.in_thread, self.scorer.score)
+                agents = BestOfAgents.like(agents, count=self.config.evaluation.best_of, score=score)
+            player = replace(collector, agents=agents, task=self.task(name), search=None, others={})
+            own = self.parallel.split(starts_from(self.seeds(name, purpose)))
+            played[name] = await of_all_ranks(player.collect(own, 1), self.parallel, self.screen.warn)
+        return played
+
+    async def play_references(self) -> dict[str, Any]:
+        """Figures of the reference policies by task and policy. They need no model, so rank 0 plays them for all."""
+
+        async def play() -> dict[str, Any]:
+            if not self.parallel.is_main:
+                return {}
+            played: dict[str, Any] = {}
+            for name, collector in self.collectors.items():
+                task, seeds = self.task(name), self.seeds(name, "selection")
+                if policies := self.tasks[name].evaluation.reference:
+                    self.screen.phase(f"playing {', '.join(policies)} on {len(seeds)} selection seeds")
+                played[name] = {
+                    policy: await evaluate_reference(collector.fleet, policy, task, seeds) for policy in policies
+                }
+            return played
+
+        return (await self.parallel.all_done(play()))[0]
+
+    def seeds(self, name: str, purpose: Purpose) -> range:
+        return self.config.seeds.held_out(purpose, self.tasks[name].evaluation.episodes)
+
+    def task(self, name: str) -> Task:
+        return self.tasks[name].held_out.task(self.collectors[name].task.actions, name)
+
+    def kept(self, played: Mapping[str, Collected]) -> list[Episode]:
+        """The first episodes of each environment, whose groups are numbered through."""
+        most = self.config.evaluation.keep_episodes
+        return numbered([collected.episodes[:most] for collected in played.values()])
+
+    async def draw(self, folder: RunFolder) -> None:
+        """Draws episodes of a run's evaluations for its report."""
+        self.screen.phase("drawing episodes for the report")
+        players = {name: (collector.fleet, self.task(name)) for name, collector in self.collectors.items()}
+        if drawn := await draw_episodes(players, in_order(folder)):
+            write_pictures(folder.pictures, drawn)
