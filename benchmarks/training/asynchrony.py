@@ -1,7 +1,7 @@
 """Collection during updates against lock step: iterations and success per hour, on environments of 5 to 500 ms a step.
 
     python -m benchmarks.training.asynchrony [--staleness 0 1 2 4] [--iterations 24] [--rounds 3] [--seeds 1]
-    python -m benchmarks.training.asynchrony --job frozen_lake_llm --iterations 8 --rounds 2      a pretrained model
+    python -m benchmarks.training.asynchrony --job frozen_lake_llm --iterations 6 --rounds 2      a pretrained model
 
 Runs of `starpod train` from the same warm start, the same but for `collect.max_staleness`. They take turns: each is
 stopped by SIGTERM when its share of a round is done, and resumed in the next one, so that all see the same machine. A
@@ -42,7 +42,7 @@ JOBS = {
         "collect.groups=8",
         "collect.group_size=16",
     ),
-    "frozen_lake_llm": ("evaluation.every=2",),
+    "frozen_lake_llm": ("evaluation.every=3",),
 }
 """What the runs of each job change in it."""
 
