@@ -498,8 +498,7 @@ def collection() -> str:
 
 
 def asynchrony() -> str:
-    tiny, pretrained = (table(*asynchrony_table(figures(name))) for name in ("asynchrony", "asynchrony_llm"))
-    return f"{tiny}\n\n`starpod train frozen_lake_llm` ({model_title(SMOLLM2)}):\n\n{pretrained}"
+    return table(*asynchrony_table(figures("asynchrony")))
 
 
 def turn_values() -> str:
