@@ -45,7 +45,7 @@ def test_addresses_are_a_text_or_a_list_and_wrong_ones_are_refused_before_a_run_
 def test_a_mistyped_configuration_gets_the_nearest_name_once() -> None:
     with pytest.raises(ConfigError) as refused:
         load_config("sokobann")
-    meant = "no configuration 'sokobann'; did you mean sokoban or visual_sokoban? (a YAML file"
+    meant = "no configuration 'sokobann'; did you mean sokoban or sokoban_llm or visual_sokoban? (a YAML file"
     assert str(refused.value).startswith(meant)
 
 

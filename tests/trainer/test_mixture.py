@@ -224,6 +224,7 @@ async def test_a_run_asks_the_same_environment_again_and_tells_of_each(tmp_path:
     run.collector = cast(Any, Tasks)(
         fleet=run.collector.fleet, agents=run.collector.agents, task=Task("any"), outcome=list, others=collectors
     )
+    run.held_out.collectors = run.collector.by_task
     run.ahead = Ahead(run.collector, 2, run.parallel)
     run.begin_step()
     groups = await run.collect()

@@ -414,6 +414,7 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
         return Collected([Group(start.id, [replace(episode(start.id, 0, value), seed=start.seed)]) for start in starts])
 
     run.collector = cast(Any, type("Player", (ScriptedCollector,), {"collect": collect})(**fields_of(run.collector)))
+    run.held_out.collectors = run.collector.by_task
     cast(Any, run.collector.agents.engine).__dict__.update(pause=nothing, load=nothing, resume=nothing)
     for _ in range(3):
         run.begin_step()
