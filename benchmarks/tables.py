@@ -308,12 +308,9 @@ def interval(summary: Mapping[str, float], key: str = "success") -> str:
 
 JOBS = ("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac_toe", "word_problems")
 """Jobs of tiny policies, each on one environment."""
-PRETRAINED = tuple(
-    f"{each}_llm"
-    for each in (
-        *("bandit", "frozen_lake", "sokoban", "countdown"),
-        *("reuse", "filter", "starts", "echo_trap", "actions", "claims"),
-    )
+PRETRAINED = (
+    *("bandit_llm", "frozen_lake_llm", "sokoban_llm", "countdown_llm"),
+    *("reuse_llm", "filter_llm", "starts_llm", "echo_trap_llm", "actions_llm", "claims_llm"),
 )
 """Jobs of a pretrained model, and comparisons with it."""
 

@@ -32,7 +32,7 @@ from starpod.trainer.output.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / "benchmarks" / "serving" / "environments.py"
-JSON = ROOT / "docs" / "benchmarks"
+RESULTS = ROOT / "docs" / "benchmarks"
 JOBS = {
     "frozen_lake": (
         "evaluation.every=5",
@@ -44,13 +44,14 @@ JOBS = {
     ),
     "frozen_lake_llm": ("evaluation.every=3",),
 }
-"""What the runs of each job change in it."""
+"""Jobs, and the keys that a run sets besides those that all of them set."""
 
 
 def words(job: str, staleness: int) -> list[str]:
-    """The run of a job. The service has a thread for each episode that can be in play."""
+    """Arguments of `starpod train`. The service has a thread for each episode that can be in play."""
     threads = 8 * 16 * (staleness + 1)
     return [
+        job,
         f"environment.serve=[--environment-module,{ENVIRONMENTS},--threads,'{threads}']",
         f"collect.max_staleness={staleness}",
         "environment=slow_lake-v1",
@@ -65,10 +66,10 @@ def words(job: str, staleness: int) -> list[str]:
     ]
 
 
-def train(job: str, folder: Path, *arguments: str, until: int | None = None) -> None:
+def train(folder: Path, *arguments: str, until: int | None = None) -> None:
     """Trains to the end, or until so many iterations are done."""
-    command = [sys.executable, "-m", "starpod.cli.main", "train", job, "--run-dir", str(folder)]
-    with subprocess.Popen([*command, *arguments]) as process:
+    command = [sys.executable, "-m", "starpod.cli.main", "train", *arguments, "--run-dir", str(folder)]
+    with subprocess.Popen(command) as process:
         while process.poll() is None and (until is None or len(RunFolder(folder).read_metrics()) < until):
             time.sleep(0.05)
         process.terminate()
@@ -118,21 +119,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
     job = arguments.job
-    file = arguments.json or JSON / f"asynchrony{'_llm' if job.endswith('_llm') else ''}.json"
+    file = arguments.json or RESULTS / ("asynchrony.json" if job == "frozen_lake" else f"asynchrony_{job}.json")
     results = []
     for seed in range(1, arguments.seeds + 1):
         begun = arguments.runs / str(seed)
         folders = {staleness: arguments.runs / f"{seed}-{staleness}" for staleness in arguments.staleness}
         for folder in (begun, *folders.values()):
             shutil.rmtree(folder, ignore_errors=True)
-        train(job, begun, *words(job, 0), f"seed={seed}", "stop.iterations=0")
+        train(begun, *words(job, 0), f"seed={seed}", "stop.iterations=0")
         for folder in folders.values():
             shutil.copytree(begun, folder)
         for number in range(1, arguments.rounds + 1):
             until = arguments.iterations * number // arguments.rounds if number < arguments.rounds else None
             for staleness, folder in folders.items():
                 own = (*words(job, staleness), f"seed={seed}", f"stop.iterations={arguments.iterations}")
-                train(job, folder, *own, "--resume", until=until)
+                train(folder, *own, "--resume", until=until)
         results += [summary(staleness, seed, arguments.success, folder) for staleness, folder in folders.items()]
     content = {"machine": machine(), "success": arguments.success, "results": results}
     file.write_text(json.dumps(content, indent=2) + "\n")

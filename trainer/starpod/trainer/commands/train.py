@@ -248,7 +248,7 @@ def _show_on(path: Path, config: Config, site: str) -> None:
 
 
 def _unreachable(config: Config, error: Exception) -> str:
-    """What is wrong with the servers, without a full stop; of addresses where none listens in a sentence of ours."""
+    """Says what is wrong with the servers, without a full stop. Where no server listens, the sentence is ours."""
     from starpod.client.catalog import no_answer
 
     details = str(error).removesuffix(".")
