@@ -6,6 +6,7 @@ python -m benchmarks.tables
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,15 @@ from starpod.trainer.models.config import SMOLLM2, model_title
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"
 README = ROOT / "README.md"
+FAMILIES = {
+    "gymnasium": "Gymnasium and MiniGrid",
+    "reasoning": "Reasoning Gym",
+    "textarena": "TextArena",
+    "textworld": "TextWorld",
+}
+"""Whose environments are hosted, by how their ids begin."""
+UNCHECKED = "not checked"
+"""How `starpod hub` says that its time was over."""
 MARKS = ("<!-- figures -->\n", "<!-- end of figures -->")
 """Comments around the table in README.md."""
 
@@ -267,6 +277,42 @@ def hosting() -> str:
             ]
             for name, each in figures("hosting")["results"].items()
         ],
+    )
+
+
+def hub() -> str:
+    """By family: the part of an id before its first dash, where several have it."""
+    measured = figures("hub")
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for each in measured["environments"]:
+        family = FAMILIES.get(each["id"].partition("-")[0], "Starpod")
+        families.setdefault(family, []).append(each)
+    rows = []
+    for family, found in sorted(families.items()):
+        checked = [each for each in found if not each["problem"].startswith(UNCHECKED)]
+        rows.append(
+            [
+                family,
+                *(f"{len(found)}", f"{len(checked)}", f"{sum(each['passed'] for each in found)}"),
+                f"{median(each['seconds'] for each in checked):.0f} s",
+                f"{median(each['steps_per_second'] or 0 for each in checked):,.0f}",
+            ]
+        )
+    problems = [each["problem"] for each in measured["environments"] if not each["passed"]]
+    broken = Counter(each.split()[0] for each in problems if not each.startswith(UNCHECKED))
+    missed, planted, wrong = (measured["planted"][name].values() for name in ("missed", "planted", "wrong"))
+    misses = [bug for bugs in missed for bug in bugs]
+    return "\n\n".join(
+        [
+            table(["`starpod hub`", "Installed", "Checked", "Pass", "A check, median", "Steps/s, median"], rows),
+            f"{sum(each['passed'] for each in measured['environments'])} pass. Checks begin within 30 minutes, and all "
+            f"took {measured['minutes']:.0f}, on {measured['machine']['cores']} cores. What the others break: "
+            + ", ".join(f"{rule} ({count})" for rule, count in sorted(broken.items()))
+            + ".",
+            f"Of {sum(planted)} planted bugs {sum(planted) - len(misses)} are found (missed: "
+            f"{', '.join(misses) or 'none'}); in {measured['planted']['good']} environments without one "
+            f"{sum(map(len, wrong)) or 'nothing'}.",
+        ]
     )
 
 
@@ -555,6 +601,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "The tail of latency": tail,
             "Ten thousand sessions": sessions,
             "The cost of hosting": hosting,
+            "Every environment that is installed": hub,
             "Thirty minutes": soak,
             "A thousand servers": placement,
         },

@@ -35,6 +35,8 @@ LOOK_SECONDS = 1.0
 """Interval in which a call checks that the engine core still lives: a dead one answers nothing."""
 WORKING_SHARE = 0.05
 """Of one core's time: what an engine core uses at least while it computes."""
+SHUTDOWN_SECONDS = 60.0
+"""In which an engine core that works ends by itself. One that is killed leaves shared memory behind, and Python says so."""
 
 T = TypeVar("T")
 
@@ -221,16 +223,17 @@ class LocalVllm(ServedEngine):
     async def _go_on(self) -> None:
         await self._ask(self._llm.resume_generation(), "resuming")
 
-    async def _stop(self) -> None:
+    async def _stop(self, seconds: float | None = None) -> None:
+        """Ends the core; after so many seconds, or a few, it is killed."""
         llm, self._llm = self._llm, None
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown)
+            await asyncio.to_thread(llm.shutdown, seconds)
         del llm
         # What is left of it goes now: at the interpreter's end its own clean-up no longer works, and says so.
         gc.collect()
 
     async def _shut_down(self) -> None:
-        await self._stop()
+        await self._stop(SHUTDOWN_SECONDS)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- waiting for a process that may die --------------------------------------------------------------------------
