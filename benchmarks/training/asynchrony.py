@@ -35,6 +35,10 @@ ENVIRONMENTS = ROOT / "benchmarks" / "serving" / "environments.py"
 RESULTS = ROOT / "docs" / "benchmarks"
 JOBS = {
     "frozen_lake": (
+        "algorithm.advantage=gae",
+        "algorithm.mini_batch_size=32",
+        "optimizer.critic_lr=0.001",
+        "optimizer.schedule=constant",
         "evaluation.every=5",
         "evaluation.greedy=false",
         "warm_start.steps=100",
