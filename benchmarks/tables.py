@@ -541,7 +541,8 @@ def collection() -> str:
 
 
 def asynchrony() -> str:
-    return table(*asynchrony_table(figures("asynchrony")))
+    tiny, pretrained = (table(*asynchrony_table(figures(f"asynchrony{job}"))) for job in ("", "_frozen_lake_llm"))
+    return f"A tiny policy:\n\n{tiny}\n\nSmolLM2-135M-Instruct, dequantised from Q4_1, on a lake of 3 x 3:\n\n{pretrained}"
 
 
 def turn_values() -> str:

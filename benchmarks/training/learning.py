@@ -1,6 +1,7 @@
 """What the trainer learns: whole runs over several seeds, and the pictures of docs/benchmarks.md.
 
     python -m benchmarks.training.learning frozen_lake       the default job, three seeds, beside the reference ladder
+    python -m benchmarks.training.learning critic_lake       the same with a critic instead of GiGPO
     python -m benchmarks.training.learning filter            the share of groups that the filter keeps: 25 to 100 %
     python -m benchmarks.training.learning sokoban bandit countdown webshop
     python -m benchmarks.training.learning game_2048 rubiks_cube house desk search_qa word_problems coding --seeds 2
@@ -143,7 +144,8 @@ def _stages(key: str, values: Sequence[int]) -> str:
 
 
 EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
-    "frozen_lake": (Variant("StarPO-S", "frozen_lake"),),
+    "frozen_lake": (Variant("StarPO-S with GiGPO", "frozen_lake"),),
+    "critic_lake": (Variant("StarPO-S with a critic", "frozen_lake", ("algorithm.advantage=gae",)),),
     "sokoban": (Variant("StarPO-S", "sokoban"),),
     "bandit": (Variant("StarPO-S", "bandit"),),
     "bandit_llm": (Variant("StarPO-S", "bandit_llm"),),
