@@ -39,6 +39,7 @@ JOBS = {
         "algorithm.mini_batch_size=32",
         "optimizer.critic_lr=0.001",
         "optimizer.schedule=constant",
+        "rewards.format_penalty=-0.1",
         "evaluation.every=5",
         "evaluation.greedy=false",
         "warm_start.steps=100",
