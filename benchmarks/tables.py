@@ -542,7 +542,7 @@ def collection() -> str:
 
 def asynchrony() -> str:
     tiny, pretrained = (table(*asynchrony_table(figures(f"asynchrony{job}"))) for job in ("", "_frozen_lake_llm"))
-    return f"A tiny policy:\n\n{tiny}\n\nSmolLM2-135M-Instruct, dequantised from Q4_1, on a lake of 3 x 3:\n\n{pretrained}"
+    return f"A tiny policy:\n\n{tiny}\n\n{model_title(SMOLLM2)}, on a lake of 3 x 3:\n\n{pretrained}"
 
 
 def turn_values() -> str:

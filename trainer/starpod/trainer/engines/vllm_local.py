@@ -36,7 +36,7 @@ LOOK_SECONDS = 1.0
 WORKING_SHARE = 0.05
 """Of one core's time: what an engine core uses at least while it computes."""
 SHUTDOWN_SECONDS = 60.0
-"""In which an engine core that works ends by itself. One that is killed leaves shared memory behind, and Python says so."""
+"""In which an engine core that works ends by itself. A killed one leaves shared memory behind, and Python says so."""
 
 T = TypeVar("T")
 
