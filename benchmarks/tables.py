@@ -363,7 +363,7 @@ PRETRAINED = (
 
 def learning() -> str:
     rows = []
-    for name in (*JOBS, *PRETRAINED, "filter"):
+    for name in (*JOBS, *PRETRAINED, "filter", "critic_lake"):
         runs = figures(f"learning_{name}")
         several = len({each["variant"] for each in runs}) > 1
         for each in runs:

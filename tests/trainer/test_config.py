@@ -98,7 +98,7 @@ def test_it_cannot_be_changed() -> None:
         (["collect.groups=many"], "collect.groups"),
         (["collect.min_group_size=9"], "every group would be dropped"),
         (["algorithm=starpo-grpo", "collect.group_size=1", "collect.min_group_size=1"], "group_size at least 2"),
-        (["collect.group_size=1", "collect.min_group_size=1", "algorithm.filter.strategy=top_p"], "every group of one"),
+        (["algorithm=starpo-s", "collect.group_size=1", "collect.min_group_size=1"], "every group of one"),
         (["algorithm=seeupo", "collect.search.strategy=pivots"], "reverse_turns takes a step for each turn of whole"),
         (["evaluation.episodes=20000"], "fewer than the 20000 episodes"),
         (["sampling.top_p=0.9"], "another distribution"),
@@ -112,7 +112,7 @@ def test_it_cannot_be_changed() -> None:
         ),
         (["algorithm.advantage=terms", "algorithm.terms=[{score: met}]"], "algorithm.terms.0: a term of unit episode"),
         (
-            ["algorithm.advantage=terms", "algorithm.terms=[{parts: [formt]}]"],
+            ["rewards.format_penalty=-0.1", "algorithm.advantage=terms", "algorithm.terms=[{parts: [formt]}]"],
             "which nothing pays; did you mean format",
         ),
         (["algorithm=dapo", "algorithm.advantage=cm2_turn"], "scores the reward part criteria, which nothing pays"),
