@@ -33,8 +33,6 @@ FAMILIES = {
     "textworld": "TextWorld",
 }
 """Whose environments are hosted, by how their ids begin."""
-UNCHECKED = "not checked"
-"""How `starpod hub` says that its time was over."""
 MARKS = ("<!-- figures -->\n", "<!-- end of figures -->")
 """Comments around the table in README.md."""
 
@@ -285,30 +283,25 @@ def hub() -> str:
     measured = figures("hub")
     families: dict[str, list[Mapping[str, Any]]] = {}
     for each in measured["environments"]:
-        family = FAMILIES.get(each["id"].partition("-")[0], "Starpod")
-        families.setdefault(family, []).append(each)
+        families.setdefault(FAMILIES.get(each["id"].partition("-")[0], "Starpod"), []).append(each)
     rows = []
+    passed, broken = 0, Counter[str]()
     for family, found in sorted(families.items()):
-        checked = [each for each in found if not each["problem"].startswith(UNCHECKED)]
-        rows.append(
-            [
-                family,
-                *(f"{len(found)}", f"{len(checked)}", f"{sum(each['passed'] for each in found)}"),
-                f"{median(each['seconds'] for each in checked):.0f} s",
-                f"{median(each['steps_per_second'] or 0 for each in checked):,.0f}",
-            ]
-        )
-    problems = [each["problem"] for each in measured["environments"] if not each["passed"]]
-    broken = Counter(each.split()[0] for each in problems if not each.startswith(UNCHECKED))
+        checked = [each for each in found if each["seconds"]]
+        problems = [each["problem"] for each in checked if not each["passed"]]
+        passed += len(checked) - len(problems)
+        broken.update(problem.split()[0] for problem in problems)
+        seconds, speed = (median(each[name] or 0 for each in checked) for name in ("seconds", "steps_per_second"))
+        counts = (str(count) for count in (len(found), len(checked), len(checked) - len(problems)))
+        rows.append([family, *counts, f"{seconds:.0f} s", f"{speed:,.0f}"])
     missed, planted, wrong = (measured["planted"][name].values() for name in ("missed", "planted", "wrong"))
     misses = [bug for bugs in missed for bug in bugs]
+    rules = ", ".join(f"{rule} ({count})" for rule, count in sorted(broken.items())) or "nothing"
     return "\n\n".join(
         [
             table(["`starpod hub`", "Installed", "Checked", "Pass", "A check, median", "Steps/s, median"], rows),
-            f"{sum(each['passed'] for each in measured['environments'])} pass. Checks begin within 30 minutes, and all "
-            f"took {measured['minutes']:.0f}, on {measured['machine']['cores']} cores. What the others break: "
-            + ", ".join(f"{rule} ({count})" for rule, count in sorted(broken.items()))
-            + ".",
+            f"{passed} pass, in {measured['minutes']:.0f} minutes on {measured['machine']['cores']} cores. What other "
+            f"checked ones break: {rules}.",
             f"Of {sum(planted)} planted bugs {sum(planted) - len(misses)} are found (missed: "
             f"{', '.join(misses) or 'none'}); in {measured['planted']['good']} environments without one "
             f"{sum(map(len, wrong)) or 'nothing'}.",

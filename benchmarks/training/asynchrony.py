@@ -35,6 +35,7 @@ ENVIRONMENTS = ROOT / "benchmarks" / "serving" / "environments.py"
 RESULTS = ROOT / "docs" / "benchmarks"
 JOBS = {
     "frozen_lake": (
+        # What the job was when it was measured.
         "algorithm.advantage=gae",
         "algorithm.mini_batch_size=32",
         "optimizer.critic_lr=0.001",

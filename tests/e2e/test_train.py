@@ -45,7 +45,7 @@ SMALL = (
     "evaluation.reference=[random]",
     "checkpoint.every=1",
     # With a critic, whose state has to go on, too; and a rate that does not know when the run ends.
-    "algorithm.advantage=gae",
+    "algorithm={preset: starpo-s, filter: {value: 0.5}}",
     "algorithm.mini_batch_size=4",
     "optimizer.schedule=constant",
     "rewards.format_penalty=-0.1",
@@ -324,8 +324,8 @@ def test_an_engine_that_dies_loses_no_group_that_was_collected_ahead(
     ("words", "told"),
     [
         (["model.tiny.hidden=32"], "model.tiny"),
-        (["algorithm=starpo-grpo", "algorithm.advantage=grpo"], "say it twice: --change algorithm.advantage"),
-        (["algorithm=starpo-grpo", "algorithm.advantage=grpo", "--change=algorithm.advantage"], "has no critic"),
+        (["algorithm=starpo-grpo"], "say it twice: --change algorithm.advantage"),
+        (["algorithm=starpo-grpo", "--change=algorithm.advantage"], "has no critic"),
         (["environment.options.size=5"], "say it twice: --change environment.options"),
         (["seed=7"], "resume with the same seeds"),
         (["algorithm.kl.where=reward"], "holds no reference policy"),

@@ -98,7 +98,10 @@ def test_it_cannot_be_changed() -> None:
         (["collect.groups=many"], "collect.groups"),
         (["collect.min_group_size=9"], "every group would be dropped"),
         (["algorithm=starpo-grpo", "collect.group_size=1", "collect.min_group_size=1"], "group_size at least 2"),
-        (["algorithm=starpo-s", "collect.group_size=1", "collect.min_group_size=1"], "every group of one"),
+        (
+            "algorithm=starpo-s algorithm.filter.strategy=top_p collect.group_size=1 collect.min_group_size=1".split(),
+            "every group of one",
+        ),
         (["algorithm=seeupo", "collect.search.strategy=pivots"], "reverse_turns takes a step for each turn of whole"),
         (["evaluation.episodes=20000"], "fewer than the 20000 episodes"),
         (["sampling.top_p=0.9"], "another distribution"),

@@ -224,7 +224,7 @@ class LocalVllm(ServedEngine):
         await self._ask(self._llm.resume_generation(), "resuming")
 
     async def _stop(self, seconds: float | None = None) -> None:
-        """Ends the core; after so many seconds, or a few, it is killed."""
+        """Ends the core. seconds: after which it is killed; None: vLLM's own five."""
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, seconds)
