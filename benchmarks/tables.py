@@ -350,6 +350,7 @@ JOBS = ("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac
 PRETRAINED = (
     *("bandit_llm", "frozen_lake_llm", "sokoban_llm", "countdown_llm"),
     *("reuse_llm", "filter_llm", "starts_llm", "echo_trap_llm", "actions_llm", "claims_llm"),
+    *("gpu_lake", "gpu_sokoban"),
 )
 """Jobs of a pretrained model, and comparisons with it."""
 
@@ -361,7 +362,7 @@ def learning() -> str:
         several = len({each["variant"] for each in runs}) > 1
         for each in runs:
             shown = f"{name}, {each['variant']}" if several else name
-            if name.endswith("_llm"):
+            if name in PRETRAINED:
                 shown += f" ({model_title(SMOLLM2)})"
             ends = [interval(each["before"]), interval(each["after"])]
             rows.append([shown, str(each["seed"]), *ends, f"{each['seconds']:.0f} s"])
@@ -399,6 +400,30 @@ def iterations() -> str:
         rows.append([name, *cells, ", ".join(percent(share).removesuffix(" %") for share in each["success"]) + " %"])
     head = ["64 episodes, two threads", "Iteration", "Sampling", "Tokens of a reply", "Peak memory", "Success"]
     return f"{measured['model']}, the same warm-started weights.\n\n{table(head, rows)}"
+
+
+def gpu() -> str:
+    """The checks in both dtypes side by side."""
+    measured = [figures(name) for name in ("gpu_check", "gpu_check_float32")]
+    where = measured[0]["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    dtypes = ("bfloat16", "float32")
+    checks: dict[str, list[str]] = {}
+    speeds: dict[str, list[str]] = {}
+    for column, each in enumerate(measured):
+        for check in each["checks"]:
+            cell = f"{check['mean']:.5f}, {check['largest']:.4f}"
+            checks.setdefault(check["what"], [""] * len(dtypes))[column] = cell
+        for speed in each["speeds"]:
+            cell = f"{speed['tokens_per_second']:,.0f}"
+            speeds.setdefault(speed["what"], [""] * len(dtypes))[column] = cell
+    return "\n\n".join(
+        [
+            f"On one {where['gpu']}, {where['cores']} cores, Python {where['python']}, {versions}.",
+            table(["Sampler against trainer: mean, largest, nats", *dtypes], [[k, *v] for k, v in checks.items()]),
+            table(["Per second", *dtypes], [[name, *cells] for name, cells in speeds.items()]),
+        ]
+    )
 
 
 def references() -> str:
@@ -608,6 +633,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "With and without reasoning": reasoning,
             "Several environments in one run": mixture,
             "An iteration with a pretrained model": iterations,
+            "On a GPU": gpu,
             "Shopping": shopping,
             "The Echo Trap": echo_trap,
             "Estimators without a critic": credit,

@@ -22,6 +22,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
@@ -89,7 +90,9 @@ def main() -> None:
     speeds.append(Speed("update pass (context tokens)", measure_update(policy, arguments)))
     print_tables(checks, speeds)
     command = f"python -m benchmarks.training.gpu_check {' '.join(sys.argv[1:])}".strip()
-    content = {"command": command, "machine": machine() | {"gpu": torch.cuda.get_device_name()}}
+    where = machine() | {"gpu": torch.cuda.get_device_name()}
+    where["versions"] = {name: version(name) for name in ("starpod", "torch", "vllm")}
+    content = {"command": command, "machine": where}
     content |= {"checks": [asdict(check) for check in checks], "speeds": [asdict(speed) for speed in speeds]}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")
@@ -160,9 +163,8 @@ async def check_engine(
         await engine.load(2, policy.model)
         await engine.resume()
         replies = await asyncio.gather(*calls)
-        cut = sum(len(set(reply.versions)) > 1 for reply in replies)
-        if cut:
-            compare(f"the new part of {cut} replies that a pause cut", requests, replies, keep=2)
+        if any(len(set(reply.versions)) > 1 for reply in replies):
+            compare("the new part of replies that a pause cut", requests, replies, keep=2)
     finally:
         await engine.close()
     speeds = [Speed(f"{label}: generation (sampled tokens)", rate)]

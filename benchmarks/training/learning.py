@@ -36,6 +36,7 @@
     python -m benchmarks.training.learning actions_llm --seeds 1       actions of a turn
     python -m benchmarks.training.learning claims_llm --seeds 1        a reward for thoughts that are true
     python -m benchmarks.training.learning search_llm --seeds 1        a beam by the environment's score
+    python -m benchmarks.training.learning gpu_lake gpu_sokoban --seeds 1   the same jobs with vLLM on a GPU
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
@@ -122,6 +123,22 @@ NO_KL, NO_BONUS = "algorithm.kl.where=off", "algorithm.entropy_coefficient=0"
 HALF = ("algorithm=pyvision", "algorithm.mini_batch_size=8")
 SWAPPED = "environment.options.swapped=true"
 TEN, EIGHT = ("stop.iterations=10", "evaluation.every=2"), ("stop.iterations=8", "evaluation.every=2")
+ON_A_GPU = (
+    "device=cuda",
+    "threads=4",
+    "engine=vllm",
+    "engine.slots=512",
+    "engine.gpu_memory_fraction=0.2",
+    "collect.groups=32",
+    "collect.group_size=16",
+    "algorithm.mini_batch_size=256",
+    "optimizer.micro_batch_tokens=16384",
+    "evaluation.episodes=1024",
+    "evaluation.every=10",
+    "stop.iterations=100",
+    "stop.minutes=6",
+)
+"""Eight times the episodes of an iteration on two cores."""
 JOINED = ("environment.max_actions_per_turn={}", "warm_start.actions_per_turn={}")
 SEEN = "warm_start.thought='{words[6]} {words[7]} Left {words[8]} Down {words[9]} Right {words[10]} Up {words[11]}'"
 """All that the policy is shown of a lake, before it moves."""
@@ -200,6 +217,8 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("collect.search.strategy=beam", "stop.iterations=3", "evaluation.every=1"),
         ),
     ),
+    "gpu_lake": (Variant("StarPO-S", "frozen_lake_llm", ON_A_GPU),),
+    "gpu_sokoban": (Variant("StarPO-S", "sokoban_llm", ON_A_GPU),),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "game_2048": (Variant("StarPO-S", "game_2048"),),
     "rubiks_cube": (Variant("StarPO-S", "rubiks_cube"),),

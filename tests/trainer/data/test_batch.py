@@ -1,5 +1,7 @@
 """Episodes as tensors: nothing sampled is lost, moved or doubled, however the batch is cut."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
@@ -95,6 +97,20 @@ def test_a_budget_counts_what_the_policy_reads() -> None:
     assert policy.tokens_read([sample.tokens for row in batch.samples[:8] for sample in row]) == group
     assert batch.micro_batches(range(16), group, policy.tokens_read) == [[*range(8)], [*range(8, 16)]]
     assert len(batch.micro_batches(range(16), group)) == 16
+
+
+def test_a_large_budget_asks_the_policy_a_few_times() -> None:
+    """What it reads of a block takes time that grows with the block."""
+    batch = Batch([Episode(0, n, "lake", turns=[a_turn([n, 1], prompt=[*range(100)])]) for n in range(512)])
+    asked: list[int] = []
+
+    def tokens_read(samples: Sequence[list[int]]) -> int:
+        asked.append(len(samples))
+        return 100 + 2 * len(samples)
+
+    blocks = batch.micro_batches(range(512), 500, tokens_read)
+    assert [len(block) for block in blocks] == [200, 200, 112]
+    assert len(asked) < 3 * 2 * 8
 
 
 def test_gradients_flow_back_to_their_tokens() -> None:

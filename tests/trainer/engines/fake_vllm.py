@@ -163,4 +163,6 @@ def install(patch: pytest.MonkeyPatch) -> None:
             setattr(module, key, value)
         patch.setitem(sys.modules, name, module)
     patch.setattr("torch.cuda.is_available", lambda: True)
+    patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "")  # so that what an engine sets is gone with the patch
+    patch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
     patch.setattr(AsyncLLM, "made", [])

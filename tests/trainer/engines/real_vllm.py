@@ -35,7 +35,9 @@ START_SECONDS = 600
 
 
 def build(policy: Policy, **settings: Any) -> Any:
-    config = EngineConfig.model_validate({"name": "vllm", "slots": 16, "dtype": "float32", **settings})
+    config = EngineConfig.model_validate(
+        {"name": "vllm", "slots": 16, "dtype": "float32", "gpu_memory_fraction": 0.1, **settings}
+    )
     return build_engine(config, policy, max_context=MAX_CONTEXT)
 
 

@@ -57,6 +57,8 @@ async def test_it_is_started_for_training(patched: None) -> None:
     assert arguments.logprobs_mode == "processed_logprobs"
     assert (arguments.max_model_len, arguments.max_num_seqs) == (MAX_CONTEXT, 7)
     assert (arguments.dtype, arguments.gpu_memory_utilization) == ("bfloat16", 0.3)
+    # A forked core cannot use a GPU that the trainer has asked for.
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     await engine.close()
     assert AsyncLLM.made[0].shut_down
 

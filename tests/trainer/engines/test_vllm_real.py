@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 
 from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.models.policy import Policy
@@ -55,7 +56,8 @@ class TestRealVllm(InProcess, EngineConformance):
 
     async def test_signals_for_the_trainers_group_are_not_for_vllm(self, engine: Engine) -> None:
         cores, workers = await children("EngineCore"), await children("Worker")
-        assert cores and workers
+        assert cores
+        assert workers or torch.cuda.is_available()  # with one GPU the core itself is the worker
         assert {os.getsid(pid) for pid in cores + workers} == set(cores)
 
 
@@ -87,7 +89,8 @@ async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed() -
         await engine.resume()
         requests = [ask([5, index], tokens=60) for index in range(4)]
         expected = [await engine.generate(request) for request in requests]
-        for restarts, (victim, number) in enumerate([("Worker", signal.SIGKILL), ("EngineCore", signal.SIGSTOP)], 1):
+        worker = "Worker" if set(await children("Worker")) - others["Worker"] else "EngineCore"
+        for restarts, (victim, number) in enumerate([(worker, signal.SIGKILL), ("EngineCore", signal.SIGSTOP)], 1):
             calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
             await eventually(lambda: engine.stats().running)
             await send(victim, number)

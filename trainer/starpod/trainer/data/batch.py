@@ -269,21 +269,27 @@ class Batch:
             group = self.episodes[row].group if self.episodes else row
             return -(width if width < _ALIKE else width // _ALIKE * _ALIKE), group, -width, index
 
-        def fits(block: Sequence[int], widest: int) -> bool:
-            if len(block) * widest <= max_tokens:
-                return True
-            samples = [self._places[index].sample.tokens for index in block]
-            return tokens_read is not None and tokens_read(samples) <= max_tokens
+        places = sorted((index for index, place in enumerate(self._places) if place.row in chosen), key=order)
+        samples = [self._places[index].sample.tokens for index in places]
 
-        blocks: list[list[int]] = []
-        widest = 0
-        for index in sorted((index for index, place in enumerate(self._places) if place.row in chosen), key=order):
-            width = len(self._places[index].sample.tokens)
-            widest = max(widest, width)
-            if not blocks or not fits([*blocks[-1], index], widest):
-                blocks.append([])
-                widest = width
-            blocks[-1].append(index)
+        def fits(first: int, end: int) -> bool:
+            block = samples[first:end]
+            if len(block) * max(map(len, block)) <= max_tokens:
+                return True
+            return tokens_read is not None and tokens_read(block) <= max_tokens
+
+        # Steps that double and then halve: `tokens_read` of a large block takes milliseconds, and one after the other
+        # would ask it for each sample.
+        edges = [0]
+        while edges[-1] < len(places):
+            first, end, step = edges[-1], edges[-1] + 1, 1
+            while end + step <= len(places) and fits(first, end + step):
+                end, step = end + step, 2 * step
+            while step := step // 2:
+                if end + step <= len(places) and fits(first, end + step):
+                    end += step
+            edges.append(end)
+        blocks = [places[first:end] for first, end in pairwise(edges)]
         # In the order of rows and turns, which is that of `Unpacked`.
         return [sorted(block) for block in blocks]
 

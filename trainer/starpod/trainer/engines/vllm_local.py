@@ -94,6 +94,8 @@ class LocalVllm(ServedEngine):
                 "max_num_batched_tokens": max(max_context, min(2048, config.slots * max_context)),
             }
         else:
+            # A forked core could not use the GPU once this process has only asked for one.
+            os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
             arguments = {"gpu_memory_utilization": config.gpu_memory_fraction}
         self._arguments = {
             "skip_tokenizer_init": True,
