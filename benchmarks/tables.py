@@ -667,6 +667,7 @@ def chosen() -> str:
     peers = [times(many / rate(peer)) for peer in ("OpenEnv", "OpenEnv, tuned")]
     grows = [name for name, trend in churn["trends"].items() if trend["grows"]]
     ends = [[percent(run[when]["success"]).removesuffix(" %") for run in runs] for when in ("before", "after")]
+    (pretrained,) = figures("learning_gpu_sokoban")
     largest = figures("webshop")["results"][-1]
     throughput = "python -m benchmarks.serving.throughput"
     rows = [
@@ -683,6 +684,11 @@ def chosen() -> str:
             "`make train`: success before and after, three seeds",
             ", ".join(f"{min(each, key=float)} to {max(each, key=float)} %" for each in ends),
             "`python -m benchmarks.training.learning frozen_lake`",
+        ),
+        (
+            "SmolLM2-135M on Sokoban, with vLLM on one H200: success before and after six minutes, one seed",
+            f"{interval(pretrained['before'])}; {interval(pretrained['after'])}",
+            "`python -m benchmarks.training.learning gpu_sokoban --seeds 1`",
         ),
         (
             f"WebShop, {largest['products']:,} products: search over the wire, median",
