@@ -345,7 +345,10 @@ def interval(summary: Mapping[str, float], key: str = "success") -> str:
     return f"{summary['return_mean']:.3f} ({summary['return_low']:.3f} to {summary['return_high']:.3f})"
 
 
-JOBS = ("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac_toe", "word_problems")
+JOBS = (
+    *("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac_toe", "word_problems"),
+    *("self_play", "house", "game_2048", "desk", "search_qa", "coding"),
+)
 """Jobs of tiny policies, each on one environment."""
 PRETRAINED = (
     *("bandit_llm", "frozen_lake_llm", "sokoban_llm", "countdown_llm"),
