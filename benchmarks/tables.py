@@ -58,6 +58,11 @@ def percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
+def versions(where: Mapping[str, Any]) -> str:
+    """Packages on a machine, as `machine` tells them, with their numbers."""
+    return ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+
+
 # Serving
 
 
@@ -148,7 +153,6 @@ def aims() -> str:
 def ways() -> str:
     measured = figures("throughput")
     where = measured["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
     counts = (1, 256, 1024, 10_000)
     rows = []
     for name in dict.fromkeys(each["way"] for each in measured["results"]):
@@ -161,7 +165,7 @@ def ways() -> str:
         rows.append([name, *(rate or "" for rate in rates), *cells])
     steps = ["1 session", *(f"{count:,}" for count in counts[1:])]
     head = ["Steps/s", *steps, "p50, 1 session", "256: p99", "CPU client", "CPU server", "bytes"]
-    made = f"On {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions}."
+    made = f"On {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions(where)}."
     return f"{made}\n\n{table(head, rows)}"
 
 
@@ -406,25 +410,21 @@ def iterations() -> str:
 
 
 def gpu() -> str:
-    """The checks in both dtypes side by side."""
+    dtypes = ("bfloat16", "float32")
     measured = [figures(name) for name in ("gpu_check", "gpu_check_float32")]
     where = measured[0]["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
-    dtypes = ("bfloat16", "float32")
-    checks: dict[str, list[str]] = {}
-    speeds: dict[str, list[str]] = {}
-    for column, each in enumerate(measured):
-        for check in each["checks"]:
-            cell = f"{check['mean']:.5f}, {check['largest']:.4f}"
-            checks.setdefault(check["what"], [""] * len(dtypes))[column] = cell
-        for speed in each["speeds"]:
-            cell = f"{speed['tokens_per_second']:,.0f}"
-            speeds.setdefault(speed["what"], [""] * len(dtypes))[column] = cell
+
+    def side_by_side(what: str, cells: Sequence[Mapping[str, str]]) -> str:
+        names = dict.fromkeys(name for each in cells for name in each)
+        return table([what, *dtypes], [[name, *(each.get(name, "") for each in cells)] for name in names])
+
+    gaps = [{c["what"]: f"{c['mean']:.5f}, {c['largest']:.4f}" for c in each["checks"]} for each in measured]
+    speeds = [{s["what"]: f"{s['tokens_per_second']:,.0f}" for s in each["speeds"]} for each in measured]
     return "\n\n".join(
         [
-            f"On one {where['gpu']}, {where['cores']} cores, Python {where['python']}, {versions}.",
-            table(["Sampler against trainer: mean, largest, nats", *dtypes], [[k, *v] for k, v in checks.items()]),
-            table(["Per second", *dtypes], [[name, *cells] for name, cells in speeds.items()]),
+            f"On one {where['gpu']}, {where['cores']} cores, Python {where['python']}, {versions(where)}.",
+            side_by_side("Sampler against trainer: mean, largest, nats", gaps),
+            side_by_side("Per second", speeds),
         ]
     )
 

@@ -91,7 +91,7 @@ def main() -> None:
     print_tables(checks, speeds)
     command = f"python -m benchmarks.training.gpu_check {' '.join(sys.argv[1:])}".strip()
     where = machine() | {"gpu": torch.cuda.get_device_name()}
-    where["versions"] = {name: version(name) for name in ("starpod", "torch", "vllm")}
+    where["versions"] |= {name: version(name) for name in ("torch", "vllm")}
     content = {"command": command, "machine": where}
     content |= {"checks": [asdict(check) for check in checks], "speeds": [asdict(speed) for speed in speeds]}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)

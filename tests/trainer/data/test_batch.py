@@ -100,7 +100,7 @@ def test_a_budget_counts_what_the_policy_reads() -> None:
 
 
 def test_a_large_budget_asks_the_policy_a_few_times() -> None:
-    """What it reads of a block takes time that grows with the block."""
+    """Counting what the policy reads of a block takes longer for a larger block."""
     batch = Batch([Episode(0, n, "lake", turns=[a_turn([n, 1], prompt=[*range(100)])]) for n in range(512)])
     asked: list[int] = []
 

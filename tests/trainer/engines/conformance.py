@@ -67,16 +67,11 @@ def logprobs_under(model: torch.nn.Module, prompt: list[int], reply: list[int], 
     return [float(places[len(prompt) - 1 + index, token]) for index, token in enumerate(reply)]
 
 
-def gap(reply: Reply, wanted: Sequence[float]) -> float:
-    """The largest difference of its log-probabilities from these, in nats."""
-    return max(abs(one - other) for one, other in zip(reply.logprobs, wanted, strict=True))
-
-
 def assert_same(replies: Sequence[Reply], expected: Sequence[Reply]) -> None:
     """The same tokens, and log-probabilities but for the rounding that depends on what else is in the batch."""
     for reply, other in zip(replies, expected, strict=True):
         assert reply.tokens == other.tokens
-        assert gap(reply, other.logprobs) <= ROUNDING
+        assert reply.logprobs == pytest.approx(other.logprobs, abs=ROUNDING)
 
 
 def ask(prompt: list[int], *, tokens: int = 8, stop: frozenset[int] = frozenset(), seed: int = 0) -> Request:
@@ -155,7 +150,7 @@ class ModelConformance:
 
     def close_to(self, reply: Reply, model: torch.nn.Module, prompt: list[int], temperature: float = 1.0) -> None:
         wanted = logprobs_under(model, prompt, reply.tokens, temperature)
-        assert gap(reply, wanted) <= self.tolerance
+        assert reply.logprobs == pytest.approx(wanted, abs=self.tolerance)
 
     async def test_a_reply_is_what_the_weights_say(self, engine: Engine, policy: Policy) -> None:
         prompt = [5, 9, 2, 7]
@@ -214,7 +209,7 @@ class ModelConformance:
                 sampled = reply.versions.count(version - 1)
                 wanted = logprobs_under(old, prompt, reply.tokens, 1.0)[:sampled]
                 wanted += logprobs_under(new, prompt, reply.tokens, 1.0)[sampled:]
-                assert gap(reply, wanted) <= self.tolerance
+                assert reply.logprobs == pytest.approx(wanted, abs=self.tolerance)
                 cut += 0 < sampled < 50
             assert engine.stats().sampled == before + 4 * 50
             if cut:

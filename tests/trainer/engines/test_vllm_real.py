@@ -28,6 +28,9 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
+WORKER = "EngineCore" if torch.cuda.is_available() else "Worker"
+"""Name of the process that computes: with one GPU it is the core itself."""
+
 
 @pytest.fixture(scope="module")
 def shared_policy() -> Policy:
@@ -55,9 +58,8 @@ class TestRealVllm(InProcess, EngineConformance):
         self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
 
     async def test_signals_for_the_trainers_group_are_not_for_vllm(self, engine: Engine) -> None:
-        cores, workers = await children("EngineCore"), await children("Worker")
-        assert cores
-        assert workers or torch.cuda.is_available()  # with one GPU the core itself is the worker
+        cores, workers = await children("EngineCore"), await children(WORKER)
+        assert cores and workers
         assert {os.getsid(pid) for pid in cores + workers} == set(cores)
 
 
@@ -73,7 +75,7 @@ async def children(name: str) -> list[int]:
 
 async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed() -> None:
     """Replies go on with the weights that there were; then every call is an error within seconds."""
-    others = {name: set(await children(name)) for name in ("EngineCore", "Worker")}
+    others = {name: set(await children(name)) for name in ("EngineCore", WORKER)}
     policy = make_policy(head=32)
     engine = build(policy, restarts=2, health_timeout=10)
 
@@ -89,8 +91,7 @@ async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed() -
         await engine.resume()
         requests = [ask([5, index], tokens=60) for index in range(4)]
         expected = [await engine.generate(request) for request in requests]
-        worker = "Worker" if set(await children("Worker")) - others["Worker"] else "EngineCore"
-        for restarts, (victim, number) in enumerate([(worker, signal.SIGKILL), ("EngineCore", signal.SIGSTOP)], 1):
+        for restarts, (victim, number) in enumerate([(WORKER, signal.SIGKILL), ("EngineCore", signal.SIGSTOP)], 1):
             calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
             await eventually(lambda: engine.stats().running)
             await send(victim, number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -269,8 +270,8 @@ class Batch:
             group = self.episodes[row].group if self.episodes else row
             return -(width if width < _ALIKE else width // _ALIKE * _ALIKE), group, -width, index
 
-        places = sorted((index for index, place in enumerate(self._places) if place.row in chosen), key=order)
-        samples = [self._places[index].sample.tokens for index in places]
+        ordered = sorted((index for index, place in enumerate(self._places) if place.row in chosen), key=order)
+        samples = [self._places[index].sample.tokens for index in ordered]
 
         def fits(first: int, end: int) -> bool:
             block = samples[first:end]
@@ -278,20 +279,25 @@ class Batch:
                 return True
             return tokens_read is not None and tokens_read(block) <= max_tokens
 
-        # Steps that double and then halve: `tokens_read` of a large block takes milliseconds, and one after the other
-        # would ask it for each sample.
         edges = [0]
-        while edges[-1] < len(places):
-            first, end, step = edges[-1], edges[-1] + 1, 1
-            while end + step <= len(places) and fits(first, end + step):
-                end, step = end + step, 2 * step
-            while step := step // 2:
-                if end + step <= len(places) and fits(first, end + step):
-                    end += step
-            edges.append(end)
-        blocks = [places[first:end] for first, end in pairwise(edges)]
+        while edges[-1] < len(ordered):
+            edges.append(_furthest(edges[-1] + 1, len(ordered), partial(fits, edges[-1])))
         # In the order of rows and turns, which is that of `Unpacked`.
-        return [sorted(block) for block in blocks]
+        return [sorted(ordered[first:end]) for first, end in pairwise(edges)]
+
+
+def _furthest(end: int, last: int, fits: Callable[[int], bool]) -> int:
+    """The furthest end up to `last` that fits; `end` itself is taken to.
+
+    In steps that double and then halve: `fits` takes milliseconds for a large block, too long to ask for every end.
+    """
+    step = 1
+    while end + step <= last and fits(end + step):
+        end, step = end + step, 2 * step
+    while step := step // 2:
+        if end + step <= last and fits(end + step):
+            end += step
+    return end
 
 
 # --- rows that algorithms read ----------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class LocalVllm(ServedEngine):
                 "max_num_batched_tokens": max(max_context, min(2048, config.slots * max_context)),
             }
         else:
-            # A forked core could not use the GPU once this process has only asked for one.
+            # After this process has asked CUDA for a GPU, as `is_available` does, a forked core could not use one.
             os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
             arguments = {"gpu_memory_utilization": config.gpu_memory_fraction}
         self._arguments = {
