@@ -427,18 +427,26 @@ TRANSFER = {"reasoning_llm": {"split": "test"}, "swapped_llm": {"split": "test",
 """Options of the environment that the final policy is evaluated on as well."""
 
 
+def starpod(*words: str, stdout: int | None = None) -> str:
+    """Runs a command of ours; what it wrote, where `stdout` is a pipe. Ends with its exit status where it fails: it has
+    said why."""
+    ended = subprocess.run([sys.executable, "-m", "starpod.cli.main", *words], stdout=stdout, text=True)
+    if ended.returncode:
+        raise SystemExit(ended.returncode)
+    return ended.stdout
+
+
 def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
     """Trains once; says what came of it. A folder of the same configuration is gone on with, and kept if finished."""
-    command = [sys.executable, "-m", "starpod.cli.main", "train", variant.config, *variant.changes, *words]
-    command += [f"seed={seed}", "monitor.screen=plain"]
-    asked = subprocess.run([*command, "--dry-run"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = ["train", variant.config, *variant.changes, *words, f"seed={seed}", "monitor.screen=plain"]
+    asked = starpod(*command, "--dry-run", stdout=subprocess.PIPE)
     before = folder / "asked.yaml"
     if not before.exists() or before.read_text() != asked:
         shutil.rmtree(folder, ignore_errors=True)
     if not (folder / "report.html").exists():
         folder.mkdir(parents=True, exist_ok=True)
         before.write_text(asked)
-        subprocess.run([*command, "--run-dir", str(folder), "--resume-or-start"], check=True)
+        starpod(*command, "--run-dir", str(folder), "--resume-or-start")
     evaluations = RunFolder(folder).read_evaluations()
     first, final = evaluations[0], RunFolder(folder).read_final()
     if final is None:
@@ -489,11 +497,10 @@ def transfer(folder: Path, options: Mapping[str, str]) -> dict[str, object]:
     """How a finished run's policy does where its environment has other options."""
     config, report = load_config(str(RunFolder(folder).config)), folder / "transfer.json"
     environment = config.environment.id
-    command = [sys.executable, "-m", "starpod.cli.main", "eval", str(folder)]
     words = [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
     words += ["--episodes", str(config.evaluation.episodes), "--temperature", str(config.evaluation.temperature)]
     with local_services([environment]) as address:
-        subprocess.run([*command, address, "-e", environment, *words, "--json", str(report)], check=True)
+        starpod("eval", str(folder), address, "-e", environment, *words, "--json", str(report))
     found = json.loads(report.read_text())["environments"][environment]
     return {key: found[key] for key in KEYS[1:]}
 

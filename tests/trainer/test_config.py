@@ -24,6 +24,12 @@ def test_a_preset_is_one_word_on_any_configuration(preset: str) -> None:
     assert config.algorithm == parse_config({"algorithm": preset, "prompt": {"blocks": blocks}}).algorithm
 
 
+def test_a_device_is_one_that_the_trainer_computes_on() -> None:
+    assert [load_config("bandit", [f"device={name}"]).device for name in ("cpu", "cuda:3")] == ["cpu", "cuda:3"]
+    with pytest.raises(ConfigError, match="give auto, cpu, cuda, or cuda:0"):
+        load_config("bandit", ["device=mps"])
+
+
 def test_words_and_files_mean_the_same(tmp_path: Path) -> None:
     words = ["collect.groups=5", "environment.options.size=8", "model.tiny.hidden=32", "title=A lake", "engine=torch"]
     file = tmp_path / "mine.yaml"

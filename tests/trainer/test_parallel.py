@@ -50,8 +50,9 @@ def test_alone_there_is_no_process_group(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="torch sees 0 GPUs"):
-        Parallel.start("cuda")
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(ValueError, match=r"is not there: torch sees 0 GPUs.* device=cpu computes without"):
+            Parallel.start(device)
 
 
 def test_saving_an_optimiser_that_has_not_stepped_changes_nothing():

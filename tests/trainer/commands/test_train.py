@@ -98,6 +98,8 @@ def test_a_dry_run_estimates_memory_and_refuses_what_cannot_fit() -> None:
     assert room.exit_code == 2 and "engine.cache_gib" in room.output.splitlines()[-1]
     absent = run("--dry-run", "tiny", "model.name=nowhere/at-all")
     assert absent.exit_code == 0 and "# Memory is not estimated: " in absent.output
+    elsewhere = run("--dry-run", "tiny", "device=cuda:99")
+    assert elsewhere.exit_code == 0 and "# Memory is not estimated: device cuda:99 is not there" in elsewhere.output
 
 
 def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

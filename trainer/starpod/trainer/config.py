@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.engine import SamplingConfig
@@ -80,6 +80,13 @@ class Config(Section):
         default=(), description="Settings that hold at first, in turn; then the configuration itself holds."
     )
     _in_stages: tuple[Config, ...] = PrivateAttr(default=())
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"{device!r} is none that the trainer computes on; give auto, cpu, cuda, or cuda:0 and so on")
+        return device
 
     @model_validator(mode="wrap")
     @classmethod

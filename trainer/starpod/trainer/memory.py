@@ -22,6 +22,7 @@ from starpod.trainer.engines.weights import SHARD_BYTES
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_shape
 from starpod.trainer.models.trunk import plain
+from starpod.trainer.parallel import device_named
 
 GIB = 2**30
 FLOAT32 = 4
@@ -91,11 +92,14 @@ class Estimate:
 
 
 def place_of(device: str) -> Place:
-    """The device that a rank of this run would compute on, and how many ranks torchrun started."""
+    """The device that a rank of this run would compute on, and how many ranks torchrun started.
+
+    Raises ValueError for one that is not there.
+    """
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    chosen = device_named(device, int(os.environ.get("LOCAL_RANK", "0")), world)
     if chosen.type == "cuda":
-        return Place("cuda", torch.cuda.get_device_properties(chosen.index or 0).total_memory, world)
+        return Place("cuda", torch.cuda.get_device_properties(chosen).total_memory, world)
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and (text := limit.read_text().strip()).isdigit():

@@ -50,18 +50,11 @@ class Parallel:
     def start(cls, device: str = "auto") -> Parallel:
         """Joins the ranks that torchrun started, or is the only one.
 
-        device: "cpu", "cuda", "cuda:1", ...; "auto" is the GPU where there is one. Of several ranks each takes the GPU
-        of its local rank. Raises ValueError for a device that is not there.
+        device: as `device_named` takes it. Raises ValueError for one that is not there.
         """
         rank, world, local = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
-        chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        chosen = device_named(device, local, world)
         if chosen.type == "cuda":
-            if world > 1 and chosen.index is not None:
-                raise ValueError(f"device {device}: of several processes each takes its own GPU; give device=cuda")
-            # torch takes no device without an index for the current one.
-            chosen = torch.device("cuda", local if world > 1 else chosen.index or 0)
-            if chosen.index >= torch.cuda.device_count():
-                raise ValueError(f"device {chosen} is not there: torch sees {torch.cuda.device_count()} GPUs")
             torch.cuda.set_device(chosen)
         if world > 1:
             # Objects travel over gloo either way; nccl knows tensors on GPUs only.
@@ -324,6 +317,24 @@ class Parallel:
 
 
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+def device_named(device: str, local: int = 0, world: int = 1) -> torch.device:
+    """The device that a configuration names: "cpu", "cuda", "cuda:1", ...; "auto" is the GPU where there is one.
+
+    Of several ranks each takes the GPU of its local rank. Raises ValueError for a device that is not there.
+    """
+    chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if chosen.type != "cuda":
+        return chosen
+    if world > 1 and chosen.index is not None:
+        raise ValueError(f"device {device}: of several processes each takes its own GPU; give device=cuda")
+    # torch takes no device without an index for the current one.
+    chosen = torch.device("cuda", local if world > 1 else chosen.index or 0)
+    if chosen.index >= (seen := torch.cuda.device_count()):
+        build = "" if torch.version.cuda or torch.version.hip else ", and this build of it is for CPUs alone"
+        raise ValueError(f"device {chosen} is not there: torch sees {seen} GPUs{build}; device=cpu computes without")
+    return chosen
 
 
 def _units(model: nn.Module) -> list[nn.Module]:

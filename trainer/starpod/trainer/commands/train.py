@@ -121,7 +121,7 @@ def _check_memory(config: Config) -> int:
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         estimate = estimate_memory(config, place_of(config.device))
-    except ModelError as error:
+    except (ModelError, ValueError) as error:
         click.echo(f"# Memory is not estimated: {error}")
         return 0
     except EngineError as error:
