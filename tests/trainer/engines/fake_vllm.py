@@ -80,6 +80,7 @@ class AsyncLLM:
         self.program = EngineCoreProc.run_engine_core
         self.core = FakeCore(Path(arguments.model))
         self.shut_down = False
+        self.output_handler: asyncio.Task[None] | None = None
         self.errored = False
         self.hung = False
         self.checks = 0

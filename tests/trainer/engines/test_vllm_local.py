@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from benchmarks.training import gpu_check
@@ -61,6 +62,36 @@ async def test_it_is_started_for_training(patched: None) -> None:
     assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     await engine.close()
     assert AsyncLLM.made[0].shut_down
+
+
+@pytest.mark.parametrize(("asked", "got"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+async def test_the_weights_that_it_is_given_are_in_its_own_dtype(
+    patched: None, monkeypatch: pytest.MonkeyPatch, asked: str, got: str
+) -> None:
+    policy, written = make_policy(), set()
+    engine = build_engine(EngineConfig(name="vllm", dtype=asked), policy, max_context=MAX_CONTEXT)
+    assert AsyncLLM.made[0].arguments.dtype == got  # vLLM's own `auto` takes bfloat16 for a model in float32
+
+    def reload(folder: Path) -> None:
+        with safe_open(folder / "model-00000.safetensors", "pt") as file:
+            written.update(str(file.get_tensor(name).dtype) for name in file.keys())  # noqa: SIM118 - it is no mapping
+
+    monkeypatch.setattr(AsyncLLM.made[0].core, "reload", reload)
+    await engine.pause()
+    await engine.load(1, policy.model)
+    await engine.close()
+    assert written == {f"torch.{got}"}
+
+
+async def test_what_reads_replies_ends_before_the_core(patched: None) -> None:
+    """It would report an engine that died."""
+    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+    llm = AsyncLLM.made[0]
+    llm.output_handler = reading = asyncio.create_task(asyncio.sleep(3600))
+    ended = []
+    llm.shutdown = lambda timeout=None: ended.append(reading.cancelling())  # type: ignore[method-assign]
+    await engine.close()
+    assert ended == [1]
 
 
 async def test_a_tiny_model_with_eyes_is_refused(patched: None) -> None:
@@ -375,14 +406,14 @@ async def test_weights_on_one_gpu_come_in_buckets(gpus: dict[str, str], monkeypa
     """One on its way at a time: those that are made for it, such as merged adapters, are gone before the next ones."""
     alive = most = 0
 
-    def made(model: torch.nn.Module) -> Any:
+    def made(model: torch.nn.Module, dtype: torch.dtype) -> Any:
         nonlocal alive, most
 
         def gone(size: int) -> None:
             nonlocal alive
             alive -= size
 
-        for name, weight in weights_of(model):
+        for name, weight in weights_of(model, dtype):
             copy = weight.clone()
             weakref.finalize(copy, gone, copy.nbytes)
             alive += copy.nbytes

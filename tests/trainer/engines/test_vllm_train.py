@@ -79,6 +79,8 @@ def test_signals_end_a_run_with_a_checkpoint_and_nothing_else(tmp_path: Path) ->
     run = start(folder, *words)
     _, errors = run.communicate(timeout=900)
     assert run.returncode == 0, errors
+    for noise in ("Traceback", "ERROR", "load weight"):
+        assert noise not in errors, errors
     assert steps(folder) == list(range(1, 9))
     gaps = [json.loads(line)["metrics"].get("policy/logprob_gap_max", 0) for line in (folder / "metrics.jsonl").open()]
     assert max(gaps) < 1e-3

@@ -27,6 +27,7 @@ from starpod.trainer.engines.vllm_worker import gpu_of, own_session, sent_by_han
 from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import device_of, make_folder, weights_of, write_weights
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import plain
 
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
@@ -56,6 +57,8 @@ class LocalVllm(ServedEngine):
         super().__init__(
             slots=config.slots, max_context=max_context, vocabulary=policy.vocabulary, restarts=config.restarts
         )
+        # Each hand-over would log four lines among the progress of the run.
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         try:
             import vllm
             from vllm.platforms import current_platform
@@ -97,9 +100,11 @@ class LocalVllm(ServedEngine):
             # After this process has asked CUDA for a GPU, as `is_available` does, a forked core could not use one.
             os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
             arguments = {"gpu_memory_utilization": config.gpu_memory_fraction}
+        # vLLM's own choice for a model in float32 is less.
+        self._dtype = compute_dtype(model) if config.dtype == "auto" else getattr(torch, config.dtype)
         self._arguments = {
             "skip_tokenizer_init": True,
-            "dtype": config.dtype,
+            "dtype": str(self._dtype).removeprefix("torch."),
             "max_model_len": max_context,
             "max_num_seqs": config.slots,
             "tensor_parallel_size": config.tensor_parallel,
@@ -140,7 +145,7 @@ class LocalVllm(ServedEngine):
         folder = self._folder / "start"
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            write_weights(self._model, folder)
+            write_weights(self._model, folder, self._dtype)
             if self._view is not None:
                 write_processor(self._view, self._tokenizer, folder)
             with own_session():
@@ -193,13 +198,13 @@ class LocalVllm(ServedEngine):
             if self._ipc is None:
                 self._ipc = await self._is_on_gpu_of(model)
             if self._ipc:
-                async with sent_by_handles(weights_of(model)) as address:
+                async with sent_by_handles(weights_of(model, self._dtype)) as address:
                     call = self._llm.collective_rpc("starpod_receive", args=(address,))
                     await self._ask(call, "new weights", loads=True)
                 return
             folder = self._folder / f"weights-{version}"
             try:
-                await asyncio.to_thread(write_weights, model, folder)
+                await asyncio.to_thread(write_weights, model, folder, self._dtype)
                 call = self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
                 await self._ask(call, "new weights", loads=True)
                 # Not before: the core reads it as long as it starts.
@@ -229,6 +234,9 @@ class LocalVllm(ServedEngine):
         """Ends the core. seconds: after which it is killed; None: vLLM's own five."""
         llm, self._llm = self._llm, None
         if llm is not None:
+            # vLLM ends it after the core, and meanwhile it would report that the core is gone.
+            if (handler := llm.output_handler) is not None:
+                handler.cancel()
             await asyncio.to_thread(llm.shutdown, seconds)
         del llm
         # What is left of it goes now: at the interpreter's end its own clean-up no longer works, and says so.

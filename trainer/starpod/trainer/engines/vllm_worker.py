@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import pickle
@@ -140,6 +141,15 @@ async def sent_by_handles(weights: Iterable[tuple[str, Tensor]]) -> AsyncIterato
                 connection.close()
             if failed:
                 raise failed[0]
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for vLLM's warning, at each hand-over, that a rotary embedding got no weights: it has a table alone."""
+    return "Failed to load weights" not in str(record.msg) or "RotaryEmbedding" not in str(record.args)
+
+
+# Where this module is imported in a worker, which is before it loads weights.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_is_news)
 
 
 class WeightReceiver:

@@ -27,14 +27,15 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter once, whole, detached, in the type that the model computes in, under its name in the checkpoint.
+def weights_of(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter once, whole, detached, in a type, by default what the model computes in, under its name in the
+    checkpoint.
 
     Shards of FSDP are gathered one parameter at a time, as each is asked for, which every rank has to take part in.
     Adapters of PEFT are added to the layer that they belong to. Tied weights come under their first name, as in a
     checkpoint.
     """
-    dtype = compute_dtype(model)
+    dtype = dtype or compute_dtype(model)
     reshard(model)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -73,26 +74,28 @@ def gather(weights: Iterable[tuple[str, Tensor]]) -> None:
     deque(weights, maxlen=0)
 
 
-def write_weights(model: nn.Module, folder: Path) -> None:
+def write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Writes `folder` with config.json and safetensors. It appears whole or not at all; all is gathered either way.
+
+    dtype: of the weights, as `weights_of` takes it.
 
     Tied weights come under all of their names: vLLM on a CPU keeps a copy of the output layer, in an order of its own,
     which it makes anew only where that layer's name is among what it reloads.
     """
-    weights = weights_of(model)
+    weights = weights_of(model, dtype)
     try:
-        _write(weights, model, folder)
+        _write(weights, model, folder, dtype or compute_dtype(model))
     finally:
         gather(weights)  # else the other ranks would wait for the rest
 
 
-def _write(weights: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path) -> None:
+def _write(weights: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     config = copy.deepcopy(plain(model).config)
     config.architectures = [type(plain(model)).__name__]
-    config.dtype = compute_dtype(model)
+    config.dtype = dtype
     config.save_pretrained(part)
     shard: dict[str, Tensor] = {}
     held = shards = 0
