@@ -55,13 +55,22 @@ def test_the_four_moves_are_one_move_on_a_turned_board(board: Any) -> None:
 
 
 def test_a_move_that_moves_nothing_is_an_invalid_outcome_and_adds_no_tile() -> None:
-    for reward, paid in (("log", 0.0), ("raw", -0.1)):
+    for reward, paid in (("log", 0.0), ("raw", -0.1), ("target", 0.0)):
         episode = start(board=[[2, 4], [0, 0]], target=32, reward=reward)
         before = episode.environment.board
         transition = episode.turn(["Up"], Want())
         outcome = transition.outcomes[0]
         assert outcome is not None and not outcome.valid and not outcome.effective
         assert (transition.reward, episode.environment.board) == (paid, before)
+
+
+def test_the_target_is_paid_once_where_it_alone_is_paid() -> None:
+    rewards = []
+    episode = start(board=[[8, 8], [8, 8]], target=16, reward="target")
+    for action in ("Right", "Up"):
+        rewards.append(episode.turn([action], Want()).reward)
+    assert rewards == [1.0, 0.0]
+    assert max(episode.environment.board) == 32
 
 
 def test_new_tiles_come_from_the_dynamics_seed_alone() -> None:

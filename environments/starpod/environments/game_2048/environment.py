@@ -24,10 +24,10 @@ class Game2048Options(EnvironmentOptions):
     end: Literal["locked", "target"] = Field(
         default="locked", description="locked: play until no move is left; target: stop once the target is reached."
     )
-    reward: Literal["log", "raw"] = Field(
+    reward: Literal["log", "raw", "target"] = Field(
         default="log",
         description="What merging pays: log is 0.1 x log2(1 + sum of the new tiles); raw is that sum, and -0.1 for a "
-        "move that moves nothing.",
+        "move that moves nothing; target is 1 for the move that makes the target.",
     )
     board: tuple[tuple[int, ...], ...] | None = Field(
         default=None, description="A start of your own: rows of tiles, 0 for an empty cell. A move must be left."
@@ -109,15 +109,22 @@ class Game2048(Environment):
 
     def step(self, action: str) -> Outcome:
         options = self.options
-        raw = options.reward == "raw"
         slid, merged = slide(self.board, options.width, action)
         if slid == self.board:
-            return Outcome(-0.1 if raw else 0.0, success=self._reached() or None, valid=False, effective=False)
+            fine = -0.1 if options.reward == "raw" else 0.0
+            return Outcome(fine, success=self._reached() or None, valid=False, effective=False)
+        before = self._reached()
         self.board = add_tile(slid, self.dynamics, options.two_probability)
         self.points += merged
         reached = self._reached()
         over = self._over()
-        reward = float(merged) if raw else 0.1 * math.log2(merged + 1)
+        match options.reward:
+            case "raw":
+                reward = float(merged)
+            case "log":
+                reward = 0.1 * math.log2(merged + 1)
+            case "target":
+                reward = float(reached and not before)
         return Outcome(reward, terminated=over, success=reached if over else reached or None)
 
     def _reached(self) -> bool:
