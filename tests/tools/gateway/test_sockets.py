@@ -268,12 +268,12 @@ OTHER = {"type": "function", "function": {"name": "look", "parameters": {"type":
     [
         ("auto", [TOOL], "", "tool_calls"),
         ("none", [TOOL], "", "stop"),
-        ("required", [TOOL], '<tool_call>\n{"name": "move", "arguments": ', "tool_calls"),
+        ("required", [TOOL], '<tool_call>\n{"name": "move", "arguments":', "tool_calls"),
         ("required", [TOOL, OTHER], '<tool_call>\n{"name": "', "tool_calls"),
         (
             {"type": "function", "function": {"name": "move"}},
             [TOOL, OTHER],
-            '<tool_call>\n{"name": "move", "arguments": ',
+            '<tool_call>\n{"name": "move", "arguments":',
             "tool_calls",
         ),
     ],

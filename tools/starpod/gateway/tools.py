@@ -56,10 +56,14 @@ def _parse_call(text: str) -> Call | None:
 
 
 def begin_call(tools: Sequence[Mapping[str, Any]], name: str) -> str:
-    """How a reply that must call a tool begins: up to the arguments of that tool, or to the name of any."""
+    """How a reply that must call a tool begins: up to the arguments of that tool, or to the name of any.
+
+    Without the blank that follows: tokenizers make it a part of the brace, and a small model that is given it apart
+    writes no object.
+    """
     if not name and len(tools) > 1:
         return f'{_OPEN}\n{{"name": "'
-    return f'{_OPEN}\n{{"name": {json.dumps(name or tools[0]["function"]["name"])}, "arguments": '
+    return f'{_OPEN}\n{{"name": {json.dumps(name or tools[0]["function"]["name"])}, "arguments":'
 
 
 def write_reply(message: Message) -> str:
@@ -72,12 +76,13 @@ def write_reply(message: Message) -> str:
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """System text for a chat template without tools."""
+    """System text for a chat template without tools, in the words of Hermes. A small model repeats what stands between
+    the tags, so this is nothing that is a call."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "You may call one or more of these functions, described as JSON:\n"
         f"<tools>\n{listed}\n</tools>\n"
-        f'To call one, write: {_OPEN}{{"name": "its name", "arguments": {{...}}}}{_CLOSE}'
+        f'To call one, write: {_OPEN}\n{{"name": <function-name>, "arguments": <args-json-object>}}\n{_CLOSE}'
     )
 
 

@@ -136,3 +136,53 @@ async def test_plays_through_agents_of_others(
     assert not episode.failed, episode.error
     assert any(turn.reply and turn.actions for turn in episode.turns), [turn.text for turn in episode.turns]
     check_sampled(engine.sampled, [turn for turn in episode.turns if turn.reply])
+
+
+MUST_CALL = """
+import agents
+
+@agents.function_tool
+def move(to: str) -> str:
+    "Moves the player: Left, Down, Right or Up."
+    return step(to)["observation"]
+
+async def main():
+    agents.set_tracing_disabled(True)
+    agents.set_default_openai_api("chat_completions")
+    settings = agents.ModelSettings(tool_choice="move")
+    agent = agents.Agent(
+        name="player", instructions="Reach the goal.", tools=[move], model="policy", model_settings=settings
+    )
+    call = {"type": "function_call", "call_id": "a", "name": "move", "arguments": json.dumps({"to": "Right"})}
+    came = {"type": "function_call_output", "call_id": "a", "output": "_P"}
+    told = [{"role": "user", "content": "P_"}, call, came, {"role": "user", "content": state["observation"]}]
+    await agents.Runner.run(agent, told, max_turns=1)
+
+try:
+    asyncio.run(main())
+except agents.MaxTurnsExceeded:
+    pass
+"""
+
+
+async def test_a_call_that_must_be_is_completed(
+    server: ServerProcess, tmp_path: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At temperature 1. How the call is begun, and how calls are described, decides it: three in four had no object."""
+    needs("openai-agents")
+    from starpod.trainer.engines.config import EngineConfig
+    from starpod.trainer.engines.factory import build_engine
+    from starpod.trainer.prompts.conversation import Template
+
+    monkeypatch.chdir(tmp_path)
+    engine = build_engine(EngineConfig(slots=8), loaded.policy, max_context=2000)
+    template = Template(loaded.policy.tokenizer)
+    try:
+        async with collecting_with(
+            engine, template, server, tmp_path, BEGIN + STEPS + MUST_CALL, temperature=1.0, max_episode_tokens=2000
+        ) as collecting:
+            members = (await collecting.play_group(Start(3, 7), 8)).members
+    finally:
+        await engine.close()
+    called = [turn.text for episode in members for turn in episode.turns if turn.actions]
+    assert len(called) >= 6, [turn.text for episode in members for turn in episode.turns]

@@ -1,0 +1,52 @@
+"""OpenAI's SDK for agents with a tool that plays the environment. It knows nothing of training, either.
+
+    pip install openai-agents
+    starpod train bandit_llm 'collect.agent.command=[python, examples/openai_agents_tool.py]' prompt.prefill=false
+"""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import agents
+from openai_agent import environment
+
+
+@agents.function_tool
+def act(action: str) -> str:
+    """Plays an action."""
+    return str(environment("/step", {"actions": [action]})["observation"])
+
+
+def example(shown: str, action: str, came: str) -> list[Any]:
+    """A conversation in which the tool was called: so small a model calls one where it can repeat a call."""
+    call = {"type": "function_call", "call_id": action, "name": "act", "arguments": json.dumps({"action": action})}
+    result = {"type": "function_call_output", "call_id": action, "output": came}
+    return [{"role": "user", "content": shown}, call, result]
+
+
+async def main() -> None:
+    agents.set_tracing_disabled(True)
+    agents.set_default_openai_api("chat_completions")
+    state = environment()
+    player = agents.Agent(
+        name="player",
+        instructions=state["instructions"],
+        tools=[act],
+        model="policy",
+        model_settings=agents.ModelSettings(tool_choice="act"),
+        reset_tool_choice=False,
+    )
+    # A model that calls no tool, or one that does not exist, has played its episode.
+    with contextlib.suppress(agents.AgentsException):
+        told = [
+            *example("Arms: Plumber, Gambler", "Plumber", "Plumber: 0.15 points"),
+            *example("Arms: Clerk, Inventor", "Inventor", "Inventor: 1.0 points"),
+            {"role": "user", "content": state["observation"]},
+        ]
+        await agents.Runner.run(player, told, max_turns=1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
