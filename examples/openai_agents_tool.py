@@ -1,7 +1,7 @@
 """OpenAI's SDK for agents with a tool that plays the environment. It knows nothing of training, either.
 
-    pip install openai-agents
-    starpod train bandit_llm 'collect.agent.command=[python, examples/openai_agents_tool.py]' prompt.prefill=false
+pip install openai-agents
+starpod train bandit_llm 'collect.agent.command=[python, examples/openai_agents_tool.py]' prompt.prefill=false
 """
 
 import asyncio

@@ -36,6 +36,7 @@
     python -m benchmarks.training.learning actions_llm --seeds 1       actions of a turn
     python -m benchmarks.training.learning claims_llm --seeds 1        a reward for thoughts that are true
     python -m benchmarks.training.learning search_llm --seeds 1        a beam by the environment's score
+    python -m benchmarks.training.learning agent_llm --seeds 1         a tool of an unmodified agent, by OpenAI's SDK
     python -m benchmarks.training.learning gpu_lake gpu_sokoban --seeds 1   the same jobs with vLLM on a GPU
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
@@ -123,6 +124,23 @@ NO_KL, NO_BONUS = "algorithm.kl.where=off", "algorithm.entropy_coefficient=0"
 HALF = ("algorithm=pyvision", "algorithm.mini_batch_size=8")
 SWAPPED = "environment.options.swapped=true"
 TEN, EIGHT = ("stop.iterations=10", "evaluation.every=2"), ("stop.iterations=8", "evaluation.every=2")
+OPENAI_AGENTS = (
+    # After `make .venv-agents/.ready`, by the Python there.
+    f"collect.agent.command=[{sys.executable}, examples/openai_agents_tool.py]",
+    "collect.agent.at_once=3",
+    "prompt.prefill=false",
+    # The model as it comes.
+    "warm_start.steps=0",
+    "sampling.max_episode_tokens=480",
+    "engine.slots=48",
+    "collect.groups=6",
+    "collect.group_size=8",
+    "algorithm.mini_batch_size=48",
+    "optimizer.lr=0.00004",
+    "evaluation.episodes=64",
+    "evaluation.reference=[random]",
+    "stop.iterations=15",
+)
 ON_A_GPU = (
     "device=cuda",
     "threads=4",
@@ -217,6 +235,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("collect.search.strategy=beam", "stop.iterations=3", "evaluation.every=1"),
         ),
     ),
+    "agent_llm": (Variant("StarPO-S", "bandit_llm", OPENAI_AGENTS),),
     "gpu_lake": (Variant("StarPO-S", "frozen_lake_llm", ON_A_GPU),),
     "gpu_sokoban": (Variant("StarPO-S", "sokoban_llm", ON_A_GPU),),
     "countdown": (Variant("StarPO-S", "countdown"),),

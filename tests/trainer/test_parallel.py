@@ -1,5 +1,6 @@
 """Several ranks train as one process does."""
 
+import asyncio
 import copy
 import json
 import subprocess
@@ -122,6 +123,46 @@ def test_two_ranks_do_what_one_does(tmp_path):
         (name, key) for name in two.tensors for key in two.tensors[name]
     }
     assert one.state == two.state
+
+
+async def test_a_thread_that_is_through_has_the_next_work():
+    """The memory of one that has ended would be no later one's."""
+    parallel = Parallel()
+    ran_in = {await parallel.in_thread(threading.get_ident) for _ in range(20)}
+    assert len(ran_in) == 1
+
+    def fail():
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        await parallel.in_thread(fail)
+    assert await parallel.in_thread(threading.get_ident) in ran_in
+    # None waits for another's work.
+    meeting = threading.Barrier(3, timeout=20)
+    assert sorted(await asyncio.gather(*(parallel.in_thread(meeting.wait) for _ in range(3)))) == [0, 1, 2]
+
+
+async def test_a_program_ends_without_its_threads_only_while_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+    parallel, go_on = Parallel(), threading.Event()
+    work = asyncio.create_task(parallel.in_thread(go_on.wait, 20))
+    await asyncio.sleep(0)
+    parallel.end(3)
+    go_on.set()
+    assert await work
+    parallel.end(4)
+    assert ended == [3]
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    script = (
+        "import asyncio, os, sys\nfrom starpod.trainer.parallel import Parallel\n"
+        "asyncio.run(Parallel().in_thread(int))\n"
+        "if os.fork() == 0:\n    asyncio.run(Parallel().in_thread(int))\n    os._exit(7)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=100).returncode == 7
 
 
 async def test_threads_compute_on_the_ranks_own_gpu(monkeypatch):

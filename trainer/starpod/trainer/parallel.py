@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -26,9 +28,17 @@ from torch.distributed.tensor import DTensor, Shard
 
 Item = TypeVar("Item")
 
-_WORK = "starpod-work"
 TIMEOUT = timedelta(hours=2)
 """For which a rank waits for the others: their environments may be far slower than its own."""
+
+
+_idle: list[queue.SimpleQueue[Callable[[], None]]] = []
+"""What threads without work wait at. A fresh thread for each piece of work would have memory of its own in malloc,
+which no later one uses: over a gigabyte of SmolLM2's update, again in each iteration."""
+_under_way: set[Future[Any]] = set()
+# A forked process has none of the threads.
+os.register_at_fork(after_in_child=_idle.clear)
+os.register_at_fork(after_in_child=_under_way.clear)
 
 
 class RankFailed(Exception):
@@ -80,7 +90,7 @@ class Parallel:
         the process aborts, and torchrun reports a failure of a run that was through. It aborts as well where a thread
         is still inside torch.
         """
-        if self.world > 1 or any(thread.name == _WORK for thread in threading.enumerate()):
+        if self.world > 1 or _under_way:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
@@ -137,19 +147,13 @@ class Parallel:
 
         A program that is told to stop at once does not wait for the thread, as it would for one of asyncio's.
         """
-        done: Future[Item] = Future()
-        done.set_running_or_notify_cancel()
 
-        def on_device() -> None:
-            try:
-                if self.device.type == "cuda":
-                    torch.cuda.set_device(self.device)
-                done.set_result(work(*arguments, **named))
-            except BaseException as error:
-                done.set_exception(error)
+        def on_device() -> Item:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            return work(*arguments, **named)
 
-        threading.Thread(target=on_device, daemon=True, name=_WORK).start()
-        return await asyncio.wrap_future(done)
+        return await asyncio.wrap_future(_submit(on_device))
 
     async def all_done(self, work: Awaitable[Item]) -> list[Item]:
         """Every rank's result of its own work, in the order of the ranks, on all of them.
@@ -317,6 +321,37 @@ class Parallel:
 
 
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+def _submit(work: Callable[[], Item]) -> Future[Item]:
+    """Runs it in a thread that has no other work, at once."""
+    done: Future[Item] = Future()
+    done.set_running_or_notify_cancel()
+    _under_way.add(done)
+    done.add_done_callback(_under_way.discard)
+    try:
+        inbox = _idle.pop()
+    except IndexError:
+        inbox = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(inbox,), daemon=True, name="starpod-work").start()
+
+    def task() -> None:
+        try:
+            tell: Callable[[], None] = partial(done.set_result, work())
+        except BaseException as error:
+            tell = partial(done.set_exception, error)
+        # Before it is told: who then has more work finds this thread.
+        _idle.append(inbox)
+        tell()
+
+    inbox.put(task)
+    return done
+
+
+def _serve(inbox: queue.SimpleQueue[Callable[[], None]]) -> None:
+    """What a thread does, one after the other."""
+    while True:
+        inbox.get()()
 
 
 def device_named(device: str, local: int = 0, world: int = 1) -> torch.device:
