@@ -73,6 +73,15 @@ async def test_more_moves_than_a_turn_may_have_are_refused() -> None:
                 await collect_demonstrations(fleet, WarmStartConfig(steps=1, actions_per_turn=3), task, [1])
 
 
+async def test_demonstrations_tell_how_many_are_through() -> None:
+    told: list[int] = []
+    with start_server("bandit-v1") as server:
+        async with Fleet(server.address) as fleet:
+            task = EnvironmentConfig(id="bandit-v1").task(())
+            played = await collect_demonstrations(fleet, WarmStartConfig(steps=1), task, range(5), progress=told.append)
+    assert told == [1, 2, 3, 4, 5] and [each.episode.seed for each in played] == [0, 1, 2, 3, 4]
+
+
 def test_each_agent_of_a_demonstration_has_its_own_turns_in_view() -> None:
     turns = [Turn(observation=f"board {number}", fresh=True, actions=[str(number)]) for number in range(4)]
     for turn, agent in zip(turns, "XOOX", strict=True):

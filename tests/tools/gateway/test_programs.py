@@ -22,7 +22,7 @@ from starpod.trainer.engines.base import Engine, EngineError, Request
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rollout.collect import Collector, Start
-from tests.support import ServerProcess
+from tests.support import ROOT, ServerProcess
 from tests.trainer.chat_templates import tokenizer
 from tests.trainer.scripted_engine import ScriptedEngine
 
@@ -46,6 +46,12 @@ LAKE = Task(  # an agent may say much between two steps
     actions=("Left", "Down", "Right", "Up"),
     name="lake",
 )
+EXAMPLE = f"""
+import runpy
+sys.path.insert(0, {str(ROOT / "examples")!r})
+runpy.run_path({str(ROOT / "examples")!r} + "/NAME", run_name="__main__")
+"""
+"""Runs a program of examples/."""
 PLAYS = """
 history = []
 while not state["done"]:
@@ -113,6 +119,18 @@ async def test_turns_are_replies_with_their_steps(server: ServerProcess, tmp_pat
         ]
         assert len(asked) >= len(episode.turns)
     assert len({request.seed for request in engine.requests}) == len(engine.requests), "each reply has its own luck"
+
+
+async def test_the_example_plays(server: ServerProcess, tmp_path: Path) -> None:
+    path = ["Right", "Down"]
+    episode = await play(
+        server,
+        tmp_path,
+        EXAMPLE.replace("NAME", "openai_agent.py"),
+        lambda request, text: f"<answer>{path[text.count('assistant') % 2]}</answer>",
+    )
+    assert episode.end == "terminal" and not episode.failed, episode.error
+    assert [turn.actions for turn in episode.turns] == [[path[(1 + at) % 2]] for at in range(len(episode.turns))]
 
 
 async def test_replies_without_steps_and_steps_without_replies_are_turns(server: ServerProcess, tmp_path: Path) -> None:

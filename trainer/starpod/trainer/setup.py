@@ -110,9 +110,14 @@ class Served:
     facts: Facts
     demonstrations: list[Demonstration] = field(default_factory=list)
 
-    async def demonstrate(self, config: Config, cursor: SeedCursor) -> None:
+    async def demonstrate(self, config: Config, cursor: SeedCursor, screen: Screen) -> None:
         """Collects the demonstrations, from the next seeds, and reads those of a file. Raises ConfigError."""
         seeds = cursor.take(self.config.warm_start.episodes)
+
+        def progress(through: int) -> None:
+            if through % 500 == 0:
+                screen.phase(f"demonstration {through:,} of {len(seeds):,}")
+
         self.demonstrations = await collect_demonstrations(
             self.fleet,
             self.config.warm_start,
@@ -120,6 +125,7 @@ class Served:
             seeds,
             self.writer.attempts,
             images=self.config.prompt.shows_images,
+            progress=progress,
         )
         if path := self.config.warm_start.demonstrations:
             (session,) = await self.task.open(self.fleet, 0, 1, Want())
@@ -243,7 +249,7 @@ async def open_run(
             cursor = SeedCursor(config.seeds.warmstart, config.seed)
             for each in served:
                 if parallel.is_main:
-                    await each.demonstrate(config, cursor)
+                    await each.demonstrate(config, cursor, screen)
                 each.demonstrations = parallel.broadcast_object(each.demonstrations)
         if loaded is None and parallel.is_main:
             shutil.rmtree(folder.path / INITIAL, ignore_errors=True)  # of a start that failed

@@ -156,8 +156,10 @@ async def collect_demonstrations(
     attempts: int = 1,
     *,
     images: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> list[Demonstration]:
     """Plays one episode per seed, and as many attempts at it as are asked for. images: whether turns have images.
+    progress: is told how many seeds are through.
 
     Raises ConfigError if the environment has no expert and one is asked for, StarpodError where an episode fails.
     """
@@ -188,8 +190,12 @@ async def collect_demonstrations(
         *earlier, last = await asyncio.gather(
             *(demonstrate(seed, f"/{number}") for number in range(1, attempts)), demonstrate(seed)
         )
+        nonlocal through
+        through += 1
+        progress(through)
         return replace(last, earlier=tuple(earlier))
 
+    through = 0
     return list(await asyncio.gather(*(with_earlier(seed) for seed in seeds)))
 
 

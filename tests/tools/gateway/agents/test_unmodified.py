@@ -15,7 +15,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Request
 from starpod.trainer.rollout.collect import Start
 from tests.support import ServerProcess
-from tests.tools.gateway.test_programs import collector
+from tests.tools.gateway.test_programs import EXAMPLE, collector
 
 BEGIN = """
 import asyncio, json, os, urllib.request
@@ -96,6 +96,13 @@ async def test_openai_agents(server: ServerProcess, tmp_path: Path, kind: str) -
     needs("openai-agents")
     program = BEGIN + STEPS + OPENAI_AGENTS.replace("KIND", kind)
     check(*await play(server, tmp_path, program, calls("move", lambda to, index: {"to": to})))
+
+
+async def test_the_example_with_a_tool(server: ServerProcess, tmp_path: Path) -> None:
+    needs("openai-agents")
+    program = EXAMPLE.replace("NAME", "openai_agents_tool.py")
+    episode, requests = await play(server, tmp_path, program, lambda *_: ' {"action": "Right"}}\n</tool_call>')
+    assert [turn.actions for turn in episode.turns] == [["Right"]] and len(requests) == 1
 
 
 OPENAI_AGENTS_MCP = """
