@@ -52,7 +52,7 @@ def test_alone_there_is_no_process_group(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_a_device_that_is_not_there_is_refused():
     for device in ("cuda", "cuda:1"):
-        with pytest.raises(ValueError, match=r"is not there: torch sees 0 GPUs.* device=cpu computes without"):
+        with pytest.raises(ValueError, match=r"is not there: GPUs that torch sees: 0.* device=cpu uses none"):
             Parallel.start(device)
 
 
@@ -125,10 +125,11 @@ def test_two_ranks_do_what_one_does(tmp_path):
     assert one.state == two.state
 
 
-async def test_a_thread_that_is_through_has_the_next_work():
+async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of one that has ended would be no later one's."""
+    monkeypatch.setattr("starpod.trainer.parallel._idle", [])
     parallel = Parallel()
-    ran_in = {await parallel.in_thread(threading.get_ident) for _ in range(20)}
+    ran_in = {await parallel.in_thread(threading.get_native_id) for _ in range(20)}
     assert len(ran_in) == 1
 
     def fail():
@@ -136,7 +137,7 @@ async def test_a_thread_that_is_through_has_the_next_work():
 
     with pytest.raises(KeyError, match="lost"):
         await parallel.in_thread(fail)
-    assert await parallel.in_thread(threading.get_ident) in ran_in
+    assert await parallel.in_thread(threading.get_native_id) in ran_in
     # None waits for another's work.
     meeting = threading.Barrier(3, timeout=20)
     assert sorted(await asyncio.gather(*(parallel.in_thread(meeting.wait) for _ in range(3)))) == [0, 1, 2]
@@ -145,6 +146,7 @@ async def test_a_thread_that_is_through_has_the_next_work():
 async def test_a_program_ends_without_its_threads_only_while_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("starpod.trainer.parallel._under_way", set())
     parallel, go_on = Parallel(), threading.Event()
     work = asyncio.create_task(parallel.in_thread(go_on.wait, 20))
     await asyncio.sleep(0)

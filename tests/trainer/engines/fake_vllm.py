@@ -164,6 +164,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
             setattr(module, key, value)
         patch.setitem(sys.modules, name, module)
     patch.setattr("torch.cuda.is_available", lambda: True)
-    patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "")  # so that what an engine sets is gone with the patch
-    patch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
+    for variable in ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_LOGGING_LEVEL"):
+        patch.setenv(variable, "")  # so that what an engine sets is gone with the patch
+        patch.delenv(variable)
     patch.setattr(AsyncLLM, "made", [])

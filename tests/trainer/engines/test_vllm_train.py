@@ -27,8 +27,9 @@ SMALL = (
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     """The run, as the leader of a process group of its own: as from a terminal."""
     command = [sys.executable, "-m", "starpod.cli.main", "train", *words, "--run-dir", str(folder)]
+    told = os.environ | {"VLLM_LOGGING_STREAM": "ext://sys.stderr"}
     return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, env=told
     )
 
 

@@ -77,7 +77,7 @@ def write_reply(message: Message) -> str:
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """System text for a chat template without tools, in the words of Hermes. A small model repeats what stands between
-    the tags, so this is nothing that is a call."""
+    the tags, so this is no valid JSON."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "You may call one or more of these functions, described as JSON:\n"

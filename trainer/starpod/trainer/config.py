@@ -85,9 +85,7 @@ class Config(Section):
     @classmethod
     def _known_device(cls, device: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-            raise ValueError(
-                f"{device!r} is none that the trainer computes on; give auto, cpu, cuda, or cuda:0 and so on"
-            )
+            raise ValueError(f"{device!r} is not supported; give auto, cpu, cuda, or cuda:0 and so on")
         return device
 
     @model_validator(mode="wrap")

@@ -182,7 +182,8 @@ def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
     """Of the engine, where it samples on this machine, and of the hand-over of weights."""
     engine, model = config.engine, config.model
     longest = config.sampling.max_episode_tokens
-    dtype: torch.dtype = getattr(torch, model.dtype)
+    of_its_own = engine.name == "vllm" and engine.dtype != "auto"
+    dtype: torch.dtype = getattr(torch, engine.dtype if of_its_own else model.dtype)
     handed = shape.parameters * dtype.itemsize
     if engine.name == "torch":
         policies = _policies(config)

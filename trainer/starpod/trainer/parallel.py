@@ -32,9 +32,10 @@ TIMEOUT = timedelta(hours=2)
 """For which a rank waits for the others: their environments may be far slower than its own."""
 
 
-_idle: list[queue.SimpleQueue[Callable[[], None]]] = []
-"""What threads without work wait at. A fresh thread for each piece of work would have memory of its own in malloc,
-which no later one uses: over a gigabyte of SmolLM2's update, again in each iteration."""
+_Inbox = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]
+_idle: list[_Inbox] = []
+"""Where threads without work wait for some. They are used again: with a fresh thread for each piece of work, which had
+its own part of malloc's memory, a process grew by over a gigabyte in each update of SmolLM2."""
 _under_way: set[Future[Any]] = set()
 # A forked process has none of the threads.
 os.register_at_fork(after_in_child=_idle.clear)
@@ -148,7 +149,10 @@ class Parallel:
         A program that is told to stop at once does not wait for the thread, as it would for one of asyncio's.
         """
 
+        threads = torch.get_num_threads()
+
         def on_device() -> Item:
+            torch.set_num_threads(threads)  # each thread has a number of its own
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
             return work(*arguments, **named)
@@ -324,34 +328,33 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def _submit(work: Callable[[], Item]) -> Future[Item]:
-    """Runs it in a thread that has no other work, at once."""
+    """Runs it at once, in a thread that has no other work."""
     done: Future[Item] = Future()
     done.set_running_or_notify_cancel()
-    _under_way.add(done)
-    done.add_done_callback(_under_way.discard)
     try:
         inbox = _idle.pop()
     except IndexError:
         inbox = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(inbox,), daemon=True, name="starpod-work").start()
-
-    def task() -> None:
-        try:
-            tell: Callable[[], None] = partial(done.set_result, work())
-        except BaseException as error:
-            tell = partial(done.set_exception, error)
-        # Before it is told: who then has more work finds this thread.
-        _idle.append(inbox)
-        tell()
-
-    inbox.put(task)
+    _under_way.add(done)
+    inbox.put((work, done))
     return done
 
 
-def _serve(inbox: queue.SimpleQueue[Callable[[], None]]) -> None:
-    """What a thread does, one after the other."""
+def _serve(inbox: _Inbox) -> None:
+    """What a thread does: one piece of work after the other. It keeps nothing of a piece that is through."""
     while True:
-        inbox.get()()
+        work, done = inbox.get()
+        try:
+            tell = partial(done.set_result, work())
+        except BaseException as error:
+            tell = partial(done.set_exception, error)
+        del work
+        # Before it is told, so that whoever then has more work finds this thread.
+        _under_way.discard(done)
+        _idle.append(inbox)
+        tell()
+        del tell, done
 
 
 def device_named(device: str, local: int = 0, world: int = 1) -> torch.device:
@@ -368,7 +371,7 @@ def device_named(device: str, local: int = 0, world: int = 1) -> torch.device:
     chosen = torch.device("cuda", local if world > 1 else chosen.index or 0)
     if chosen.index >= (seen := torch.cuda.device_count()):
         build = "" if torch.version.cuda or torch.version.hip else ", and this build of it is for CPUs alone"
-        raise ValueError(f"device {chosen} is not there: torch sees {seen} GPUs{build}; device=cpu computes without")
+        raise ValueError(f"device {chosen} is not there: GPUs that torch sees: {seen}{build}; device=cpu uses none")
     return chosen
 
 

@@ -119,10 +119,16 @@ def _check_memory(config: Config) -> int:
     from starpod.trainer.models.config import ModelError
 
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    unknown = "# Memory is not estimated: {}"
     try:
-        estimate = estimate_memory(config, place_of(config.device))
-    except (ModelError, ValueError) as error:
-        click.echo(f"# Memory is not estimated: {error}")
+        place = place_of(config.device)
+    except ValueError as error:
+        click.echo(unknown.format(error))
+        return 0
+    try:
+        estimate = estimate_memory(config, place)
+    except ModelError as error:
+        click.echo(unknown.format(error))
         return 0
     except EngineError as error:
         raise click.UsageError(str(error)) from None

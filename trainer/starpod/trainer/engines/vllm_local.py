@@ -100,7 +100,7 @@ class LocalVllm(ServedEngine):
             # After this process has asked CUDA for a GPU, as `is_available` does, a forked core could not use one.
             os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
             arguments = {"gpu_memory_utilization": config.gpu_memory_fraction}
-        # vLLM's own choice for a model in float32 is less.
+        # vLLM's own choice for a model in float32 is a 16-bit type.
         self._dtype = compute_dtype(model) if config.dtype == "auto" else getattr(torch, config.dtype)
         self._arguments = {
             "skip_tokenizer_init": True,

@@ -28,8 +28,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def weights_of(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter once, whole, detached, in a type, by default what the model computes in, under its name in the
-    checkpoint.
+    """Each parameter once, whole, detached, under its name in the checkpoint.
+
+    dtype: of what is given; None: the one that the model computes in.
 
     Shards of FSDP are gathered one parameter at a time, as each is asked for, which every rank has to take part in.
     Adapters of PEFT are added to the layer that they belong to. Tied weights come under their first name, as in a
