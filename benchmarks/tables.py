@@ -357,7 +357,7 @@ JOBS = (
 PRETRAINED = (
     *("bandit_llm", "frozen_lake_llm", "sokoban_llm", "countdown_llm"),
     *("reuse_llm", "filter_llm", "starts_llm", "echo_trap_llm", "actions_llm", "claims_llm"),
-    *("gpu_lake", "gpu_sokoban"),
+    *("agent_llm", "gpu_lake", "gpu_sokoban"),
 )
 """Jobs of a pretrained model, and comparisons with it."""
 

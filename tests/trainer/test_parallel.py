@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.checkpoint import load_checkpoint
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel import MOST_IDLE, Parallel
 from tests.trainer.parallel_worker import adapt, make_policy, team, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +127,8 @@ def test_two_ranks_do_what_one_does(tmp_path):
 
 async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of one that has ended would be no later one's."""
-    monkeypatch.setattr("starpod.trainer.parallel._idle", [])
+    waiting: list[object] = []
+    monkeypatch.setattr("starpod.trainer.parallel._idle", waiting)
     parallel = Parallel()
     ran_in = {await parallel.in_thread(threading.get_native_id) for _ in range(20)}
     assert len(ran_in) == 1
@@ -139,8 +140,9 @@ async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.Mo
         await parallel.in_thread(fail)
     assert await parallel.in_thread(threading.get_native_id) in ran_in
     # None waits for another's work.
-    meeting = threading.Barrier(3, timeout=20)
-    assert sorted(await asyncio.gather(*(parallel.in_thread(meeting.wait) for _ in range(3)))) == [0, 1, 2]
+    meeting = threading.Barrier(9, timeout=20)
+    assert sorted(await asyncio.gather(*(parallel.in_thread(meeting.wait) for _ in range(9)))) == [*range(9)]
+    assert MOST_IDLE <= len(waiting) < 9, "the others have ended"
 
 
 async def test_a_program_ends_without_its_threads_only_while_they_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,8 @@ _Inbox = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]
 _idle: list[_Inbox] = []
 """Where threads without work wait for some. They are used again: with a fresh thread for each piece of work, which had
 its own part of malloc's memory, a process grew by over a gigabyte in each update of SmolLM2."""
+MOST_IDLE = 4
+"""How many of them wait, about: several may be through at once."""
 _under_way: set[Future[Any]] = set()
 # A forked process has none of the threads.
 os.register_at_fork(after_in_child=_idle.clear)
@@ -342,8 +344,10 @@ def _submit(work: Callable[[], Item]) -> Future[Item]:
 
 
 def _serve(inbox: _Inbox) -> None:
-    """What a thread does: one piece of work after the other. It keeps nothing of a piece that is through."""
-    while True:
+    """What a thread does: one piece of work after the other, until enough others wait for some. It keeps nothing of a
+    piece that is through."""
+    stays = True
+    while stays:
         work, done = inbox.get()
         try:
             tell = partial(done.set_result, work())
@@ -352,7 +356,8 @@ def _serve(inbox: _Inbox) -> None:
         del work
         # Before it is told, so that whoever then has more work finds this thread.
         _under_way.discard(done)
-        _idle.append(inbox)
+        if stays := len(_idle) < MOST_IDLE:
+            _idle.append(inbox)
         tell()
         del tell, done
 
