@@ -167,6 +167,7 @@ async def collect_demonstrations(
     if config.noise and not task.actions:  # then what can be played at random is for the environment to list
         want = replace(want, valid_actions=True)
     want = replace(want, image=images)
+    through = 0
 
     async def demonstrate(seed: int, attempt: str = "") -> Demonstration:
         (session,) = await task.open(fleet, seed, 1, want)
@@ -195,7 +196,6 @@ async def collect_demonstrations(
         progress(through)
         return replace(last, earlier=tuple(earlier))
 
-    through = 0
     return list(await asyncio.gather(*(with_earlier(seed) for seed in seeds)))
 
 
