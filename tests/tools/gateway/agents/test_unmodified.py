@@ -101,7 +101,8 @@ async def test_openai_agents(server: ServerProcess, tmp_path: Path, kind: str) -
 async def test_the_example_with_a_tool(server: ServerProcess, tmp_path: Path) -> None:
     needs("openai-agents")
     program = EXAMPLE.replace("NAME", "openai_agents_tool.py")
-    episode, requests = await play(server, tmp_path, program, lambda *_: ' {"action": "Right"}}\n</tool_call>')
+    call = '<tool_call>\n{"name": "act", "arguments": {"action": "Right"}}\n</tool_call>'
+    episode, requests = await play(server, tmp_path, program, lambda *_: call)
     assert [turn.actions for turn in episode.turns] == [["Right"]] and len(requests) == 1
 
 
