@@ -1,7 +1,9 @@
 """OpenAI's SDK for agents with a tool that plays the environment. It knows nothing of training, either.
 
-pip install openai-agents
-starpod train bandit_llm 'collect.agent.command=[python, examples/openai_agents_tool.py]' prompt.prefill=false
+Its package is openai-agents. For the model as it comes (docs/gateway.md):
+
+    starpod train bandit_llm 'collect.agent.command=[python, examples/openai_agents_tool.py]' collect.agent.at_once=3 \\
+      prompt.prefill=false warm_start.steps=0 sampling.max_episode_tokens=480
 """
 
 import asyncio

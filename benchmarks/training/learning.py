@@ -137,7 +137,7 @@ OPENAI_AGENTS = (
     "collect.group_size=8",
     "algorithm.mini_batch_size=48",
     "optimizer.lr=0.00004",
-    # One pair, so that few episodes tell which arm pays: each is a process, and most of the time.
+    # One pair, so that few episodes tell which arm pays: each is a process, and that takes most of the time.
     "environment.options.pair=[Phoenix,Dragon]",
     "evaluation.episodes=48",
     "evaluation.every=4",
