@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
+from benchmarks.training.learning import starpod
 from starpod.client import SyncFleet
 from starpod.trainer.models.config import SMOLLM2, model_title
 from starpod.trainer.output.run_folder import RunFolder
@@ -78,11 +79,10 @@ def main() -> None:
 
 def warm_started(work: Path) -> Path:
     """The model of `make train-llm` as it is before the first update, warmed up on the prompts of this comparison."""
-    starpod = [sys.executable, "-m", "starpod.cli.main"]
     run, out = work / "start", work / "model"
     words = ["stop.iterations=0", "evaluation.episodes=1", "prompt.context=full", "monitor.screen=plain"]
-    subprocess.run([*starpod, "train", "bandit_llm", f"seed={SEED}", *words, "--run-dir", str(run)], check=True)
-    subprocess.run([*starpod, "export", str(run), str(out)], check=True)
+    starpod("train", "bandit_llm", f"seed={SEED}", *words, "--run-dir", str(run))
+    starpod("export", str(run), str(out))
     shutil.rmtree(run)
     return out
 

@@ -126,7 +126,7 @@ def test_two_ranks_do_what_one_does(tmp_path):
 
 
 async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory of one that has ended would be no later one's."""
+    """With a fresh thread each time, a process grew in each update."""
     waiting: list[object] = []
     monkeypatch.setattr("starpod.trainer.parallel._idle", waiting)
     parallel = Parallel()

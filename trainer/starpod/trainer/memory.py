@@ -92,12 +92,9 @@ class Estimate:
 
 
 def place_of(device: str) -> Place:
-    """The device that a rank of this run would compute on, and how many ranks torchrun started.
-
-    Raises ValueError for one that is not there.
-    """
+    """The device that a rank of this run would compute on, and how many ranks torchrun started. Raises NoDevice."""
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    chosen = device_named(device, int(os.environ.get("LOCAL_RANK", "0")), world)
+    chosen = device_named(device)
     if chosen.type == "cuda":
         return Place("cuda", torch.cuda.get_device_properties(chosen).total_memory, world)
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -182,8 +179,7 @@ def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
     """Of the engine, where it samples on this machine, and of the hand-over of weights."""
     engine, model = config.engine, config.model
     longest = config.sampling.max_episode_tokens
-    of_its_own = engine.name == "vllm" and engine.dtype != "auto"
-    dtype: torch.dtype = getattr(torch, engine.dtype if of_its_own else model.dtype)
+    dtype: torch.dtype = getattr(torch, engine.computes_in(model.dtype))
     handed = shape.parameters * dtype.itemsize
     if engine.name == "torch":
         policies = _policies(config)

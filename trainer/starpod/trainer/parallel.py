@@ -44,6 +44,10 @@ os.register_at_fork(after_in_child=_idle.clear)
 os.register_at_fork(after_in_child=_under_way.clear)
 
 
+class NoDevice(ValueError):
+    """The device that a configuration names is not there, or not for one of several ranks. The message says why."""
+
+
 class RankFailed(Exception):
     """Work of some rank failed, and all of them know. The message says why."""
 
@@ -63,10 +67,10 @@ class Parallel:
     def start(cls, device: str = "auto") -> Parallel:
         """Joins the ranks that torchrun started, or is the only one.
 
-        device: as `device_named` takes it. Raises ValueError for one that is not there.
+        device: as `device_named` takes it. Raises NoDevice.
         """
-        rank, world, local = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
-        chosen = device_named(device, local, world)
+        rank, world, _ = _ranks()
+        chosen = device_named(device)
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         if world > 1:
@@ -326,7 +330,10 @@ class Parallel:
         )
 
 
-_TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+def _ranks() -> tuple[int, int, int]:
+    """Rank, number of ranks and local rank, as torchrun tells them."""
+    told = os.environ
+    return int(told.get("RANK", "0")), int(told.get("WORLD_SIZE", "1")), int(told.get("LOCAL_RANK", "0"))
 
 
 def _submit(work: Callable[[], Item]) -> Future[Item]:
@@ -344,8 +351,10 @@ def _submit(work: Callable[[], Item]) -> Future[Item]:
 
 
 def _serve(inbox: _Inbox) -> None:
-    """What a thread does: one piece of work after the other, until enough others wait for some. It keeps nothing of a
-    piece that is through."""
+    """The loop of a thread: runs one piece of work after another, and keeps no reference to finished work.
+
+    The thread ends when MOST_IDLE other threads already wait for work.
+    """
     stays = True
     while stays:
         work, done = inbox.get()
@@ -362,21 +371,22 @@ def _serve(inbox: _Inbox) -> None:
         del tell, done
 
 
-def device_named(device: str, local: int = 0, world: int = 1) -> torch.device:
+def device_named(device: str) -> torch.device:
     """The device that a configuration names: "cpu", "cuda", "cuda:1", ...; "auto" is the GPU where there is one.
 
-    Of several ranks each takes the GPU of its local rank. Raises ValueError for a device that is not there.
+    Of several ranks that torchrun started, each takes the GPU of its local rank. Raises NoDevice.
     """
+    _, world, local = _ranks()
     chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     if chosen.type != "cuda":
         return chosen
     if world > 1 and chosen.index is not None:
-        raise ValueError(f"device {device}: of several processes each takes its own GPU; give device=cuda")
+        raise NoDevice(f"device {device}: of several processes each takes its own GPU; give device=cuda")
     # torch takes no device without an index for the current one.
     chosen = torch.device("cuda", local if world > 1 else chosen.index or 0)
     if chosen.index >= (seen := torch.cuda.device_count()):
         build = "" if torch.version.cuda or torch.version.hip else ", and this build of it is for CPUs alone"
-        raise ValueError(f"device {chosen} is not there: GPUs that torch sees: {seen}{build}; device=cpu uses none")
+        raise NoDevice(f"device {chosen} is not there: GPUs that torch sees: {seen}{build}; device=cpu uses none")
     return chosen
 
 

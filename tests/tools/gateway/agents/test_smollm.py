@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.rollout.collect import Start
 from tests.support import ServerProcess
@@ -109,6 +110,25 @@ def loaded() -> Any:
     return load_model("smollm2")
 
 
+async def played(
+    policy: Any, server: ServerProcess, folder: Path, program: str, members: int, *, temperature: float
+) -> tuple[Recording, list[Episode]]:
+    """A group that a program plays with the model, and the engine with what it was asked."""
+    from starpod.trainer.engines.config import EngineConfig
+    from starpod.trainer.engines.factory import build_engine
+    from starpod.trainer.prompts.conversation import Template
+
+    engine = Recording(build_engine(EngineConfig(slots=8), policy, max_context=2000))
+    template = Template(policy.tokenizer)
+    try:
+        async with collecting_with(
+            engine, template, server, folder, program, temperature=temperature, max_episode_tokens=2000
+        ) as collecting:
+            return engine, (await collecting.play_group(Start(3, 7), members)).members
+    finally:
+        await engine.close()
+
+
 @pytest.mark.parametrize(
     ("package", "program"),
     [("openai-agents", OPENAI_AGENTS), ("mini-swe-agent", MINI_SWE_AGENT), ("mcp", MCP)],
@@ -118,21 +138,8 @@ async def test_plays_through_agents_of_others(
     server: ServerProcess, tmp_path: Path, loaded: Any, package: str, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs(package)
-    from starpod.trainer.engines.config import EngineConfig
-    from starpod.trainer.engines.factory import build_engine
-    from starpod.trainer.prompts.conversation import Template
-
     monkeypatch.chdir(tmp_path)
-    policy = loaded.policy
-    engine = Recording(build_engine(EngineConfig(slots=2), policy, max_context=2000))
-    template = Template(policy.tokenizer)
-    try:
-        async with collecting_with(
-            engine, template, server, tmp_path, BEGIN + STEPS + program, temperature=0.3, max_episode_tokens=2000
-        ) as collecting:
-            (episode,) = (await collecting.play_group(Start(3, 7), 1)).members
-    finally:
-        await engine.close()
+    engine, (episode,) = await played(loaded.policy, server, tmp_path, BEGIN + STEPS + program, 1, temperature=0.3)
     assert not episode.failed, episode.error
     assert any(turn.reply and turn.actions for turn in episode.turns), [turn.text for turn in episode.turns]
     check_sampled(engine.sampled, [turn for turn in episode.turns if turn.reply])
@@ -170,19 +177,7 @@ async def test_a_call_that_must_be_is_completed(
 ) -> None:
     """At temperature 1. How the call is begun, and how calls are described, decides it: three in four had no object."""
     needs("openai-agents")
-    from starpod.trainer.engines.config import EngineConfig
-    from starpod.trainer.engines.factory import build_engine
-    from starpod.trainer.prompts.conversation import Template
-
     monkeypatch.chdir(tmp_path)
-    engine = build_engine(EngineConfig(slots=8), loaded.policy, max_context=2000)
-    template = Template(loaded.policy.tokenizer)
-    try:
-        async with collecting_with(
-            engine, template, server, tmp_path, BEGIN + STEPS + MUST_CALL, temperature=1.0, max_episode_tokens=2000
-        ) as collecting:
-            members = (await collecting.play_group(Start(3, 7), 8)).members
-    finally:
-        await engine.close()
+    _, members = await played(loaded.policy, server, tmp_path, BEGIN + STEPS + MUST_CALL, 8, temperature=1.0)
     called = [turn.text for episode in members for turn in episode.turns if turn.actions]
     assert len(called) >= 6, [turn.text for episode in members for turn in episode.turns]

@@ -117,18 +117,13 @@ def _check_memory(config: Config) -> int:
     from starpod.trainer.engines.base import EngineError
     from starpod.trainer.memory import estimate_memory, place_of
     from starpod.trainer.models.config import ModelError
+    from starpod.trainer.parallel import NoDevice
 
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    unknown = "# Memory is not estimated: {}"
     try:
-        place = place_of(config.device)
-    except ValueError as error:
-        click.echo(unknown.format(error))
-        return 0
-    try:
-        estimate = estimate_memory(config, place)
-    except ModelError as error:
-        click.echo(unknown.format(error))
+        estimate = estimate_memory(config, place_of(config.device))
+    except (ModelError, NoDevice) as error:
+        click.echo(f"# Memory is not estimated: {error}")
         return 0
     except EngineError as error:
         raise click.UsageError(str(error)) from None

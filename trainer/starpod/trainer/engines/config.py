@@ -61,6 +61,10 @@ class EngineConfig(Section):
     )
     nccl_address: str = Field(default="", description="nccl: free host:port of the trainer's machine.")
 
+    def computes_in(self, model: str) -> str:
+        """dtype in which the engine computes. model: in which the policy does."""
+        return self.dtype if self.name == "vllm" and self.dtype != "auto" else model
+
     @model_validator(mode="after")
     def _fits_together(self) -> EngineConfig:
         if self.name == "vllm_remote" and not self.urls:

@@ -100,11 +100,12 @@ class LocalVllm(ServedEngine):
             # After this process has asked CUDA for a GPU, as `is_available` does, a forked core could not use one.
             os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
             arguments = {"gpu_memory_utilization": config.gpu_memory_fraction}
-        # vLLM's own choice for a model in float32 is a 16-bit type.
-        self._dtype = compute_dtype(model) if config.dtype == "auto" else getattr(torch, config.dtype)
+        # Never "auto": vLLM's own choice for a model in float32 is a 16-bit type.
+        dtype = config.computes_in(str(compute_dtype(model)).removeprefix("torch."))
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._arguments = {
             "skip_tokenizer_init": True,
-            "dtype": str(self._dtype).removeprefix("torch."),
+            "dtype": dtype,
             "max_model_len": max_context,
             "max_num_seqs": config.slots,
             "tensor_parallel_size": config.tensor_parallel,

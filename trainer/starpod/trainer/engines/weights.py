@@ -83,9 +83,10 @@ def write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None = No
     Tied weights come under all of their names: vLLM on a CPU keeps a copy of the output layer, in an order of its own,
     which it makes anew only where that layer's name is among what it reloads.
     """
+    dtype = dtype or compute_dtype(model)
     weights = weights_of(model, dtype)
     try:
-        _write(weights, model, folder, dtype or compute_dtype(model))
+        _write(weights, model, folder, dtype)
     finally:
         gather(weights)  # else the other ranks would wait for the rest
 
