@@ -351,13 +351,13 @@ def interval(summary: Mapping[str, float], key: str = "success") -> str:
 
 JOBS = (
     *("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac_toe", "word_problems"),
-    *("self_play", "house", "game_2048", "desk", "search_qa", "coding"),
+    *("self_play", "house", "game_2048"),
 )
 """Jobs of tiny policies, each on one environment."""
 PRETRAINED = (
-    *("bandit_llm", "frozen_lake_llm", "sokoban_llm", "countdown_llm"),
+    *("bandit_llm", "frozen_lake_llm", "sokoban_llm", "countdown_llm", "search_qa_llm", "coding_llm"),
     *("reuse_llm", "filter_llm", "starts_llm", "echo_trap_llm", "actions_llm", "claims_llm"),
-    *("agent_llm", "gpu_lake", "gpu_sokoban"),
+    *("agent_llm", "gpu_lake", "gpu_sokoban", "gpu_desk", "gpu_coding"),
 )
 """Jobs of a pretrained model, and comparisons with it."""
 

@@ -4,7 +4,7 @@
     python -m benchmarks.training.learning critic_lake       the same with a critic instead of GiGPO
     python -m benchmarks.training.learning filter            the share of groups that the filter keeps: 25 to 100 %
     python -m benchmarks.training.learning sokoban bandit countdown webshop
-    python -m benchmarks.training.learning game_2048 rubiks_cube house desk search_qa word_problems coding --seeds 2
+    python -m benchmarks.training.learning game_2048 rubiks_cube house word_problems --seeds 2
     python -m benchmarks.training.learning tic_tac_toe self_play --seeds 2   against a random player, and against itself
     python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
     python -m benchmarks.training.learning blocks            true claims and right moves, credited together or apart
@@ -27,6 +27,7 @@
     python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
     python -m benchmarks.training.learning sokoban_llm --seeds 1       the same model pushes a box
     python -m benchmarks.training.learning countdown_llm --seeds 1     the same model reaches a number
+    python -m benchmarks.training.learning desk_llm search_qa_llm coding_llm --seeds 1   it calls tools, reads, programs
     python -m benchmarks.training.learning reasoning_llm --seeds 1     with and without reasoning, on names never seen
     python -m benchmarks.training.learning swapped_llm --seeds 1       the same where names mislead
     python -m benchmarks.training.learning filter_llm --seeds 1        the share of groups that the filter keeps
@@ -37,7 +38,7 @@
     python -m benchmarks.training.learning claims_llm --seeds 1        a reward for thoughts that are true
     python -m benchmarks.training.learning search_llm --seeds 1        a beam by the environment's score
     python -m benchmarks.training.learning agent_llm --seeds 1         a tool of an unmodified agent, by OpenAI's SDK
-    python -m benchmarks.training.learning gpu_lake gpu_sokoban --seeds 1   the same jobs with vLLM on a GPU
+    python -m benchmarks.training.learning gpu_lake gpu_sokoban gpu_desk gpu_search_qa gpu_coding --seeds 2   on a GPU
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
@@ -151,7 +152,7 @@ ON_A_GPU = (
     "threads=4",
     "engine=vllm",
     "engine.slots=512",
-    "engine.gpu_memory_fraction=0.2",
+    "engine.gpu_memory_fraction=0.1",
     "collect.groups=32",
     "collect.group_size=16",
     "algorithm.mini_batch_size=256",
@@ -241,18 +242,21 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         ),
     ),
     "agent_llm": (Variant("StarPO-S", "bandit_llm", OPENAI_AGENTS),),
+    "desk_llm": (Variant("StarPO-S", "desk_llm"),),
+    "search_qa_llm": (Variant("StarPO-S", "search_qa_llm"),),
+    "coding_llm": (Variant("StarPO-S", "coding_llm"),),
     "gpu_lake": (Variant("StarPO-S", "frozen_lake_llm", ON_A_GPU),),
     "gpu_sokoban": (Variant("StarPO-S", "sokoban_llm", ON_A_GPU),),
+    "gpu_desk": (Variant("StarPO-S", "desk_llm", ON_A_GPU),),
+    "gpu_search_qa": (Variant("StarPO-S", "search_qa_llm", ON_A_GPU),),
+    "gpu_coding": (Variant("StarPO-S", "coding_llm", ON_A_GPU),),
     "countdown": (Variant("StarPO-S", "countdown"),),
     "game_2048": (Variant("StarPO-S", "game_2048"),),
     "rubiks_cube": (Variant("StarPO-S", "rubiks_cube"),),
     "tic_tac_toe": (Variant("StarPO-S", "tic_tac_toe"),),
     "self_play": (Variant("StarPO-S", "self_play"),),
     "word_problems": (Variant("StarPO-S", "word_problems"),),
-    "desk": (Variant("StarPO-S", "desk"),),
-    "search_qa": (Variant("StarPO-S", "search_qa"),),
     "house": (Variant("StarPO-S", "house"),),
-    "coding": (Variant("StarPO-S", "coding"),),
     "webshop": (Variant("StarPO-S", "webshop"),),
     "visual_lake": (
         Variant("success and true claims", "visual_lake"),

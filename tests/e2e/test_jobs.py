@@ -1,4 +1,4 @@
-"""The jobs that come with the package train, from the outside: each of those of a tiny policy takes an iteration."""
+"""The jobs that come with the package train, from the outside: each takes an iteration with a tiny policy."""
 
 from pathlib import Path
 
@@ -23,22 +23,31 @@ SMALL = (
 )
 
 
+# In the place of the pretrained one.
+TINY = (
+    "model.name=tiny",
+    "model.dtype=float32",
+    "model.float32_logits=false",
+    "algorithm.filter_loss_scaling=none",
+)
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "coding",
-        "desk",
+        "coding_llm",
+        "desk_llm",
         "game_2048",
         "house",
         "rubiks_cube",
-        "search_qa",
+        "search_qa_llm",
         "self_play",
         "tic_tac_toe",
         "word_problems",
     ],
 )
 def test_a_job_takes_an_iteration(name: str, tmp_path: Path) -> None:
-    train(*SMALL, run_dir=tmp_path / "run", base=(name,))
+    train(*SMALL, *(TINY if name.endswith("_llm") else ()), run_dir=tmp_path / "run", base=(name,))
     (record,) = lines(tmp_path / "run" / "metrics.jsonl")
     assert record["metrics"]["collect/failed"] == 0
     assert record["metrics"]["update/skipped"] == 0
