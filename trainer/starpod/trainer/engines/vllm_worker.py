@@ -144,8 +144,8 @@ async def sent_by_handles(weights: Iterable[tuple[str, Tensor]]) -> AsyncIterato
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for vLLM's warning, at each hand-over, that layers without weights of their own got none: a rotary embedding
-    has a table, a tied output layer the embedding's weights."""
+    """False for vLLM's warning, at each hand-over, that layers without weights of their own got none: a rotary
+    embedding has a table, a tied output layer the embedding's weights."""
     return "Failed to load weights" not in str(record.msg) or not any(
         name in str(record.args) for name in ("RotaryEmbedding", "ParallelLMHead")
     )
