@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import inspect
+import logging
 import multiprocessing
 import os
 import pickle
@@ -602,6 +603,14 @@ def test_the_package_agrees_with_the_trainer(tmp_path: Path, dtype: str) -> None
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("layer", "told"), [("LlamaRotaryEmbedding", 0), ("ParallelLMHead", 0), ("RMSNorm", 1)])
+def test_layers_that_got_no_weights_are_news_where_they_have_some(
+    caplog: pytest.LogCaptureFixture, layer: str, told: int
+) -> None:
+    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").warning("%s: Failed to load weights", layer)
+    assert len(caplog.records) == told
 
 
 def test_without_a_gpu_the_check_says_so_in_one_line(
