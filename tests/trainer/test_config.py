@@ -124,7 +124,10 @@ def test_it_cannot_be_changed() -> None:
             ["rewards.format_penalty=-0.1", "algorithm.advantage=terms", "algorithm.terms=[{parts: [formt]}]"],
             "which nothing pays; did you mean format",
         ),
-        (["algorithm=dapo", "algorithm.advantage=cm2_turn"], "scores the reward part criteria, which nothing pays"),
+        (
+            ["algorithm=dapo", "algorithm.advantage=cm2_turn", "collect.group_size=8"],
+            "scores the reward part criteria, which nothing pays",
+        ),
         (["algorithm=dapo", "algorithm.advantage=cm2_step", "collect.group_size=4"], "group_size at least 5"),
         (["algorithm.advantage=cm2_step", "algorithm.kl.where=reward"], "reads parts of it alone"),
         (["algorithm.advantage=terms", "algorithm.terms=[{scale: std}]", "algorithm.whiten=true"], "normalise twice"),
