@@ -38,7 +38,7 @@
     python -m benchmarks.training.learning claims_llm --seeds 1        a reward for thoughts that are true
     python -m benchmarks.training.learning search_llm --seeds 1        a beam by the environment's score
     python -m benchmarks.training.learning agent_llm --seeds 1         a tool of an unmodified agent, by OpenAI's SDK
-    python -m benchmarks.training.learning gpu_lake gpu_sokoban gpu_desk gpu_search_qa gpu_coding --seeds 2   on a GPU
+    python -m benchmarks.training.learning gpu_lake gpu_sokoban gpu_desk gpu_search_qa gpu_coding --seeds 1   on a GPU
     python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
     python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
     python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
