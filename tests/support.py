@@ -164,8 +164,8 @@ def credentials(folder: Path) -> dict[str, Path]:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process's main thread started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """The processes that a process started."""
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 
 def gone(pid: int) -> bool:

@@ -462,14 +462,14 @@ def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
 def test_services_of_its_own_that_are_killed_come_back_and_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with subprocess.Popen(command("stop.iterations=6", run_dir=folder), stdout=subprocess.DEVNULL) as process:
-        for after in (1, 3):
+        for after, with_supervisor in ((1, False), (2, True), (4, True)):
             while iterations(folder) < after:
                 assert process.poll() is None
                 time.sleep(0.02)
-            (service,) = children_of(process.pid)
-            while not (workers := children_of(service)):
+            while not ((services := children_of(process.pid)) and (workers := children_of(services[0]))):
                 time.sleep(0.02)
-            os.kill(workers[0], signal.SIGKILL)
+            for victim in services * with_supervisor + workers:
+                os.kill(victim, signal.SIGKILL)
     assert process.returncode == 0
     assert learnt(folder) == learnt(undisturbed)
 

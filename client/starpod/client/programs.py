@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 
 STOP_SECONDS = 10.0
+_PAUSE_SECONDS = (0.1, 5.0)
+"""First and longest pause before a program that ended is started again."""
+
+logger = logging.getLogger(__name__)
 
 
 class ServiceFailed(Exception):
@@ -24,39 +30,83 @@ class ServiceRefused(ServiceFailed):
 
 
 @contextlib.contextmanager
-def started(what: str, *words: str) -> Iterator[str]:
+def started(what: str, *words: str, again: bool = False) -> Iterator[str]:
     """Runs `starpod WORDS --end-with-stdin` while the context lasts and yields the address that it prints.
 
-    what: the program, in words. It must take --end-with-stdin, and print one line that ends in its address. Raises
-    ServiceFailed with its own words if it does not become ready, ServiceRefused where it was called wrong.
+    what: the program, in words. It must take --end-with-stdin, and print one line that ends in its address.
+    again: one that ends before its time is started again at its address; it must take --port. Raises ServiceFailed with
+    its own words if it does not become ready, ServiceRefused where it was called wrong.
     """
-    # It ends when our end of the pipe closes, even if we are killed. A preexec_fn could ask for that,
-    # but Python code between fork and exec is unsafe beside gRPC's threads.
-    command = [sys.executable, "-m", "starpod.cli.main", *words, "--end-with-stdin"]
-    with (
-        tempfile.TemporaryFile(mode="w+") as log,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            # Ctrl-C is the caller's: a trainer saves, with its services still there, and stops them itself.
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
+    program = _Program(what, words)
+    try:
+        address = program.start()
+        if again:
+            threading.Thread(target=program.keep, args=(address,), daemon=True).start()
+        yield address
+    finally:
+        program.stop()
+
+
+class _Program:
+    def __init__(self, what: str, words: Sequence[str]) -> None:
+        self.what = what
+        self.words = words
+        self.process: subprocess.Popen[str] | None = None
+        self._stopping = threading.Event()
+        self._starting = threading.Lock()
+
+    def start(self, *more: str) -> str:
+        """Starts it, with these words too, and waits for its address. Raises ServiceFailed."""
+        # It ends when our end of the pipe closes, even if we are killed. A preexec_fn could ask for that,
+        # but Python code between fork and exec is unsafe beside gRPC's threads.
+        command = [sys.executable, "-m", "starpod.cli.main", *self.words, *more, "--end-with-stdin"]
+        with tempfile.TemporaryFile(mode="w+") as log:
+            with self._starting:
+                if self._stopping.is_set():
+                    raise ServiceFailed(f"{self.what} is not wanted any more", "")
+                process = self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    # Ctrl-C is the caller's: a trainer saves, with its services still there, and stops them itself.
+                    start_new_session=True,
+                )
             assert process.stdout is not None
-            line = process.stdout.readline().strip()
-            if not line:
-                process.wait(STOP_SECONDS)
-                log.seek(0)
-                said = log.read().strip() or f"it ended with status {process.returncode} and said nothing"
-                message = f"{what} did not start (`{' '.join(command)}`): {said}"
-                # Exit status 2: the call was wrong, as with every command.
-                raise (ServiceRefused if process.returncode == 2 else ServiceFailed)(message, said)
-            yield line.split()[-1]
-        finally:
+            if line := process.stdout.readline().strip():
+                return line.split()[-1]
+            process.wait(STOP_SECONDS)
+            log.seek(0)
+            said = log.read().strip() or f"it ended with status {process.returncode} and said nothing"
+        message = f"{self.what} did not start (`{' '.join(command)}`): {said}"
+        # Exit status 2: the call was wrong, as with every command.
+        raise (ServiceRefused if process.returncode == 2 else ServiceFailed)(message, said)
+
+    def keep(self, address: str) -> None:
+        """Starts it again at its address whenever it ends, until it is stopped."""
+        port, pause = address.rpartition(":")[2], _PAUSE_SECONDS[0]
+        while True:
+            assert self.process is not None
+            with self.process as ended:  # which closes our ends of its pipes, too
+                ended.wait()
+            if self._stopping.wait(pause):
+                return
+            logger.warning("%s was gone (status %s): starting it again", self.what, ended.returncode)
+            try:
+                self.start("--port", port)
+                pause = _PAUSE_SECONDS[0]
+            except ServiceFailed as error:
+                if not self._stopping.is_set():
+                    logger.error("%s", error)
+                pause = min(2 * pause, _PAUSE_SECONDS[1])
+
+    def stop(self) -> None:
+        with self._starting:
+            self._stopping.set()
+        if self.process is None:
+            return
+        with self.process as process:
             process.terminate()
             try:
                 process.wait(STOP_SECONDS)

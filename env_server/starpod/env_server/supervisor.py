@@ -150,18 +150,28 @@ def _pass_on(number: int, processes: Sequence[subprocess.Popen[str]], seconds: f
 
 @contextlib.contextmanager
 def _ports(host: str, port: int, workers: int) -> Iterator[list[int]]:
-    """Consecutive ports from `port` on, or as many free ones, which nobody else is given while the workers are down: a
+    """Consecutive ports from `port` on, or from a free one on, which nobody else is given while the workers are down: a
     socket that does not listen holds each, and as it may be reused, gRPC can listen on the same port."""
     if port:
         yield list(range(port, port + workers))
         return
+    # Consecutive, so that whoever starts a supervisor again at its first port has all of them again.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket(family)) for _ in range(workers)]
-        for each in sockets:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind((host, 0))
-        yield [each.getsockname()[1] for each in sockets]
+    for tries_left in reversed(range(100)):
+        first = 0
+        with contextlib.ExitStack() as sockets:
+            try:
+                for place in range(workers):
+                    each = sockets.enter_context(socket.socket(family))
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    each.bind((host, first and first + place))
+                    first = first or each.getsockname()[1]
+            except (OSError, OverflowError):
+                if not (first and tries_left):
+                    raise
+                continue
+            yield list(range(first, first + workers))
+            return
 
 
 def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:

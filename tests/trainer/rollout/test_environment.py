@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 
+import grpc
 import pytest
 
 from starpod.trainer.rollout.environment import local_services, server_words
 from starpod.trainer.section import ConfigError
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import children_of, gone
 
 TRAINER = """
@@ -40,6 +43,27 @@ def test_they_end_with_a_trainer_that_is_killed_outright(workers: int) -> None:
         os.kill(trainer.pid, signal.SIGKILL)
         trainer.wait()
         assert all(gone(each) for each in services)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_they_come_back_at_their_addresses(workers: int) -> None:
+    def describe() -> pb.DescribeResponse:
+        with grpc.insecure_channel(address) as channel:
+            stub = EnvironmentServiceStub(channel)
+            return stub.Describe(pb.DescribeRequest(), wait_for_ready=True, timeout=60)
+
+    with local_services(["bandit-v1"], workers=workers) as address:
+        before = describe()
+        (service,) = children_of(os.getpid())
+        killed = [service, *children_of(service)]
+        for each in killed:
+            os.kill(each, signal.SIGKILL)
+        assert all(gone(each) for each in killed)
+        again = describe()
+        assert again.instance_id != before.instance_id
+        assert again.endpoints == before.endpoints and len(set(again.endpoints)) == workers
+        (service,) = children_of(os.getpid())
+    assert gone(service)
 
 
 def test_the_site_has_them_by_their_name_or_file() -> None:

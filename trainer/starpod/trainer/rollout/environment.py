@@ -119,12 +119,12 @@ def server_words(environment: str, serve: Sequence[str]) -> str:
 def local_services(environments: Sequence[str], *, workers: int = 1, arguments: Sequence[str] = ()) -> Iterator[str]:
     """Runs `starpod serve` while the context lasts and yields its address.
 
-    environments: what it hosts. workers: server processes, each started again if it dies. arguments: handed on as they
-    are. Raises ServiceFailed, and ConfigError where it was called wrong.
+    environments: what it hosts. workers: server processes; each is started again if it dies, and so is what watches
+    over them. arguments: handed on as they are. Raises ServiceFailed, and ConfigError where it was called wrong.
     """
     words = ("serve", *environments, "--port", "0", "--workers", str(workers), *arguments)
     try:
-        with started("the environment service", *words) as address:
+        with started("the environment service", *words, again=True) as address:
             yield address
     except ServiceRefused as error:
         raise ConfigError(str(error)) from error
