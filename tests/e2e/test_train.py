@@ -554,6 +554,14 @@ def test_a_configuration_that_turns_out_wrong_begins_nothing(tmp_path: Path, wor
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
+def test_a_model_that_cannot_be_had_is_told_before_anything_is_played(tmp_path: Path) -> None:
+    (absent := tmp_path / "absent").mkdir()
+    told = train(f"model={absent}", "stop.iterations=1", run_dir=tmp_path / "run", status=1)
+    assert f"cannot load model '{absent}'" in told.splitlines()[-1]
+    assert "demonstration" not in told
+    assert not (tmp_path / "run").exists()
+
+
 def test_dry_run_prints_what_would_be_used(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command("algorithm=starpo-grpo", "collect.groups=5", run_dir=tmp_path / "run"), "--dry-run"],

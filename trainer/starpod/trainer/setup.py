@@ -29,6 +29,7 @@ from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.learners import Learners
 from starpod.trainer.mixture import TaskConfig
 from starpod.trainer.models.config import TINY, model_title
+from starpod.trainer.models.hf import load_tokenizer
 from starpod.trainer.models.policies import Policies, copy_trained
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
@@ -237,6 +238,8 @@ async def open_run(
         loaded = checkpoints.latest() if resume else None
         if loaded is not None:
             check_model(config, loaded)
+        if loaded is None and config.model.name != TINY:
+            load_tokenizer(config.model)  # a model that cannot be had is told before demonstrations are played
         # A run that was lost before its first checkpoint begins again, without what it had written.
         resumed_step = None if not resume else loaded.step if loaded else -1
         local = not all(task.environment.addresses for task in config.tasks)
