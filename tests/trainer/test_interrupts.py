@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.interrupts import Interrupted, Interrupts
 
 PROGRAM = """
     import asyncio, sys
@@ -52,7 +52,7 @@ def test_the_first_signal_ends_after_the_step(number, status):
     output, errors = process.communicate()
     assert (process.returncode, errors) == (status, "")
     assert output.splitlines() == [
-        f"{number.name}: saving and stopping after this step; once more stops at once",
+        f"{number.name}: saving and stopping; once more stops at once, without saving",
         "saved",
         "services stopped",
     ]
@@ -101,6 +101,35 @@ async def test_a_running_loop_sees_it_and_the_handlers_come_back():
         await asyncio.sleep(0)
         assert (interrupts.requested, interrupts.status) == (True, 143)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+async def test_it_ends_what_need_not_be_finished():
+    ended = []
+
+    async def play() -> str:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.append(True)
+        return "played"
+
+    with Interrupts() as interrupts:
+        assert await interrupts.unless_requested(asyncio.sleep(0, "done")) == "done"
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()  # while the loop sleeps
+        with pytest.raises(Interrupted):
+            await interrupts.unless_requested(play())
+        with pytest.raises(Interrupted):
+            await interrupts.unless_requested(play())
+    assert ended == [True, True]
+
+
+async def test_what_is_cancelled_without_a_signal_is_cancelled():
+    with Interrupts() as interrupts:
+        task = asyncio.ensure_future(interrupts.unless_requested(asyncio.sleep(600)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 def test_other_threads_go_without():

@@ -155,6 +155,43 @@ def test_groups_of_identical_replies_are_told_of_and_withdrawn() -> None:
     assert trap.metrics["echo_trap/signals"] == 0
 
 
+@pytest.mark.parametrize("success", [lambda step: min(0.5 + 0.01 * step, 0.85), lambda step: 0.92])
+def test_identical_replies_of_a_policy_that_is_well_are_not_told_of(success: Curve) -> None:
+    share = lambda step: 0.1 if step < 12 else 0.9  # noqa: E731
+    trap = EchoTrap(MonitorConfig())
+    assert play(trap, range(1, 50), identical=share, success=success) == []
+    fallen = play(trap, range(50, 60), identical=share, success=lambda step: 0.3)
+    assert [w.signal for w in fallen] == ["identical"]
+
+
+def test_a_warning_of_identical_replies_is_withdrawn_where_the_task_is_solved() -> None:
+    success = lambda step: 0.3 if step < 20 else 0.95  # noqa: E731
+    told = play(EchoTrap(MonitorConfig()), range(1, 40), identical=lambda step: 0.9, success=success)
+    assert [(w.step, w.text.partition(":")[0] == "Withdrawn") for w in told] == [(5, False), (22, True)]
+
+
+def test_nobody_is_told_to_drop_groups_that_are_dropped() -> None:
+    trap, dropping = EchoTrap(MonitorConfig()), EchoTrap(MonitorConfig())
+    metrics = {"collect/identical_fraction": 0.9}
+    (plain,) = [w for step in range(9) for w in trap.update(step, metrics)]
+    (known,) = [w for step in range(9) for w in dropping.update(step, metrics, drops_identical=True)]
+    assert "drop_identical" in plain.text
+    assert "drop_identical" not in known.text and "To do: sample at a higher temperature" in known.text
+
+
+def test_a_steep_gradient_warns_only_where_success_does_not_hold() -> None:
+    grad = lambda step: 1.0 if step < 15 else 6.0  # noqa: E731
+    trap = EchoTrap(MonitorConfig())
+    assert play(trap, range(1, 40), grad=grad, success=lambda step: min(0.2 + 0.01 * step, 0.6)) == []
+    assert trap.metrics["echo_trap/grad_norm_ratio"] == pytest.approx(6)
+    fallen = play(trap, range(40, 50), grad=grad, success=lambda step: 0.4)
+    assert ["updates have become unstable" in w.text for w in fallen] == [True]
+    # Steps without a number are not taken, whatever success does.
+    lost = EchoTrap(MonitorConfig())
+    told = play(lost, range(1, 30), grad=lambda step: 1.0 if step < 15 else math.nan, success=lambda step: 0.02 * step)
+    assert ["no finite number" in w.text for w in told] == [True]
+
+
 def test_success_around_its_bound_does_not_warn_again_and_again() -> None:
     curves = {"diversity": fall(0.8, 0.1, 30), "entropy": fall(0.5, 0.0, 30)}
     noise = random.Random(0).gauss

@@ -1,12 +1,20 @@
-"""SIGTERM and Ctrl-C: save and stop after the present step; the second time, stop at once."""
+"""SIGTERM and Ctrl-C: end what is played, save and stop; the second time, stop at once."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from types import FrameType
-from typing import Self
+from typing import Any, Self, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Interrupted(Exception):
+    """A signal came while something was awaited that need not be finished."""
 
 
 class Interrupts:
@@ -18,8 +26,9 @@ class Interrupts:
             save()
         sys.exit(interrupts.status)
 
-    The first signal sets `requested`. The second one raises KeyboardInterrupt in the main thread, so that services are
-    stopped on the way out and nothing is saved. The third one kills the process.
+    The first signal sets `requested` and ends what is awaited by `unless_requested`. The second one raises
+    KeyboardInterrupt in the main thread, so that services are stopped on the way out and nothing is saved. The third
+    one kills the process.
     notify: is told what will happen, in one sentence. It runs in the main thread, between two of its instructions.
 
     Outside the main thread, where signals cannot be caught, it does nothing.
@@ -30,7 +39,23 @@ class Interrupts:
     def __init__(self, notify: Callable[[str], None] | None = None) -> None:
         self._notify = notify or (lambda _: None)
         self._earlier: dict[signal.Signals, signal._HANDLER] = {}
+        self._cancel: Callable[[], object] = lambda: None
         self.signal: signal.Signals | None = None
+
+    async def unless_requested(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Awaits it, one at a time; at the first signal, or if it has come, cancels it and raises Interrupted."""
+        task = asyncio.ensure_future(work)
+        self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+        if self.requested:
+            self._cancel()  # not before it has begun: what it was given may have to be awaited
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not self.requested:
+                raise
+            raise Interrupted from None
+        finally:
+            self._cancel = lambda: None
 
     @property
     def requested(self) -> bool:
@@ -55,7 +80,8 @@ class Interrupts:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal is None:
             self.signal = signal.Signals(number)
-            self._notify(f"{self.signal.name}: saving and stopping after this step; once more stops at once")
+            self._notify(f"{self.signal.name}: saving and stopping; once more stops at once, without saving")
+            self._cancel()  # by way of the loop, which a handler may not touch and which sleeps until it is told
             return
         for each in self.SIGNALS:
             signal.signal(each, signal.SIG_DFL)

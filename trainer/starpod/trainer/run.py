@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, time
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from starpod.trainer.diagnostics.metrics import (
 )
 from starpod.trainer.evaluate import final_figures, held_out_figures, overall
 from starpod.trainer.held_out import HeldOut
-from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.interrupts import Interrupted, Interrupts
 from starpod.trainer.learners import Learners
 from starpod.trainer.mixture import Mixture
 from starpod.trainer.models.policies import Policies
@@ -54,6 +54,8 @@ from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.stages import Stages
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import imitate
+
+Result = TypeVar("Result")
 
 
 class Stateful(Protocol):
@@ -301,13 +303,18 @@ class Run:
     def _elapsed(self) -> float:
         return self.elapsed + perf_counter() - self._resumed_at
 
+    async def _play(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Awaits episodes, which a signal ends: then Interrupted is raised. Of several ranks one may have got it alone,
+        and the others would wait for it: they play on."""
+        return await (work if self.parallel.world > 1 else self.interrupts.unless_requested(work))
+
     # --- the steps of the loop ----------------------------------------------------------------------------------------
 
     async def warm_start(self) -> None:
         """Plays the reference policies, and imitates demonstrations, if the configuration says so. What comes of it is
         the KL term's reference."""
         # First: one that cannot play here is told before minutes of imitation.
-        self._references = await self.held_out.play_references()
+        self._references = await self._play(self.held_out.play_references())
         if self.config.warm_start.steps:
             await self._imitate()
         if self._configs[-1].needs_reference:
@@ -321,6 +328,8 @@ class Run:
         self.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {config.steps} steps")
 
         def progress(agent: str, step: int, loss: float) -> None:
+            if self.interrupts.requested and self.parallel.world == 1:
+                raise Interrupted
             if step % 10 == 0 or step == config.steps:
                 self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
 
@@ -403,7 +412,7 @@ class Run:
         starts = self.ahead.oldest(config.groups)
         while starts:
             taking = self.ahead.take(starts, min_size=config.min_group_size)
-            collected = await of_all_ranks(taking, self.parallel, self.screen.warn)
+            collected = await self._play(of_all_ranks(taking, self.parallel, self.screen.warn))
             stale += self._drop_stale(collected)
             lost = {start.id: start.task for start in starts}
             uniform: list[str] = []
@@ -625,7 +634,8 @@ class Run:
         metrics = self.metrics
         metrics["policy/version"] = float(self.version)
         metrics["collect/recoveries"] = float(sum(each.fleet.recoveries for each in self.collector.by_task.values()))
-        warnings = [warning.text for warning in self.echo_trap.update(self.step, metrics)]
+        drops = self.config.algorithm.filter.drop_identical
+        warnings = [warning.text for warning in self.echo_trap.update(self.step, metrics, drops_identical=drops)]
         for warning in warnings:
             self.screen.warn(warning)
         metrics |= self.echo_trap.metrics
@@ -647,11 +657,11 @@ class Run:
         config = self.config.evaluation
         await self.sync()
         began = perf_counter()
-        played = await self.held_out.play("selection", "selection")
+        played = await self._play(self.held_out.play("selection", "selection"))
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         figures = {name: held_out_figures(collected) for name, collected in played.items()}
         if self.step == 0:
-            for name, reference in (self._references or await self.held_out.play_references()).items():
+            for name, reference in (self._references or await self._play(self.held_out.play_references())).items():
                 figures[name]["reference"] = reference
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
@@ -686,13 +696,13 @@ class Run:
         await self.sync()
         began = perf_counter()
         # The random streams are those of `starpod eval`, and not those that chose the checkpoint.
-        played = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
+        played = await self._play(self.held_out.play("final", "evaluation", f"the checkpoint of step {step} "))
         summary: dict[str, Any] = {"step": step, "last_step": self.step, "time": time(), "policy_version": self.version}
         figures = {name: held_out_figures(collected) for name, collected in played.items()}
         ways: list[Literal["greedy", "best_of"]] = ["greedy"] if self.config.evaluation.greedy else []
         ways += ["best_of"] if self.config.evaluation.best_of > 1 else []
         for way in ways:
-            for name, collected in (await self.held_out.play("final", "evaluation", way=way)).items():
+            for name, collected in (await self._play(self.held_out.play("final", "evaluation", way=way))).items():
                 figures[name][way] = held_out_figures(collected)
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
@@ -718,7 +728,13 @@ class Run:
         await self.ahead.close()
         if not self.parallel.any(self.interrupts.requested):
             await self.evaluate_final()
+        await self.end(reason)
+        if self.parallel.is_main and self.interrupts.signal is None:
+            await self.held_out.draw(self.output.folder)
+
+    async def end(self, reason: str) -> str:
+        """Ends what is in play and notes why the run is over. Returns that."""
+        await self.ahead.close()
         if self.parallel.is_main:
             self.output.folder.end(reason, seconds=self._elapsed())
-            if self.interrupts.signal is None:
-                await self.held_out.draw(self.output.folder)
+        return reason

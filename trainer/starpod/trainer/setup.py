@@ -223,7 +223,8 @@ async def open_run(
 ) -> AsyncIterator[Run]:
     """All parts of a run, its state restored where one is resumed. Everything is closed at the end.
 
-    Raises ConfigError, RunExists, ServiceFailed, StarpodError and whatever stops a model from being loaded.
+    Raises Interrupted, ConfigError, RunExists, ServiceFailed, StarpodError and whatever stops a model from being
+    loaded.
     """
     if parallel.world > 1 and config.engine.name == "vllm":
         raise ConfigError(
@@ -252,7 +253,8 @@ async def open_run(
             cursor = SeedCursor(config.seeds.warmstart, config.seed)
             for each in served:
                 if parallel.is_main:
-                    await each.demonstrate(config, cursor, screen)
+                    played = each.demonstrate(config, cursor, screen)
+                    await (played if parallel.world > 1 else interrupts.unless_requested(played))
                 each.demonstrations = parallel.broadcast_object(each.demonstrations)
         if loaded is None and parallel.is_main:
             shutil.rmtree(folder.path / INITIAL, ignore_errors=True)  # of a start that failed

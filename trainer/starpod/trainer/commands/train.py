@@ -18,6 +18,7 @@ import yaml
 
 if TYPE_CHECKING:
     from starpod.trainer.config import Config
+    from starpod.trainer.output.screen import Screen
     from starpod.trainer.run import Run
 
 
@@ -144,12 +145,9 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     import transformers
 
     from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion, Unreachable
-    from starpod.trainer.interrupts import Interrupts
+    from starpod.trainer.interrupts import Interrupted, Interrupts
     from starpod.trainer.loop import train as loop
     from starpod.trainer.output.live import make_screen
-    from starpod.trainer.output.report import write_report
-    from starpod.trainer.output.run_folder import RunFolder
-    from starpod.trainer.output.words import final_line
     from starpod.trainer.parallel import Parallel
     from starpod.trainer.rewards.reward import RewardError
     from starpod.trainer.section import ConfigError
@@ -167,6 +165,9 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 config, path, resume=resume, parallel=parallel, screen=screen, interrupts=interrupts
             ) as run:
                 return await loop(run)
+        except Interrupted:
+            assert interrupts.signal is not None
+            return f"stopped by {interrupts.signal.name} before the first iteration"
         except Unreachable as error:
             raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
         except Exception as error:
@@ -198,17 +199,28 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         finally:
             parallel.close()
         if parallel.is_main:
-            screen.phase("writing the report")
-            folder = RunFolder(path)
-            best, final = folder.best_step, folder.read_final()
-            said = {"outcome": reason}
-            said |= {} if final is None else {"final": final_line(final)}
-            said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
-            screen.done({**said, "report": str(write_report(path)), **commands(path, config.to_dict())})
+            screen.done(_ending(path, config, reason, screen))
     if site and parallel.world == 1 and not interrupts.requested and sys.stdin.isatty() and sys.stderr.isatty():
         _show_on(path, config, site)
     parallel.end(interrupts.status)
     return interrupts.status
+
+
+def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[str, str]:
+    """What is told of a run that is over or stopped, with its report, where there is anything to report."""
+    from starpod.trainer.output.report import write_report
+    from starpod.trainer.output.run_folder import RunFolder
+    from starpod.trainer.output.words import final_line
+
+    folder = RunFolder(path)
+    if not (folder.read_metrics() or folder.read_evaluations()):
+        return {"outcome": outcome, "next": _next(path, config)}
+    screen.phase("writing the report")
+    best, final = folder.best_step, folder.read_final()
+    said = {"outcome": outcome}
+    said |= {} if final is None else {"final": final_line(final)}
+    said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
+    return {**said, "report": str(write_report(path)), **commands(path, config.to_dict())}
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class EchoTrapConfig(Section):
         default=0.9,
         gt=0,
         le=1,
-        description="Success from which on only the gradient norm warns.",
+        description="Success from which on only the gradient norm warns, once success falls.",
     )
 
 

@@ -97,11 +97,12 @@ class EchoTrap:
 
     A signal fires when the median of its last `window` values passes its bound, and may fire again after it came
     back past the bound by the factor `release`. Where the task is solved, falling signals do not warn. While success
-    is above its start, or high, they are told as what they then are: a policy that becomes sure of what works. Only a
-    policy that succeeded and does so no longer is called trapped. Signals that are missing from a step's metrics are
-    left as they were.
+    is above its start, or high, they are told as what they then are: a policy that becomes sure of what works; and the
+    gradient norm warns only if it is no finite number. Only a policy that succeeded and does so no longer is called
+    trapped. Signals that are missing from a step's metrics are left as they were.
 
-    Beside the four, groups of identical replies are told of: what differs in their returns is luck.
+    Beside the four, groups of identical replies are told of, unless success holds or the task is solved: what differs
+    in their returns is luck.
     """
 
     def __init__(self, config: MonitorConfig) -> None:
@@ -111,10 +112,13 @@ class EchoTrap:
         self._success = SuccessTrack(self._config)
         self._identical = _Track()
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> list[EchoWarning]:
-        """Takes the metrics of a step. Returns what is new to say."""
+    def update(self, step: int, metrics: Mapping[str, float], *, drops_identical: bool = False) -> list[EchoWarning]:
+        """Takes the metrics of a step. Returns what is new to say.
+
+        drops_identical: whether the filter leaves out groups of identical replies already.
+        """
         self._success.update(metrics.get("collect/success"))
-        warnings = self._judge_identical(step, metrics.get(IDENTICAL))
+        warnings = self._judge_identical(step, metrics.get(IDENTICAL), drops_identical)
         for signal in SIGNALS:
             value = metrics.get(signal.metric)
             if value is None or not self._take(signal, value):
@@ -136,28 +140,33 @@ class EchoTrap:
     def _firing(self) -> list[Signal]:
         return [s for s in SIGNALS if self._tracks[s.name].firing and self._ratio(s.name) is not None]
 
-    def _judge_identical(self, step: int, value: float | None) -> list[EchoWarning]:
+    def _judge_identical(self, step: int, value: float | None, dropped: bool) -> list[EchoWarning]:
         """Warns where most groups with reward deviation hold one reply many times."""
         if value is None:
             return []
-        track, bound = self._identical, self._config.identical
+        track, bound, success = self._identical, self._config.identical, self._success
         track.latest = [*track.latest, value][-self._config.window :]
         now = statistics.median(track.latest)
-        if len(track.latest) < self._config.window or not (now < bound / self._config.release or now > bound):
+        if len(track.latest) < self._config.window:
             return []
-        was, track.firing = track.firing, now > bound
-        if track.firing == was:
-            return []
-        if was:
+        if track.firing:
+            if now >= bound / self._config.release and not success.solved:
+                return []
+            track.firing = False
             return [EchoWarning(step, "identical", now, "Withdrawn: the warning about groups of identical replies.")]
+        # A policy that becomes sure of what works repeats itself too.
+        if now <= bound or success.holds or success.solved:
+            return []
+        track.firing = True
+        drop = "" if dropped else "leave such groups out (algorithm.filter.drop_identical=true), "
         return [
             EchoWarning(
                 step,
                 "identical",
                 now,
                 f"in {show(now, 'share')} of the groups with reward deviation all members gave the same replies: what "
-                "differs is luck, and teaches nothing. To do: leave such groups out "
-                "(algorithm.filter.drop_identical=true), sample at a higher temperature, or raise the entropy bonus.",
+                f"differs is luck, and teaches nothing. To do: {drop}sample at a higher temperature, or raise the "
+                "entropy bonus.",
             )
         ]
 
@@ -202,10 +211,12 @@ class EchoTrap:
             track.firing = False
             why = "the task is solved" if excused else f"it is at {_share(signal, ratio)} again"
             return EchoWarning(step, signal.name, ratio, f"Withdrawn: the warning about {signal.words}; {why}.")
-        if track.firing or not beyond(ratio) or excused:
+        success = self._success
+        # Updates that make a policy better are not unstable, however large; those without a number are not made.
+        harmless = signal.rises and success.holds and math.isfinite(ratio)
+        if track.firing or not beyond(ratio) or excused or harmless:
             return None
         track.firing = True
-        success = self._success
         start, now, best = (show(value, "share") for value in (success.start, success.now, success.best))
         if success.holds and not signal.rises:
             course = f"rose from {start} to {now}" if success.risen else f"holds at {now}"
