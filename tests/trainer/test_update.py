@@ -23,7 +23,6 @@ from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm
-from starpod.trainer.models.critic import SharedCritic
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.update import Learner, LogprobGap, OptimizerConfig, check_logprob_gaps
@@ -204,15 +203,12 @@ def test_logprobs_of_another_version_may_differ() -> None:
 
 
 def test_a_critics_large_gradient_takes_nothing_from_the_policys() -> None:
-    """Their gradients are clipped and told apart; the critic's loss leaves the trunk alone here."""
+    """Their gradients are clipped and told apart, and by default the critic's loss leaves the trunk alone."""
     quiet, loud = (
         make_learner(AlgorithmConfig(preset="starpo-s", value_coefficient=coefficient), opinion=True)
         for coefficient in (0.5, 500.0)
     )
     groups = [group_of(quiet.policy, number, (1.0, 0.0)) for number in range(2)]
-    for of in (quiet, loud):
-        assert isinstance(of.policy.critic, SharedCritic)
-        of.policy.critic.detach = True
     expected, found = (of.learn(groups, version=VERSION) for of in (quiet, loud))
     assert found["update/grad_norm"] == expected["update/grad_norm"]
     assert found["critic/grad_norm"] == pytest.approx(1000 * expected["critic/grad_norm"], rel=1e-3)

@@ -101,7 +101,11 @@ class ModelConfig(Section):
     critic: Literal["shared", "separate"] = Field(
         default="shared", description="A value head on the policy's trunk, or a second model."
     )
-    detach_critic: bool = Field(default=False, description="Keeps a shared critic's gradient out of the trunk.")
+    detach_critic: bool = Field(
+        default=True,
+        description="Keeps a shared critic's gradient out of the trunk; false: it trains the trunk too, and counts in "
+        "update/grad_norm and its bound.",
+    )
     logits_at_once: int = Field(
         default=2**25,
         ge=1,
