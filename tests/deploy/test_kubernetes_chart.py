@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.deploy.manifests import KUBERNETES, RENDERED, Manifest, parse, read
+from tests.deploy.manifests import KUBERNETES, RENDERED, Manifest, containers, find, flag, parse, read, words
 
 CHART = KUBERNETES / "chart"
 TRAINER = {"enabled": True, "addresses": ["environments:50051"]}
@@ -103,7 +103,6 @@ def test_rendered_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
     ("values", "complaint"),
     [
         ({"trainer": {"enabled": True}}, "trainer.addresses is empty"),
-        ({"trainer": {**TRAINER, "processes": 2, "vllm": {"enabled": True}}}, "exclude each other"),
         ({"trainer": {**TRAINER, "processes": 2, "gpus": 1}}, "a GPU of its own"),
         ({"trainer": {**TRAINER, "vllm": {"enabled": True}}}, "needs trainer.config.model"),
         ({"fleets": {"a": {}}, "tls": {"mode": "secret"}}, "needs tls.serverSecret"),
@@ -133,6 +132,26 @@ def test_a_fleet_that_requires_the_sandbox_may_give_and_end_users(tmp_path: Path
         "runAsUser": 0,
         "capabilities": {"drop": ["ALL"], "add": ["SETUID", "SETGID", "KILL"]},
     }
+
+
+@needs_helm
+def test_several_processes_share_the_vllm_beside_them(tmp_path: Path) -> None:
+    """Rank 0 hands it the weights, and each samples from it."""
+    run = {**TRAINER, "processes": 2, "gpus": 2, "config": {"model": "org/model"}, "vllm": {"enabled": True}}
+    (file := tmp_path / "values.yaml").write_text(yaml.safe_dump({"trainer": run}))
+    made = parse(helm("template", "x", CHART, "--values", file).stdout)
+    by_name = {where.rpartition("/")[2]: container for where, container, _ in containers(made)}
+    trainer, vllm = by_name["trainer"], by_name["vllm"]
+    assert words(trainer)[0].endswith("/torchrun") and flag(trainer, "nproc-per-node") == "2"
+    engine = yaml.safe_load(find(made, "ConfigMap")["data"]["config.yaml"])["engine"]
+    assert engine == {
+        "name": "vllm_remote",
+        "urls": [f"http://127.0.0.1:{flag(vllm, 'port')}"],
+        "handover_folder": "/handover",
+    }
+    for each, gpus in ((trainer, "2"), (vllm, "1")):
+        assert {"name": "handover", "mountPath": "/handover"} in each["volumeMounts"]
+        assert each["resources"]["limits"]["nvidia.com/gpu"] == gpus
 
 
 @needs_helm
