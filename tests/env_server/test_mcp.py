@@ -14,6 +14,7 @@ from mcp.client import Client as McpClient
 
 from starpod.env_server import Environment, EnvironmentSpec, Outcome, Tool, ToolCall
 from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
+from starpod.env_server.limits import Quota
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.environments.frozen_lake import FrozenLake
@@ -182,6 +183,66 @@ async def test_the_same_request_in_an_mcp_session_is_played_once(serve: Serve) -
         assert (await other.call(2, "step", actions=["Right"]))["isError"]
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["by its request id", "by what it asks"])
+async def test_a_fork_asked_for_again_is_the_same(serve: Serve, same: bool) -> None:
+    """While nobody has played the copy: then its name is in use."""
+    async with httpx.AsyncClient(base_url=f"{await serve()}/walk-v1/one", trust_env=False, timeout=30) as caller:
+        bare = Bare(caller)
+        await bare.begin()
+        await bare.call(1, "reset", seed=1)
+        await bare.call(2, "step", actions=["Right"])
+        first = await bare.call(3, "fork", name="two")
+        assert not first["isError"]
+        assert await bare.call(3 if same else 4, "fork", name="two") == first
+        at_two = httpx.URL(str(caller.base_url).removesuffix("one/") + "two")
+        played = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "step"}}
+        played["params"]["arguments"] = {"actions": ["Right"]}  # type: ignore[index]
+        moved = (await caller.post(at_two, json=played, headers=bare.headers)).json()["result"]
+        assert moved["structuredContent"]["next_step_index"] == 2
+        assert "in use" in (await bare.call(5, "fork", name="two"))["content"][0]["text"]
+        assert not (await bare.call(6, "fork", name="three"))["isError"]
+        await bare.call(7, "step", actions=["Right"])
+        assert "in use" in (await bare.call(8, "fork", name="three"))["content"][0]["text"]  # it is of another turn
+
+
+async def test_a_tokens_sessions_leave_others_theirs(serve: Serve, tmp_path: Path) -> None:
+    """Clients of the older protocol begin as many sessions of MCP as they like; those of environments are counted."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret-one name=one\nsecret-two name=two\n")
+    url = await serve(token_file=tokens, quota=Quota(sessions=2), limits=ServerLimits(max_sessions=8))
+    async with httpx.AsyncClient(base_url=f"{url}/walk-v1", trust_env=False, timeout=30) as caller:
+
+        async def begun(token: str) -> Bare:
+            bare = Bare(caller)
+            bare.headers["authorization"] = f"Bearer secret-{token}"
+            await bare.begin()
+            return bare
+
+        greedy = [await begun("one") for _ in range(20)]
+        assert len({bare.headers["mcp-session-id"] for bare in greedy}) == 20
+        results = [await bare.call(1, "reset", seed=1) for bare in greedy]
+        assert [result["isError"] for result in results] == [False] * 2 + [True] * 18
+        info, retry = results[2]["structuredContent"]["details"]
+        assert (info["reason"], info["metadata"]["limit"]) == ("OVERLOADED", "token_sessions")
+        assert retry["retry_delay"]
+        assert not (await (await begun("two")).call(1, "reset", seed=1))["isError"]
+        assert not (await greedy[0].call(2, "step", actions=["Right"]))["isError"]
+
+
+async def test_to_begin_sessions_of_mcp_is_to_call(serve: Serve, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret-one name=one\n")
+    url = await serve(token_file=tokens, quota=Quota(calls_per_second=0.5))
+    headers = {"authorization": "Bearer secret-one", "accept": "application/json"}
+    ask = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+    async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=30) as caller:
+        replies = [await caller.post("/walk-v1", json=ask) for _ in range(5)]
+    refused = replies[-1]
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    info = refused.json()["details"][0]
+    assert (info["reason"], info["metadata"]["limit"]) == ("OVERLOADED", "token_calls_per_second")
+
+
 async def test_a_caller_who_leaves_has_played_its_turn_once(serve: Serve) -> None:
     url = await serve()
     async with McpClient(f"{url}/waiting-v1/one") as client:
@@ -243,8 +304,11 @@ async def test_tokens_hosts_and_bodies_are_those_of_http(serve: Serve, tmp_path:
         assert (await caller.post("/walk-v1/a", json=ask)).status_code == 401
         assert (await caller.post("/walk-v1/a", json=ask, headers={**one, "host": "evil.example"})).status_code == 421
         assert (await caller.get("/walk-v1/a", headers=one)).status_code == 405
+        assert (await caller.delete("/walk-v1/a", headers=one)).status_code == 405
         assert (await caller.post("/none-v1/a", json=ask, headers=one)).status_code == 404
         assert (await caller.post(f"/walk-v1/{'n' * 129}", json=ask, headers=one)).status_code == 400
+        longer = {**one, "mcp-session-id": "n" * 129}
+        assert (await caller.post("/walk-v1", json=ask, headers=longer)).status_code == 400
         wide = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"a":[' + b"1," * 100_000 + b"1]}}"
         body = {**one, "content-type": "application/json"}
         assert (await caller.post("/walk-v1/a", content=wide, headers=body)).status_code == 400

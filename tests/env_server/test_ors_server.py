@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from starpod.client import SyncFleet, ToolCall
+from starpod.env_server import Environment, EnvironmentSpec, Outcome
 from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
@@ -23,6 +24,21 @@ from tests.support import start_server
 
 Serve = Callable[..., Awaitable["Caller"]]
 LAKE = "frozen_lake-v1"
+SURROGATE = "\ud800"
+
+
+class Forging(Environment):
+    """Its exception would be two events."""
+
+    spec = EnvironmentSpec(id="forging-v1", version="1.0.0", title="Forging", actions=("go",))
+
+    def reset(self, rng: Any) -> None: ...
+
+    def step(self, action: str) -> Outcome:
+        raise ValueError('no\n\nevent: end\ndata: {"ok": true}')
+
+    def render(self, mode: str = "text") -> str:
+        return "here"
 
 
 class Caller:
@@ -30,7 +46,7 @@ class Caller:
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
-        self.headers: dict[str, str] = {}
+        self.headers = {"content-type": "application/json"}
 
     async def begin(self, environment: str, **task: Any) -> Any:
         (told, id), (ended, _) = await self.events("/create_session", {})
@@ -39,17 +55,21 @@ class Caller:
         return await self.post("/create", {"env_name": environment, **task})
 
     async def post(self, path: str, body: Any = None) -> Any:
-        response = await self.http.post(path, json=body, headers=self.headers)
+        response = await self._send(path, body)
         return response.json() if response.is_success else response
 
     async def get(self, path: str) -> Any:
         return (await self.http.get(path, headers=self.headers)).json()
 
     async def events(self, path: str, body: Any) -> list[tuple[str, str]]:
-        response = await self.http.post(path, json=body, headers=self.headers)
+        response = await self._send(path, body)
         assert response.is_success, response.text
         blocks = response.text.strip().split("\n\n")
         return [(name[7:], data[6:]) for name, data in (block.split("\n", 1) for block in blocks)]
+
+    async def _send(self, path: str, body: Any) -> httpx.Response:
+        data = None if body is None else json.dumps(body)  # which can spell what UTF-8 cannot
+        return await self.http.post(path, content=data, headers=self.headers)
 
     async def call(self, environment: str, tool: str, arguments: Any, **more: Any) -> tuple[str, Any]:
         """The call's id and result."""
@@ -63,7 +83,7 @@ async def serve() -> AsyncIterator[Serve]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(token: str = "", **config: Any) -> Caller:
-            environments = (FrozenLake, Desk, Waiting, Walk)
+            environments = (FrozenLake, Desk, Waiting, Walk, Forging)
             server = EnvironmentServer(Registry(environments), ServerConfig(port=0, http=HTTP(0, ors=True), **config))
             await server.start()
             stack.push_async_callback(server.stop, 0)
@@ -152,12 +172,18 @@ async def test_wrong_calls_are_the_policys(serve: Serve) -> None:
     caller = await serve()
     await caller.begin("desk-v1", split="train", index=0)
     assert (await caller.call("desk-v1", "fly", {}))[1]["reason"] == "not_found"
+    assert (await caller.call("desk-v1", "write", {"word": SURROGATE}))[1]["reason"] == "input_validation"
     await caller.begin(LAKE, split="train", index=0)
-    assert (await caller.call(LAKE, "step", {"actions": "Up"}))[1]["reason"] == "input_validation"
+    for actions in ("Up", [1], [SURROGATE]):
+        assert (await caller.call(LAKE, "step", {"actions": actions}))[1]["reason"] == "input_validation"
+    assert (await caller.call(LAKE, "step", {"actions": ["Up"]}))[0] == "0"
 
 
 async def test_a_bug_is_no_result(serve: Serve) -> None:
     caller = await serve()
+    await caller.begin("forging-v1", split="train", index=0)
+    events = await caller.events("/forging-v1/call", {"name": "step", "input": {"actions": ["go"]}})
+    assert [name for name, _ in events] == ["task_id", "error"] and "ENVIRONMENT_BUG" in events[-1][1]
     await caller.begin("walk-v1", split="train", index=0)
     events = await caller.events("/walk-v1/call", {"name": "step", "input": {"actions": ["bug"]}})
     assert events[-1][0] == "error" and "a bug on purpose" in events[-1][1]
@@ -172,6 +198,13 @@ async def test_a_bug_is_no_result(serve: Serve) -> None:
         ("/create", {"env_name": LAKE, "task_spec": {"seed": -1}}, 400, "no whole number"),
         ("/create", {"env_name": LAKE, "task_spec": {"seed": 1, "options": {"size": "big"}}}, 400, "size"),
         ("/create", {"env_name": LAKE, "task_spec": {"seed": 1}, "toolset_name": "codex"}, 400, "toolset_name"),
+        ("/create", {"env_name": LAKE, "task_spec": {"seed": 1, "options": {"size": SURROGATE}}}, 400, "surrogates"),
+        ("/create", {"env_name": LAKE, "task_spec": {"seed": 1, "options": {SURROGATE: 1}}}, 400, "surrogates"),
+        ("/create", {"env_name": 5, "task_spec": {"seed": 1}}, 400, "env_name: is no text"),
+        ("/create", {"env_name": ["a"], "task_spec": {"seed": 1}}, 400, "env_name: is no text"),
+        (f"/{LAKE}/task", {"split": []}, 400, "split: is no text"),
+        (f"/{LAKE}/task_range", {"split": "train", "start": "a"}, 400, "start: is no whole number"),
+        (f"/{LAKE}/task_range", {"split": "train", "stop": 1.5}, 400, "stop: is no whole number"),
         ("/fly", {}, 404, "there is no POST"),
         (f"/{LAKE}/call", {"name": "step", "input": {}}, 404, "create it first"),
         (f"/{LAKE}/fly", {}, 404, "there is no POST"),
@@ -182,6 +215,30 @@ async def test_what_is_refused_is_told(serve: Serve, path: str, body: Any, statu
     caller.headers["x-session-id"] = "mine"
     response = await caller.post(path, body)
     assert response.status_code == status and told in response.text
+
+
+@pytest.mark.parametrize("task_id", ["9" * 20, "9" * 5_000, str(2**32), "-1", "\u0663", 0, [], True])
+async def test_an_id_that_no_call_has_is_refused(serve: Serve, task_id: Any) -> None:
+    """Before the response begins; the session goes on."""
+    caller = await serve()
+    await caller.begin("desk-v1", split="train", index=5)
+    refused = await caller.post("/desk-v1/call", {"name": "write", "input": {"word": "one"}, "task_id": task_id})
+    assert refused.status_code == 400 and "task_id: is none that this server gave" in refused.text
+    assert (await caller.call("desk-v1", "write", {"word": "one"}))[0] == "0"
+
+
+async def test_a_deleted_id_is_not_created_again(serve: Serve) -> None:
+    caller = await serve()
+    task = {"env_name": "desk-v1", "split": "train", "index": 5}
+    caller.headers["x-session-id"] = "mine"
+    for _ in range(2):
+        assert await caller.post("/create", task) == {"sid": "mine"}
+    await caller.post("/delete")
+    refused = await caller.post("/create", task)
+    assert refused.status_code == 404 and "deleted" in refused.text and "use a new id" in refused.text
+    caller.headers["x-session-id"] = "another"
+    assert await caller.post("/create", task) == {"sid": "another"}
+    assert (await caller.call("desk-v1", "write", {"word": "one"}))[1]["ok"]
 
 
 async def test_tokens_are_asked_for(serve: Serve, tmp_path: Path) -> None:

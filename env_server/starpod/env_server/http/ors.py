@@ -18,7 +18,7 @@ from typing import Any
 
 from starpod.env_server import convert
 from starpod.env_server.errors import CallError, bad_argument
-from starpod.env_server.http.encoding import STREAM_VALUES, write_json
+from starpod.env_server.http.encoding import STREAM_VALUES, read_json, write_json
 from starpod.env_server.http.exchange import Exchange, Refused
 from starpod.env_server.http.tools import actions_of, turn_tools
 from starpod.env_server.limits import Tenant
@@ -35,6 +35,7 @@ _NAME_BYTES = 128
 _PING_SECONDS = 10.0
 _CHUNK = re.compile(r".{1,4096} *")
 """Clients strip the spaces before a piece."""
+_INDEX = re.compile(r"[0-9]{1,10}")
 _REASONS = {"EPISODE_OVER": "episode_finished", "BAD_ARGUMENT": "input_validation"}
 """Of calls that a policy got wrong, in the standard's words."""
 
@@ -101,7 +102,7 @@ class ORSService:
             case "POST", "task":
                 return {"task": {"seed": _seed(given)}, "env_name": self._id(environment)}
             case "POST", "task_range":
-                seeds = _split(given)[given.get("start") : given.get("stop")]
+                seeds = _split(given)[_place(given, "start") : _place(given, "stop")]
                 return self._tasks(environment, [{"seed": seed} for seed in seeds])
             case "POST", "create":
                 return await self._create(exchange, tenant, given)
@@ -155,12 +156,19 @@ class ORSService:
             task = {"seed": _seed(given)}
         if not isinstance(task, dict) or not isinstance(task.get("options", {}), dict):
             raise bad_argument("task_spec", 'is no task; a task is {"seed": 7}, perhaps with "options": {...}')
-        environment = self._id(given.get("env_name") or "")
+        name = given.get("env_name")
+        if name is not None and not isinstance(name, str):
+            raise bad_argument("env_name", "is no text")
+        environment = self._id(name or "")
         # The id is the key: a repeated request has the same session.
-        opening = pb.OpenRequest(environment_id=environment, seed=_number("seed", task.get("seed", 0), 2**64), key=id)
-        opening.options.update(task.get("options", {}))
-        reply: pb.OpenResponse = await self._service.ask(tenant, opening)
+        fields = {"environment_id": environment, "seed": _number("seed", task.get("seed", 0), 2**64), "key": id}
+        opening = json.dumps({**fields, "options": task.get("options", {})}).encode()
+        reply: pb.OpenResponse = await self._service.ask(
+            tenant, read_json(pb.OpenRequest, opening, self._worker.limits)
+        )
         session = reply.sessions[0]
+        if session.session_id not in self._service.tables[tenant.id]:  # a key outlives its session
+            raise CallError("UNKNOWN_SESSION", "the session of this id was deleted, or its lease expired: use a new id")
         known = self._played.get((tenant.id, id))
         if known is None or known.session_id != session.session_id:
             self._forget()
@@ -181,23 +189,22 @@ class ORSService:
 
     async def _call(self, exchange: Exchange, tenant: Tenant, given: Json) -> None:
         played = self._session(exchange, tenant)
-        name, arguments, task_id = given.get("name"), given.get("input"), given.get("task_id")
+        name, arguments, asked = given.get("name"), given.get("input"), _index(given)
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise bad_argument("name, input", "are no call of a tool: a name and an object")
-        if task_id is not None and not (isinstance(task_id, str) and task_id.isdecimal()):
-            raise bad_argument("task_id", "is none that this server gave")
         await exchange.start_events()
-        async with played.turn:
-            index = played.step_index if task_id is None else int(task_id)
-            await exchange.send_event(str(index).encode(), "task_id")
-            work = asyncio.get_running_loop().create_task(self._play(tenant, played, index, name, arguments))
-            self._worker.keep(work)  # who gives up cancels its wait, not the work
-            while not (await asyncio.wait({work}, timeout=_PING_SECONDS))[0]:
-                await exchange.send_event(b"", "ping")
         try:
+            async with played.turn:
+                index = played.step_index if asked is None else asked
+                await exchange.send_event(str(index).encode(), "task_id")
+                work = asyncio.get_running_loop().create_task(self._play(tenant, played, index, name, arguments))
+                self._worker.keep(work)  # who gives up cancels its wait, not the work
+                while not (await asyncio.wait({work}, timeout=_PING_SECONDS))[0]:
+                    await exchange.send_event(b"", "ping")
             pieces = _CHUNK.findall(json.dumps(work.result()))
-        except Exception as error:
-            await exchange.send_event(str(self._service.failure("ORS", error)).encode(), "error")
+        except Exception as error:  # an event, since the response has begun; a line, since that is all an event has
+            told = " ".join(str(self._service.failure("ORS", error)).splitlines())
+            await exchange.send_event(told.encode(errors="replace"), "error")
         else:
             for place, piece in enumerate(pieces, 1):
                 await exchange.send_event(piece.encode(), "end" if place == len(pieces) else "chunk")
@@ -261,14 +268,33 @@ def _object(body: bytes) -> Json:
 
 def _split(given: Json) -> range:
     name = given.get("split")
-    if name not in SPLITS:
-        raise bad_argument("split", f"is {str(name)[:80]!r}; there are {', '.join(SPLITS)}")
+    if not isinstance(name, str) or name not in SPLITS:
+        shown = repr(name[:80]) if isinstance(name, str) else "no text"
+        raise bad_argument("split", f"is {shown}; there are {', '.join(SPLITS)}")
     return SPLITS[name]
 
 
 def _seed(given: Json) -> int:
     seeds = _split(given)
     return seeds[_number("index", given.get("index"), len(seeds))]
+
+
+def _place(given: Json, name: str) -> int | None:
+    """An end of a range of tasks, as a slice has it."""
+    value = given.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise bad_argument(name, "is no whole number")
+    return value
+
+
+def _index(given: Json) -> int | None:
+    """The turn that is asked for again; None for a new one."""
+    value = given.get("task_id")
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _INDEX.fullmatch(value) or int(value) >= 2**32:
+        raise bad_argument("task_id", "is none that this server gave")
+    return int(value)
 
 
 def _number(name: str, value: object, end: int) -> int:

@@ -40,7 +40,10 @@ def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]
         actions = arguments.get("actions")
         if not isinstance(actions, list) or not all(isinstance(each, str) for each in actions):
             raise bad_argument("actions", "is no list of texts")
-        return [pb.Action(text=each) for each in actions]
+        try:
+            return [pb.Action(text=each) for each in actions]
+        except UnicodeEncodeError as error:  # JSON can spell it, and so can a model
+            raise bad_argument("actions", "holds half of a surrogate pair") from error
     if tool in (each.name for each in spec.action_space.tools):
         return [pb.Action(tool_call=pb.ToolCall(name=tool, arguments_json=json.dumps(dict(arguments))))]
     raise bad_argument("name", f"is {tool[:80]!r}, which is no tool of {spec.id}")

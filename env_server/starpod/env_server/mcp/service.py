@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -28,6 +30,7 @@ from starpod.env_server import convert
 from starpod.env_server.errors import CallError, bad_argument
 from starpod.env_server.http.encoding import STREAM_VALUES, read_json
 from starpod.env_server.http.exchange import Exchange, Refused, Scope, Send
+from starpod.env_server.http.exchange import Message as Sent
 from starpod.env_server.http.tools import actions_of
 from starpod.env_server.limits import Tenant
 from starpod.env_server.mcp.tools import failure_of, list_tools, meta_of, picture_of, result_of
@@ -37,12 +40,12 @@ from starpod.env_server.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 
 PATH = "/mcp"
-_MCP_SESSIONS = 1_024
-"""Sessions of MCP at once, each of which holds tasks. The protocol since 2026-07-28 has none."""
 _NAME_CHARACTERS = 128
 _CALLER = "starpod.caller"
-_MCP_SESSION = "mcp-session-id"
-_TOOL_CALL = b'"tools/call"'
+_MCP_SESSION = b"mcp-session-id"
+_TOOL_CALL, _INITIALIZE = b'"tools/call"', b'"initialize"'
+# The SDK tells of each request of the older protocol as of a session that ends.
+logging.getLogger("mcp.server.streamable_http").setLevel(logging.WARNING)
 _REQUEST = "starpod.v1/request"
 """Key of `_meta`: fields of the contract's request."""
 Fields = Mapping[str, Any]
@@ -53,7 +56,7 @@ M = TypeVar("M", bound=Message)
 class _Played:
     """The session behind a name, and what was last asked of it in which MCP session.
 
-    turn: one call at a time, in the order in which they come.
+    turn: one call at a time, in the order in which they come. forked: the Fork that made it, and its reply.
     """
 
     session_id: str = ""
@@ -61,16 +64,21 @@ class _Played:
     step_index: int = 0
     last: bytes = b""
     result: CallToolResult | None = None
+    forked: tuple[pb.ForkRequest, pb.ForkResponse] | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def stands_at(self, session: pb.Session) -> bool:
+        return (self.session_id, self.epoch, self.step_index) == (session.session_id, session.epoch, session.step_index)
 
 
 @dataclass(frozen=True)
 class _Caller:
-    """A caller, the environment that it plays, and the name that it has given its session."""
+    """A caller, the environment that it plays, and the name of its session. mcp_session: the id of MCP's, if any."""
 
     tenant: Tenant
     environment: str
     name: str
+    mcp_session: str
 
 
 class MCPService:
@@ -83,13 +91,10 @@ class MCPService:
         server: Server[Any] = Server(
             "starpod", version=server_version(), on_list_tools=self._list_tools, on_call_tool=self._call_tool
         )
-        limits = worker.limits
+        # Stateless: what the SDK would hold for a session of MCP is of no use to these tools, and would have to be
+        # bounded for each token beside the sessions of environments.
         self._manager = StreamableHTTPSessionManager(
-            server,
-            json_response=True,
-            session_idle_timeout=limits.default_lease_seconds,
-            max_request_body_size=limits.max_message_bytes,
-            max_sessions=min(limits.max_sessions, _MCP_SESSIONS),
+            server, json_response=True, stateless=True, max_request_body_size=worker.limits.max_message_bytes
         )
 
     async def run(self, ready: asyncio.Event) -> None:
@@ -100,9 +105,9 @@ class MCPService:
 
     def check(self, exchange: Exchange) -> None:
         """Refuses what is no request of MCP here, by its headers. Raises Refused."""
-        if exchange.verb not in ("POST", "DELETE"):
-            error = bad_argument("method", f"is {exchange.verb[:20]}; this server sends nothing that was not asked for")
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, error, (("allow", "POST, DELETE"),))
+        if exchange.verb != "POST":
+            problem = f"is {exchange.verb[:20]}; there are no streams and sessions of MCP here to get or delete"
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, bad_argument("method", problem), (("allow", "POST"),))
 
     async def serve(self, scope: Scope, body: bytes, send: Send, tenant: Tenant) -> None:
         """Answers a request whose body has been received. Raises OVERLOADED, UNKNOWN_ENVIRONMENT and BAD_ARGUMENT."""
@@ -112,12 +117,14 @@ class MCPService:
         if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
             raise bad_argument("request", f"holds more than {STREAM_VALUES} JSON values")
         environment, _, name = scope["path"].removeprefix(PATH).strip("/").partition("/")
+        mcp_session = dict(scope["headers"]).get(_MCP_SESSION, b"").decode("latin-1")
+        name = name or mcp_session
         if len(name) > _NAME_CHARACTERS:
             raise bad_argument("name", f"has {len(name)} characters; use at most {_NAME_CHARACTERS}")
         if not environment and len(ids := self._worker.registry.ids) == 1:
             environment = ids[0]
         found = self._worker.registry.find(environment, "")
-        scope[_CALLER] = _Caller(tenant, found.spec.id, name)
+        scope[_CALLER] = _Caller(tenant, found.spec.id, name, mcp_session)
         sent = False
 
         async def receive() -> dict[str, Any]:
@@ -127,7 +134,14 @@ class MCPService:
             sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self._manager.handle_request(scope, receive, send)
+        async def send_named(message: Sent) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (_MCP_SESSION, uuid.uuid4().hex.encode())]
+            await send(message)
+
+        # A client of the older protocol gets an id as it begins, and sends it with all else: its name, without a NAME.
+        beginning = _INITIALIZE in body and not mcp_session
+        await self._manager.handle_request(scope, receive, send_named if beginning else send)
 
     # --- handlers of the SDK -----------------------------------------------------------------------------------------
 
@@ -137,28 +151,24 @@ class MCPService:
 
     async def _call_tool(self, context: Any, params: CallToolRequestParams) -> CallToolResult:
         caller: _Caller = context.request.scope[_CALLER]
-        mcp_session = context.request.headers.get(_MCP_SESSION, "")
-        work = asyncio.get_running_loop().create_task(self._play(caller, mcp_session, context.request_id, params))
+        work = asyncio.get_running_loop().create_task(self._play(caller, context.request_id, params))
         self._worker.keep(work)  # who gives up cancels its wait, not the work
         return await asyncio.shield(work)
 
-    async def _play(
-        self, caller: _Caller, mcp_session: str, request_id: Any, params: CallToolRequestParams
-    ) -> CallToolResult:
+    async def _play(self, caller: _Caller, request_id: Any, params: CallToolRequestParams) -> CallToolResult:
         tool, arguments = params.name, params.arguments or {}
         try:
             more = (params.meta or {}).get(_REQUEST)
             if more is not None and not isinstance(more, dict):
                 raise bad_argument(_REQUEST, "is no object")
-            name = caller.name or mcp_session
-            if not name:
+            if not caller.name:
                 raise bad_argument(
                     "url", f"names no session; call {PATH}/{caller.environment}/NAME, with a NAME of yours"
                 )
-            played = self._find(caller.tenant, caller.environment, name)
+            played = self._find(caller.tenant, caller.environment, caller.name)
             async with played.turn:
-                asked = hashlib.sha256(repr((mcp_session, request_id, tool, arguments, more)).encode()).digest()
-                if mcp_session and asked == played.last and played.result is not None:
+                asked = hashlib.sha256(repr((caller.mcp_session, request_id, tool, arguments, more)).encode()).digest()
+                if caller.mcp_session and asked == played.last and played.result is not None:
                     return played.result
                 reply, result = await self._call(caller, played, tool, arguments, more or {})
                 if more is not None:
@@ -233,12 +243,17 @@ class MCPService:
         if not isinstance(name, str) or not name or "/" in name or len(name) > _NAME_CHARACTERS:
             raise bad_argument("name", f"is no name of at most {_NAME_CHARACTERS} characters without a slash")
         copy = self._find(caller.tenant, caller.environment, name)
-        if copy is played or await self._alive(caller, copy):
-            raise bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
         place = {"epoch": played.epoch, "step_index": played.step_index}
         fork = _expect_one(self._read(pb.ForkRequest, played, {**place, **more}))
-        reply: pb.ForkResponse = await self._ask(caller, fork)
-        self._take(copy, reply.sessions[0])
+        if copy is played or await self._alive(caller, copy):
+            # Asked again, such as after a lost reply, while nobody has played the copy: it is what was asked for.
+            if copy.forked is None or copy.forked[0] != fork or not copy.stands_at(copy.forked[1].sessions[0]):
+                raise bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
+            reply = copy.forked[1]
+        else:
+            reply = await self._ask(caller, fork)
+            self._take(copy, reply.sessions[0])
+            copy.forked = fork, reply
         return reply, result_of(
             None, {"url": f"{PATH}/{caller.environment}/{name}", "next_step_index": copy.step_index}
         )
