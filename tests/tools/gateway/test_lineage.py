@@ -3,10 +3,12 @@
 import asyncio
 import random
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
 from starpod.gateway.lineage import Layout
+from starpod.gateway.records import Records
 from starpod.gateway.requests import Ask, Call, Message
 from starpod.gateway.session import Replied, Sampler, Session
 from starpod.trainer.agents.engine import SamplingConfig
@@ -175,3 +177,40 @@ async def test_sampling_is_the_gateways_and_streams_are_the_sessions() -> None:
     assert {request.temperature for request in requests} == {0.5}
     assert {request.max_tokens for request in requests} == {3}
     assert len({request.seed for request in requests}) == 2
+
+
+async def test_replies_of_the_same_text_and_other_thoughts_are_told_apart_after_a_restart(tmp_path: Path) -> None:
+    """A client sees the same text of both, so that both end the same history; only one of them has the child."""
+    begun, go = asyncio.Event(), asyncio.Event()
+    sampler = scripted(lambda request, text: "Up")
+    engine = engine_of(sampler)
+    prompts: list[list[int]] = []
+
+    async def generate(request: Request) -> Reply:
+        prompts.append(request.prompt)
+        text = {1: "<think>a</think>Up", 2: "later", 3: "<think>a much longer thought</think>Up"}.get(len(prompts), "x")
+        if text == "later":
+            begun.set()
+            await go.wait()
+        ids = engine.template.encode_reply(text)
+        return Reply(ids, [-0.5] * len(ids), [0] * len(ids), "stop")
+
+    engine.generate = generate  # type: ignore[method-assign]
+    records = Records(sampler, tmp_path)
+    session = records.find("one")
+    user = Message("user", "go")
+    first = await session.complete(Ask((user,), seed="1"))
+    child = asyncio.ensure_future(session.complete(Ask((user, first.message, Message("user", "on")))))
+    await begun.wait()
+    other = await session.complete(Ask((user,), seed="2"))
+    assert first.message == other.message and [first.thought, other.thought] == ["a", "a much longer thought"]
+    go.set()
+    history = (user, first.message, Message("user", "on"), (await child).message)
+    more = Ask((*history, Message("user", "more")))
+    turns = records.record("one").episode.turns
+    restarted = Records(sampler, tmp_path)
+    restarted.restore()
+    for each in (session, restarted.find("one")):
+        await each.complete(more)
+    assert prompts[-1] == prompts[-2]
+    assert prompts[-1][: len(prompts[1]) + len(turns[2].reply)] == [*prompts[1], *turns[2].reply]

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import resource
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
 from starpod.report.site import listen
 from starpod.trainer.data.batch import samples_of
-from starpod.trainer.data.files import read_groups
+from starpod.trainer.data.files import read_episodes, read_groups
 from starpod.trainer.engines.base import EngineError
 from tests.tools.gateway.sampling import engine_of, scripted
 
@@ -506,6 +508,307 @@ async def test_an_end_that_a_kill_cut_is_finished(tmp_path: Path) -> None:
             pass
     (group,) = read_groups(tmp_path / "episodes")
     assert len(group.episodes) == 1
+
+
+async def test_each_session_is_one_member_of_a_group(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: "x")
+    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
+        for name in ("a", "b", "c", "b"):
+            begun = (await http.post("/sessions", json={"name": name, "group": 5})).json()
+            assert begun["member"] == "abc".index(name)
+        taken = await http.post("/sessions", json={"name": "d", "group": 5, "member": 1})
+        assert taken.status_code == 409
+        assert taken.json()["error"] == {
+            "message": "member 1 of group 5 is the session b: give another, or none for the next free one",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "member_taken",
+        }
+        for name in ("a", "b"):
+            await _ask(client(url, name))
+            await http.post(f"/sessions/{name}/end", json={})
+        assert (await http.post("/sessions", json={"name": "d", "group": 5, "member": 1})).status_code == 409
+    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
+        for member in (1, 2):  # of one that is over, and of one that goes on
+            again = await http.post("/sessions", json={"name": "d", "group": 5, "member": member})
+            assert again.status_code == 409
+        assert (await http.post("/sessions", json={"name": "d", "group": 5})).json()["member"] == 3
+        await _ask(client(url, "alone"))
+        for name in ("c", "d", "alone"):
+            await http.post(f"/sessions/{name}/end", json={})
+    episodes = [(each.group, each.member) for each in read_episodes(tmp_path / "episodes")]
+    assert episodes == [(5, 0), (5, 1), (5, 2), (5, 3), (6, 0)]
+
+
+async def test_a_reward_after_the_end_is_refused_like_all_else(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: "x")
+    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
+        await _ask(client(url))
+        await http.post("/sessions/one/end", json={})
+        late = await http.post("/sessions/one/reward", json={"value": 1, "key": "k"})
+        never = await http.post("/sessions/two/reward", json={"value": 1, "key": "k"})
+    assert (late.status_code, late.json()["error"]["code"]) == (410, "session_over")
+    assert (never.status_code, never.json()["error"]["code"]) == (404, "no_session")
+
+
+async def test_halves_of_surrogate_pairs_in_a_call_are_served_as_replaced(tmp_path: Path) -> None:
+    """A model may write "\\ud83d" as an escape; no client can send that back as text."""
+    said = '<tool_call>\n{"name": "move", "arguments": {"to": "\\ud83d Up \\ud83d\\ude00"}}\n</tool_call>'
+    sampler = scripted(lambda request, text: said if "moved" not in text else "done", max_reply_tokens=1000)
+    expected = {"to": "\N{REPLACEMENT CHARACTER} Up \N{GRINNING FACE}"}
+    async with gateway(sampler, tmp_path) as (url, records), httpx.AsyncClient(base_url=url) as http:
+        llm = client(url)
+        given: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": [TOOL]}
+        first, again = [(await llm.chat.completions.create(**given)).choices[0].message for _ in range(2)]
+        assert first == again and first.tool_calls and first.tool_calls[0].type == "function"
+        arguments = first.tool_calls[0].function.arguments
+        assert json.loads(arguments) == expected
+        chunks = [each async for each in await llm.chat.completions.create(**given, stream=True)]
+        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+        assert [call.function and call.function.arguments for call in calls] == [arguments]
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "moved"}
+        given["messages"] += [first, result]
+        assert (await llm.chat.completions.create(**given)).choices[0].message.content == "done"
+
+        tool: Any = {"type": "function", "name": "move", "parameters": {"type": "object"}, "strict": False}
+        (item,) = (await llm.responses.create(model="m", input="go", tools=[tool])).output
+        assert item.type == "function_call" and item.arguments == arguments
+
+        body: dict[str, Any] = {"max_tokens": 1000, "messages": [{"role": "user", "content": "go"}]}
+        body["tools"] = [{"name": "move", "input_schema": {"type": "object"}}]
+        whole = (await http.post("/v1/messages", json=body, headers={"x-api-key": "two"})).json()
+        assert whole["content"][0]["input"] == expected
+        streamed = await http.post("/v1/messages", json={**body, "stream": True}, headers={"x-api-key": "two"})
+        assert json.dumps(json.dumps(expected, ensure_ascii=False), ensure_ascii=False) in streamed.text
+        moved = {"type": "tool_result", "tool_use_id": whole["content"][0]["id"], "content": "moved"}
+        body["messages"] += [
+            {"role": "assistant", "content": whole["content"]},
+            {"role": "user", "content": [moved]},
+        ]
+        await http.post("/v1/messages", json=body, headers={"x-api-key": "two"})
+        for name in ("one", "two"):
+            turns = records.record(name).episode.turns
+            assert [turn.fresh for turn in turns if "moved" in turn.observation] == [False], (
+                "what was sent back is known"
+            )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"name": "\\ud83d", "arguments": {}}',
+        '{"name": "move", "arguments": {"to": NaN}}',
+        '{"name": "move", "arguments": "{\\"to\\": 1e999}"}',
+        '{"name": "move", "arguments": ' + '{"a":' * 2000 + "1" + "}" * 2001,
+    ],
+)
+async def test_what_no_client_could_read_as_a_call_is_none(tmp_path: Path, said: str) -> None:
+    sampler = scripted(lambda request, text: said, max_reply_tokens=20_000, max_episode_tokens=30_000)
+    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
+        body = {"max_tokens": 20_000, "messages": [{"role": "user", "content": "go"}], "tools": [{"name": "move"}]}
+        reply = await http.post("/v1/messages", json=body, headers={"x-api-key": "one"})
+    assert reply.status_code == 200
+    assert reply.json()["content"] == [{"type": "text", "text": said, "citations": None}]
+
+
+async def test_a_long_prompt_is_encoded_beside_the_event_loop(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: "x", max_episode_tokens=100_000)
+    encode, go = sampler.template.encode, threading.Event()
+
+    def slow(text: str) -> list[int]:
+        assert go.wait(5), "/health is answered meanwhile"
+        return encode(text)
+
+    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
+        sampler.template.encode = slow  # type: ignore[method-assign]
+        body = {"messages": [{"role": "user", "content": "a" * 30_000}]}
+        long = [
+            asyncio.create_task(http.post("/v1/chat/completions", json=body, headers=_bearer("one"))),
+            asyncio.create_task(http.post("/v1/messages/count_tokens", json=body, headers=_bearer("one"))),
+        ]
+        for _ in range(10):
+            assert (await http.get("/health")).status_code == 200
+        assert not any(each.done() for each in long)
+        go.set()
+        replies = [await each for each in long]
+    assert [each.status_code for each in replies] == [200, 200]
+    assert replies[1].json()["input_tokens"] == replies[0].json()["usage"]["prompt_tokens"]
+
+
+async def test_messages_are_bounded(tmp_path: Path) -> None:
+    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, _):
+        with pytest.raises(openai.BadRequestError, match="has 10001 messages; send at most 10000"):
+            await client(url).chat.completions.create(model="m", messages=[{"role": "user", "content": ""}] * 10_001)
+
+
+async def test_what_can_never_fit_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: "x")
+    longest = max(map(len, sampler.template.tokenizer.get_vocab()))
+    room = sampler.sampling.max_episode_tokens - sampler.sampling.least_room
+    encode = sampler.template.encode
+    encoded: list[int] = []
+
+    def counting(text: str) -> list[int]:
+        encoded.append(len(text))
+        return encode(text)
+
+    async with gateway(sampler, tmp_path) as (url, _):
+        sampler.template.encode = counting  # type: ignore[method-assign]
+        for fits, text in ((True, "a"), (False, "a" * 7_900_000), (False, "a" * (room + 1) * longest)):
+            encoded.clear()
+            if fits:
+                await _ask(client(url), text)
+            else:
+                with pytest.raises(openai.BadRequestError, match=r"has at least \d+ tokens") as caught:
+                    await _ask(client(url), text)
+                assert caught.value.code == "context_length_exceeded"
+            assert bool(encoded) == fits
+        encoded.clear()  # the longest token, as often as it fits
+        with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens"):
+            await _ask(client(url), "a" * room * longest)
+        assert max(encoded) > room * longest
+
+
+HALF = '"\\ud800"'
+USER = '{"role": "user", "content": "go"}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": {HALF}}}]}}'),
+        ("/v1/messages", f'{{"max_tokens": 9, "messages": [{{"role": "user", "content": {HALF}}}]}}'),
+        ("/v1/messages/count_tokens", f'{{"messages": [{{"role": "user", "content": {HALF}}}]}}'),
+        ("/v1/responses", f'{{"input": {HALF}}}'),
+        (
+            "/v1/chat/completions",
+            f'{{"messages": [{USER}], "tools": [{{"type": "function", "function": {{"name": {HALF}}}}}]}}',
+        ),
+        ("/v1/messages", f'{{"messages": [{USER}], "tools": [{{"name": {HALF}, "input_schema": {{}}}}]}}'),
+        ("/v1/responses", f'{{"input": "go", "tools": [{{"type": "function", "name": {HALF}}}]}}'),
+        (
+            "/v1/responses",
+            '{"input": "go", "tools": [{"type": "function", "name": "f", "parameters": {"most": 1e999}}]}',
+        ),
+        ("/sessions/one/reward", '{"value": 1' + "0" * 400 + "}"),
+        ("/sessions/one/reward", '{"value": 1e308}'),
+        ("/sessions/one/end", f'{{"error": {HALF}}}'),
+        ("/sessions", '{"group": 1' + "0" * 400 + "}"),
+    ],
+)
+async def test_what_cannot_be_used_is_the_callers_mistake(tmp_path: Path, path: str, body: str) -> None:
+    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, records):
+        await _ask(client(url))
+        async with httpx.AsyncClient(base_url=url) as http:
+            headers = {**_bearer("one"), "content-type": "application/json"}
+            reply = await http.post(path, content=body, headers=headers)
+        assert reply.status_code == 400 and reply.json()["error"]["message"]
+        records.end("one", {})
+
+
+@pytest.mark.parametrize("depth", [5_000, 990, 960])
+async def test_arguments_that_are_nested_too_deeply_are_the_callers_mistake(tmp_path: Path, depth: int) -> None:
+    async with gateway(scripted(lambda request, text: "x", max_episode_tokens=20_000), tmp_path) as (url, _):
+        function = {"name": "move", "arguments": "[" * depth + "]" * depth}
+        asked = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+        body = {"messages": [{"role": "user", "content": "go"}, asked, {"role": "tool", "content": "x"}]}
+        async with httpx.AsyncClient(base_url=url) as http:
+            reply = await http.post("/v1/chat/completions", json=body, headers=_bearer("one"))
+    assert reply.status_code in ((400,) if depth > 1_000 else (200, 400)), "how deep is too deep, depends on the stack"
+
+
+def _post(url: str, length: int, sent: int) -> tuple[int, float]:
+    """The status that a plain client gets which writes its whole body before it reads, and for how many seconds."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    began = time.monotonic()
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        connection.sendall(f"{head}content-length: {length}\r\n\r\n".encode())
+        connection.sendall(b"a" * sent)
+        reply = b""
+        while part := connection.recv(1 << 16):
+            reply += part
+    assert b'"code":"body_too_large"' in reply
+    return int(reply.split()[1]), time.monotonic() - began
+
+
+async def test_a_body_that_is_too_large_is_read_to_its_end_or_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is closed with unread data is reset, and loses its response."""
+    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, _):
+        status, _ = await asyncio.to_thread(_post, url, 50_000_000, 50_000_000)
+        assert status == 413
+        monkeypatch.setattr(app, "_LINGER_SECONDS", 0.2)
+        status, seconds = await asyncio.to_thread(_post, url, 50_000_000, 1_000)
+        assert status == 413 and 0.2 <= seconds < 5
+
+
+async def test_a_journal_that_cannot_be_read_fails_its_session_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = scripted(lambda request, text: "x")
+    async with gateway(sampler, tmp_path) as (url, records):
+        for name in ("cut", "headless", "sound"):
+            await _ask(client(url, name))
+        records.record("cut").reward(2.0, "")
+    journals = tmp_path / "sessions"
+    for name, damaged in (("cut", 2), ("headless", 0)):
+        lines = (journals / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        lines[damaged] = lines[damaged][:9] + lines[damaged]  # as a line that another was written behind
+        (journals / f"{name}.jsonl").write_text("".join(lines))
+    for _ in range(2):
+        async with gateway(sampler, tmp_path) as (url, records):
+            assert await _ask(client(url, "sound"), "again") == "x"
+            for name in ("cut", "headless"):
+                with pytest.raises(openai.APIStatusError, match="is over") as gone:
+                    await _ask(client(url, name), "again")
+                assert gone.value.status_code == 410
+            assert records.counts()["live"] == 1 and records.counts()["over"] == 2
+    (failed,) = read_episodes(tmp_path / "episodes")
+    assert (failed.end, failed.error) == ("failed", "line 3 of the session's journal cannot be read")
+    assert len(failed.turns) == 1
+    assert sorted(each.name for each in journals.glob("*.unreadable")) == ["cut.unreadable", "headless.unreadable"]
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == 2 and f"{journals / 'cut.jsonl'}, line 3" in warnings[0]
+
+
+@contextmanager
+def _full_disk(at: int) -> Iterator[None]:
+    """Writes beyond so many bytes of a file fail, after the part that fits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (at, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_what_a_full_disk_did_not_take_has_not_been(tmp_path: Path) -> None:
+    sampler = scripted(lambda request, text: f"reply {len(engine_of(sampler).requests)}")
+    journal = tmp_path / "sessions" / "one.jsonl"
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    async with gateway(sampler, tmp_path) as (url, records), httpx.AsyncClient(base_url=url) as http:
+        with _full_disk(20):
+            assert (await http.post("/sessions", json={"name": "one", "group": 0})).status_code == 500
+        assert (await http.post("/sessions", json={"name": "one", "group": 0})).json()["member"] == 0
+        for _ in range(2):
+            before = journal.read_bytes()
+            with _full_disk(len(before) + 20):
+                with pytest.raises(openai.InternalServerError):
+                    await client(url).chat.completions.create(model="m", messages=messages)
+                assert journal.read_bytes() == before
+            reply = (await client(url).chat.completions.create(model="m", messages=messages)).choices[0].message
+            messages += [reply, {"role": "user", "content": "on"}]
+        turns = records.record("one").episode.turns
+        assert [turn.fresh for turn in turns] == [True, False] and reply.content == "reply 4"
+    async with gateway(sampler, tmp_path) as (url, records):
+        repeated = await client(url).chat.completions.create(model="m", messages=messages[:-2])
+        assert repeated.choices[0].message == reply
+        records.end("one", {})
+    (episode,) = read_episodes(tmp_path / "episodes")
+    (sample,) = samples_of(episode)
+    assert sample.tokens == [*engine_of(sampler).requests[-1].prompt, *episode.turns[-1].reply]
 
 
 async def _ask(llm: openai.AsyncOpenAI, text: str = "hello") -> str:

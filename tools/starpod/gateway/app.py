@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -29,6 +30,8 @@ MOST_BODY_BYTES = 8 * 2**20
 """Of a request, by default: the longest context is far shorter."""
 _HEARTBEAT_SECONDS = 5.0
 """After which a reply that is still being sampled begins as a stream, and as often says that it lives."""
+_LINGER_SECONDS = 2.0
+"""How long the rest of a body is received that nobody reads."""
 _SIGNATURE = 32
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -106,7 +109,7 @@ def create_app(
 
     async def count_tokens(request: Request) -> Response:
         ask = messages.read(await read_json(request, most_body_bytes))
-        return JSONResponse({"input_tokens": host.find(keys.name(key_of(request))).count(ask)})
+        return JSONResponse({"input_tokens": await host.find(keys.name(key_of(request))).count(ask)})
 
     endpoints = {("POST", dialect.path): complete(dialect) for dialect in dialects}
     endpoints["POST", f"{messages.path}/count_tokens"] = count_tokens
@@ -125,6 +128,8 @@ def create_app(
                 return await endpoint(request)
             except Refused as refused:
                 return _failed(dialect_of(request), refused)
+            except RecursionError:
+                return _failed(dialect_of(request), bad_request("the request is nested too deeply"))
 
         return call
 
@@ -169,6 +174,8 @@ async def read_json(request: Request, most: int = MOST_BODY_BYTES) -> dict[str, 
             raise too_large
     try:
         body = json.loads(data)
+        # Python reads NaN, infinities and halves of surrogate pairs, which no reply can repeat and no prompt can hold.
+        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}", "invalid_json") from error
     if not isinstance(body, dict):
@@ -209,5 +216,20 @@ async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> 
 
 
 def _failed(dialect: Dialect, refused: Refused) -> Response:
-    headers = {"connection": "close"} if refused.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else {}
-    return JSONResponse(dialect.failure(refused), refused.status, headers)
+    too_large = refused.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    return (_Unread if too_large else JSONResponse)(dialect.failure(refused), refused.status)
+
+
+class _Unread(JSONResponse):
+    """The response to a request whose body is not read: a connection that is closed before its rest was received is
+    reset, and loses its response."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [*self.raw_headers, (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b""})

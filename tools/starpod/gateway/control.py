@@ -16,6 +16,9 @@ from starpod.gateway.requests import Refused, bad_request, field
 
 _TEXTS = ("environment", "version", "task", "instructions")
 _NUMBERS = ("group", "member", "seed")
+_MOST_NUMBER = 2**63 - 1
+_MOST_REWARD = 1e30
+"""In size: sums of rewards stay finite, in single precision, too."""
 
 
 def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
@@ -31,8 +34,8 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
         values: dict[str, Any] = {name: value for name in _TEXTS if (value := field(body, name, str)) is not None}
         for name in _NUMBERS:
             if (number := field(body, name, int)) is not None:
-                if number < 0:
-                    raise bad_request(f"`{name}` must be at least 0")
+                if not 0 <= number <= _MOST_NUMBER:
+                    raise bad_request(f"`{name}` must be at least 0, and at most {_MOST_NUMBER}")
                 values[name] = number
         return JSONResponse(_facts(records.begin(field(body, "name", str, ""), values), keys))
 
@@ -47,11 +50,11 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
     async def reward(request: Request) -> Response:
         admit(request)
         body = await read_json(request)
-        value = float(field(body, "value", (int, float), math.nan))
-        if not math.isfinite(value):
-            raise bad_request("`value` must be a finite number")
+        value = field(body, "value", (int, float), math.nan)
+        if not abs(value) <= _MOST_REWARD:
+            raise bad_request(f"`value` must be a number from -{_MOST_REWARD:g} to {_MOST_REWARD:g}")
         record = records.record(request.path_params["name"])
-        record.reward(value, field(body, "key", str, ""))
+        record.reward(float(value), field(body, "key", str, ""))
         return JSONResponse(_facts(record, keys))
 
     async def end(request: Request) -> Response:

@@ -33,6 +33,7 @@ class Layout:
 
     def __init__(self, template: Template) -> None:
         self.template = template
+        self._longest = max(map(len, template.tokenizer.get_vocab()))
         asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
         probe = {"role": "user", "content": _PROBE}
         self._takes_results = self._shows([*asked, {**probe, "role": "tool"}])
@@ -45,6 +46,15 @@ class Layout:
             return _PROBE in self.template.text(messages, tools)
         except (TemplateError, TypeError, KeyError):
             return False
+
+    def least_tokens(self, messages: Sequence[Message]) -> int:
+        """A lower bound of the ids of messages, found without encoding: where a tokenizer keeps every character, no id
+        stands for more of them than the longest entry of the vocabulary has.
+
+        Templates may drop blanks around a text, and thoughts of replies: neither is counted.
+        """
+        characters = sum(len(message.text.strip()) for message in messages if message.role != "assistant")
+        return characters // self._longest
 
     def whole(self, messages: Sequence[Message], raw: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation as text. raw: each message's text, as a policy wrote it or would have."""
@@ -88,10 +98,12 @@ class Layout:
 class Node:
     """A reply, and the ids that precede it since the parent's.
 
-    key: of the history that it ends. raw: the reply's text. text: of prompt and reply, where the template rewrites the
-    past and it has to be compared. given: how many ids the prompt ends with that begin the reply's text.
+    number: among the session's, from 1. key: of the history that it ends, as another reply may that differs in its
+    thoughts alone. raw: the reply's text. text: of prompt and reply, where the template rewrites the past and it has to
+    be compared. given: how many ids the prompt ends with that begin the reply's text.
     """
 
+    number: int
     key: bytes
     parent: Node | None
     appended: list[int]
@@ -144,6 +156,7 @@ class Lineage:
         self._layout = layout
         self._template = layout.template
         self._nodes: dict[bytes, Node] = {}
+        self._in_order: list[Node] = []
         self._replies: dict[bytes, Node] = {}
         self._last: Node | None = None
 
@@ -176,25 +189,25 @@ class Lineage:
         thought = f"{THINK_END}\n\n" if self._template.opening.startswith(THINK) else ""
         return thought + begin_call(ask.tools, ask.choice.name)
 
-    def answer(self, draft: Draft, reply: Sequence[int], raw: str, message: Message) -> tuple[Node, bool]:
-        """Takes a sampled reply over. raw: its text, from the beginning. message: as the client gets it.
+    def node(self, draft: Draft, reply: Sequence[int], raw: str, message: Message) -> tuple[Node, bool]:
+        """The node of a sampled reply, for `add`. raw: its text, from the beginning. message: as the client gets it.
 
-        Returns its node, and whether its turn begins a sample: it does unless it extends the reply before in time.
+        With it, whether its turn begins a sample: it does unless it extends the reply before in time.
         """
         text = draft.text and draft.text + raw.removeprefix(self._template.opening)
         key = extended(draft.ask.history[-1], message)
-        node = Node(key, draft.parent, draft.appended, list(reply), raw, text, draft.given)
-        fresh = draft.parent is None or draft.parent is not self._last
-        self._add(node, message)
-        return node, fresh
+        node = Node(len(self._in_order) + 1, key, draft.parent, draft.appended, list(reply), raw, text, draft.given)
+        return node, draft.parent is None or draft.parent is not self._last
 
-    def restore(self, key: bytes, parent: bytes, turn: Turn, message: Message, *, text: str, given: int) -> None:
-        """Takes over a reply that was sampled before, with the keys of its own and its parent's history."""
-        above = self._nodes[parent] if parent else None
+    def restore(self, key: bytes, parent: int, turn: Turn, message: Message, *, text: str, given: int) -> None:
+        """Takes over a reply that was sampled before, in the order of their numbers. parent: its parent's; 0: none."""
+        above = self._in_order[parent - 1] if parent else None
         appended = turn.prompt if above is None or not turn.fresh else turn.prompt[len(above.stream()) :]
-        self._add(Node(key, above, appended, turn.reply, turn.text, text, given), message)
+        self.add(Node(len(self._in_order) + 1, key, above, appended, turn.reply, turn.text, text, given), message)
 
-    def _add(self, node: Node, message: Message) -> None:
+    def add(self, node: Node, message: Message) -> None:
+        """Takes a reply over: prompts may extend it."""
+        self._in_order.append(node)
         self._nodes[node.key] = node
         self._replies[message.key] = node
         self._last = node

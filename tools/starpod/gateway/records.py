@@ -8,12 +8,15 @@ written by replacing that file whole, so that ending it twice leaves one episode
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import math
+import os
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -44,9 +47,17 @@ class Record:
     called: float = field(default_factory=time.monotonic)
 
     def log(self, kind: str, **values: Any) -> None:
-        line = json.dumps({"kind": kind, **values}, ensure_ascii=False)
-        with self.journal.open("a", encoding="utf-8", errors="surrogatepass") as file:
-            file.write(line + "\n")
+        """Raises OSError, and leaves the journal as it was."""
+        line = json.dumps({"kind": kind, **values}, ensure_ascii=False) + "\n"
+        before = self.journal.stat().st_size if self.journal.exists() else 0
+        try:
+            with self.journal.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError:
+            # A full disk takes a part of a line, to which the next one would be joined.
+            with suppress(OSError):
+                os.truncate(self.journal, before)
+            raise
 
     def took(self, replied: Replied) -> None:
         self.called = time.monotonic()
@@ -89,6 +100,8 @@ class Record:
 class Records:
     """The sessions of a gateway, in a folder: `sessions` holds their journals, `episodes` the groups' files.
 
+    Each session is one member of a group, and no other session ever is.
+
     begins_unknown: whether an API key that nobody has begun a session for begins one. Use `restore` first.
     idle_seconds: after so long without a call a session is ended, as failed. abandoned: how many were.
     """
@@ -111,45 +124,74 @@ class Records:
         self._live: dict[str, Record] = {}
         self._over: dict[str, float] = {}
         self._groups = 0
+        self._members: dict[tuple[int, int], str] = {}
         (folder / "sessions").mkdir(parents=True, exist_ok=True)
 
     def restore(self) -> None:
-        """Takes the journals over. A last line that is cut was heard of by nobody, and is dropped."""
-        for over in (self.folder / "sessions").glob("*.over"):
+        """Takes the journals over. A last line that is cut was heard of by nobody, and is dropped.
+
+        A session with another line that cannot be read ends as failed, and its journal is kept aside.
+        """
+        sessions = self.folder / "sessions"
+        for over in sessions.glob("*.over"):
             left = json.loads(over.read_text(encoding="utf-8"))
             self._over[over.stem] = left["reward"]
             self.abandoned += left.get("abandoned", False)
-            self._groups = max(self._groups, left["group"] + 1)
-        for journal in sorted((self.folder / "sessions").glob("*.jsonl")):
-            data = journal.read_bytes()
-            if (whole := data.rfind(b"\n") + 1) < len(data):
-                with journal.open("r+b") as file:
-                    file.truncate(whole)
-            lines = [json.loads(line) for line in data[:whole].splitlines()]
-            if not lines:
-                journal.unlink()
-                continue
-            begun = lines.pop(0)
-            record = self._add(journal.stem, begun)
-            for values in lines:
-                record.replay(values)
-            if record.episode.end:
-                abandoned = lines[-1].get("abandoned", False)
-                self.abandoned += abandoned
-                self._write(journal.stem, record, abandoned=abandoned)
+            self._hold(over.stem, left["group"], left.get("member", 0))
+        for unreadable in sessions.glob("*.unreadable"):
+            self._over.setdefault(unreadable.stem, 0.0)
+        for journal in sorted(sessions.glob("*.jsonl")):
+            self._restore(journal)
+
+    def _restore(self, journal: Path) -> None:
+        name, data = journal.stem, journal.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(journal, whole)
+        if not whole:
+            journal.unlink()
+            return
+        record: Record | None = None
+        values: dict[str, Any] = {}
+        number = 1
+        try:
+            for line in data[:whole].splitlines():
+                values = json.loads(line)
+                if record is None:
+                    record = self._add(name, values)
+                else:
+                    record.replay(values)
+                number += 1
+        except Exception as error:  # whatever is wrong with it, the other sessions go on
+            kept = journal.with_suffix(".unreadable")
+            logger.warning("%s, line %d: %r; its session ends as failed. Kept as %s", journal, number, error, kept.name)
+            if record is None:
+                self._over[name] = 0.0
+            else:
+                problem = f"line {number} of the session's journal cannot be read"
+                _finish(record.episode, {"end": "failed", "success": None, "error": problem})
+                self._write(name, record, abandoned=False)
+            journal.replace(kept)
+            return
+        if record is not None and record.episode.end:
+            abandoned = values.get("abandoned", False)
+            self.abandoned += abandoned
+            self._write(name, record, abandoned=abandoned)
+            journal.unlink()
 
     def find(self, name: str) -> Session:
         """The session of an API key. Raises Refused."""
-        if name in self._live:
+        if name in self._live or name in self._over:
             return self.record(name).session
-        if name in self._over:
-            raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over")
         if not self.begins_unknown:
             raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no session: begin one first")
         return self.begin(name, {}).session
 
     def begin(self, name: str, values: Mapping[str, Any]) -> Record:
-        """A session; one that was begun before as it is. values: fields of its episode. Raises Refused."""
+        """A session; one that was begun before as it is. Raises Refused, and OSError.
+
+        values: fields of its episode. Without a group it gets one of its own, without a member the group's next one.
+        """
         name = name or f"s-{uuid.uuid4().hex}"
         if not NAME.fullmatch(name):
             raise bad_request(
@@ -163,13 +205,26 @@ class Records:
             raise Refused(
                 HTTPStatus.TOO_MANY_REQUESTS, "too_many_sessions", f"{self.most} sessions run: end some first"
             )
-        begun = {"group": self._groups, "member": 0, "environment": EXTERNAL, **values}
+        group = values.get("group", self._groups)
+        member = values.get("member")
+        if member is None:
+            member = next(free for free in itertools.count() if (group, free) not in self._members)
+        if (holder := self._members.get((group, member))) is not None:
+            taken = f"member {member} of group {group} is the session {holder}"
+            raise Refused(HTTPStatus.CONFLICT, "member_taken", f"{taken}: give another, or none for the next free one")
+        begun = {"environment": EXTERNAL, **values, "group": group, "member": member}
         record = self._add(name, begun)
-        record.log("begin", **begun)
+        try:
+            record.log("begin", **begun)
+        except OSError:
+            del self._live[name], self._members[group, member]
+            raise
         return record
 
     def record(self, name: str) -> Record:
         """A live session's record, which counts as a call of it. Raises Refused."""
+        if name in self._over:
+            raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over")
         if (record := self._live.get(name)) is None:
             raise Refused(HTTPStatus.NOT_FOUND, "no_session", f"there is no session {name!r} that goes on")
         record.called = time.monotonic()
@@ -210,18 +265,24 @@ class Records:
         record.log("end", **values)
         _finish(record.episode, values)
         self._write(name, record, abandoned=values.get("abandoned", False))
+        record.journal.unlink()
 
     def _add(self, name: str, begun: Mapping[str, Any]) -> Record:
         fields = {key: value for key, value in begun.items() if key != "kind"}
         episode = Episode(**fields)
-        self._groups = max(self._groups, episode.group + 1)
+        self._hold(name, episode.group, episode.member)
         session = Session(name, self.sampler, took=lambda replied: record.took(replied))
         record = Record(session, episode, self.folder / "sessions" / f"{name}.jsonl")
         self._live[name] = record
         return record
 
+    def _hold(self, name: str, group: int, member: int) -> None:
+        """The group's number is not given anew, nor its member."""
+        self._groups = max(self._groups, group + 1)
+        self._members[group, member] = name
+
     def _write(self, name: str, record: Record, *, abandoned: bool) -> None:
-        """Puts the episode into its group's file, in the place of the same member."""
+        """Puts the episode into its group's file, in its own place where a kill came after it was written."""
         episode = record.episode
         file = self.folder / "episodes" / f"group-{episode.group:08d}.jsonl"
         others = list(read_episodes(file)) if file.exists() else []
@@ -230,12 +291,12 @@ class Records:
         record.session.close("it was ended")
         del self._live[name]
         self._over[name] = episode.total_reward
-        # The name is not given anew, nor the group's number.
-        left = {"group": episode.group, "reward": episode.total_reward, "abandoned": abandoned}
+        # Neither the name is given anew, nor its place.
+        place = {"group": episode.group, "member": episode.member}
+        left = {**place, "reward": episode.total_reward, "abandoned": abandoned}
         over = record.journal.with_suffix(".over")
         over.with_suffix(".tmp").write_text(json.dumps(left), encoding="utf-8")
         over.with_suffix(".tmp").replace(over)
-        record.journal.unlink()
 
 
 def _finish(episode: Episode, values: Mapping[str, Any]) -> None:

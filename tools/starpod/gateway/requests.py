@@ -14,6 +14,9 @@ from starpod.trainer.data.episode import Finish
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+MOST_MESSAGES = 10_000
+"""Messages of a request: 250,000 empty ones would take 15 s of the event loop."""
+
 
 class Refused(Exception):
     """A request that gets an error instead of a reply.
@@ -68,7 +71,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request for one reply.
+    """A request for one reply. Raises Refused for more than `MOST_MESSAGES`.
 
     tools: as OpenAI's chat completions describe them. choice: whether one of them is to be called.
     max_tokens: of the reply; None: the gateway's limit.
@@ -86,6 +89,10 @@ class Ask:
     with_usage: bool = False
     model: str = ""
 
+    def __post_init__(self) -> None:
+        if len(self.messages) > MOST_MESSAGES:
+            raise bad_request(f"the conversation has {len(self.messages)} messages; send at most {MOST_MESSAGES}")
+
     @cached_property
     def history(self) -> tuple[bytes, ...]:
         """A key for the conversation up to each of its messages, that one included, and for the tools."""
@@ -95,6 +102,13 @@ class Ask:
             key = extended(key, message)
             keys.append(key)
         return tuple(keys)
+
+    @property
+    def characters(self) -> int:
+        """Of all that a prompt may show."""
+        calls = (call for message in self.messages for call in message.calls)
+        texts = [*(message.text for message in self.messages), *(call.arguments for call in calls), str(self.tools)]
+        return sum(map(len, texts))
 
     @property
     def key(self) -> bytes:

@@ -25,6 +25,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MOST_REPLIES = 1000
 """Replies of a session: an agent may never end."""
 
+LONG = 20_000
+"""Characters from which on a prompt is made in a thread. Encoding takes about 0.15 s for 100,000, in which nothing else
+is answered; for less, the detour costs more than it saves."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
@@ -44,11 +48,11 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """A reply with its turn. text, given: of its lineage's node; parent: the key of the node above, b"" without."""
+    """A reply with its turn. text, given: of its lineage's node; parent: the number of the reply above, 0 without."""
 
     request: bytes
     history: bytes
-    parent: bytes
+    parent: int
     text: str
     turn: Turn
     answer: Answer
@@ -59,7 +63,7 @@ class Replied:
         return {
             "request": self.request.hex(),
             "history": self.history.hex(),
-            "parent": self.parent.hex(),
+            "parent": self.parent,
             "text": self.text,
             "turn": self.turn.to_json(),
             "answer": asdict(self.answer),
@@ -69,9 +73,9 @@ class Replied:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Replied:
         answer = {**values["answer"], "calls": tuple(Call(**call) for call in values["answer"]["calls"])}
-        request, history, parent = (bytes.fromhex(values[name]) for name in ("request", "history", "parent"))
+        request, history = (bytes.fromhex(values[name]) for name in ("request", "history"))
         turn = Turn.from_json(values["turn"])
-        return cls(request, history, parent, values["text"], turn, Answer(**answer), values.get("given", 0))
+        return cls(request, history, values["parent"], values["text"], turn, Answer(**answer), values["given"])
 
 
 @dataclass
@@ -117,9 +121,9 @@ class Session:
             self._answers[key] = known
         return await asyncio.shield(known)
 
-    def count(self, ask: Ask) -> int:
+    async def count(self, ask: Ask) -> int:
         """Tokens of the prompt that a request would have. Raises Refused."""
-        return len(self._lineage.ask(ask).context)
+        return len((await self._draft(ask)).context)
 
     @property
     def sampling(self) -> bool:
@@ -133,7 +137,7 @@ class Session:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.set_result(replied.answer)
         self._answers[replied.request] = future
-        self.replies = max(self.replies, replied.answer.number)
+        self.replies = replied.answer.number
         self.tokens += len(replied.turn.reply)
 
     def close(self, why: str) -> None:
@@ -154,19 +158,30 @@ class Session:
         if future.cancelled() or future.exception() is not None:
             del self._answers[key]
 
-    async def _sample(self, key: bytes, ask: Ask) -> Answer:
-        sampler = self.sampler
-        draft = self._lineage.ask(ask)
-        limits = sampler.sampling
-        room = limits.max_episode_tokens - len(draft.context)
+    async def _draft(self, ask: Ask) -> Draft:
+        if ask.characters < LONG:
+            return self._lineage.ask(ask)
+        return await asyncio.to_thread(self._lineage.ask, ask)
+
+    def _room(self, prompt: int, bound: str = "") -> int:
+        """Tokens that are left for a reply after so many. Raises Refused where they are too few."""
+        limits = self.sampler.sampling
+        room = limits.max_episode_tokens - prompt
         if room < limits.least_room:
             self.full = True
             raise Refused(
                 HTTPStatus.BAD_REQUEST,
                 "context_length_exceeded",
-                f"the conversation has {len(draft.context)} tokens; this model's context is {limits.max_episode_tokens}"
+                f"the conversation has {bound}{prompt} tokens; this model's context is {limits.max_episode_tokens}"
                 f" tokens, of which a reply must have {limits.least_room}",
             )
+        return room
+
+    async def _sample(self, key: bytes, ask: Ask) -> Answer:
+        sampler, limits = self.sampler, self.sampler.sampling
+        self._room(sampler.layout.least_tokens(ask.messages), "at least ")
+        draft = await self._draft(ask)
+        room = self._room(len(draft.context))
         began = time.perf_counter()
         try:
             reply = await sampler.engine.generate(
@@ -192,9 +207,7 @@ class Session:
         shown, length, stop = _cut(sampler.template, reply.tokens, ask.stop)
         raw = draft.begun(sampler.template.decode(reply.tokens[:length]))
         parts = parse_reply(draft.begun(shown), tools=bool(ask.tools) and ask.choice.kind != "none")
-        self.replies += 1
-        self.tokens += length
-        number = self.replies
+        number = self.replies + 1
         answer = Answer(
             id=f"{key.hex()[:24]}",
             number=number,
@@ -208,7 +221,7 @@ class Session:
             created=int(time.time()),
             stop=stop,
         )
-        node, fresh = self._lineage.answer(draft, reply.tokens[:length], raw, answer.message)
+        node, fresh = self._lineage.node(draft, reply.tokens[:length], raw, answer.message)
         turn = Turn(
             observation="\n".join(_new_texts(ask)),
             fresh=fresh,
@@ -221,8 +234,12 @@ class Session:
             thought=parts.thought,
             generating=seconds,
         )
-        above = draft.parent.key if draft.parent else b""
+        above = draft.parent.number if draft.parent else 0
+        # First of all: a reply that cannot be written down has not been.
         self.took(Replied(key, node.key, above, node.text, turn, answer, draft.given))
+        self._lineage.add(node, answer.message)
+        self.replies = number
+        self.tokens += length
         return answer
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from starpod.gateway.requests import Call, Message
 from starpod.trainer.prompts.grammar import THINK, THINK_END
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_LONE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which a model may write as an escape in JSON, and which is no text that can be sent."""
 _CALL = re.compile(rf"{_OPEN}\s*(.*?)\s*(?:{_CLOSE}|\Z)", re.DOTALL)
 
 
@@ -45,14 +48,20 @@ def parse_reply(raw: str, *, tools: bool) -> Parts:
 def _parse_call(text: str) -> Call | None:
     try:
         value = json.loads(text)
+        if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
+            return None
+        arguments = value.get("arguments", value.get("parameters", {}))
+        if isinstance(arguments, str):  # already text
+            with suppress(ValueError):
+                loaded = json.loads(arguments)
+                arguments = loaded if isinstance(loaded, dict) else arguments
+        if isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
+    if not isinstance(arguments, str) or _LONE.search(name):
         return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # already text
-        return Call(name, arguments)
-    return Call(name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return Call(name, _LONE.sub("\N{REPLACEMENT CHARACTER}", arguments))
 
 
 def begin_call(tools: Sequence[Mapping[str, Any]], name: str) -> str:

@@ -36,7 +36,7 @@ class Dialect(Protocol):
 def event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
     """One server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return f"{f'event: {name}' + chr(10) if name else ''}data: {text}\n\n".encode("utf-8", "replace")
+    return f"{f'event: {name}' + chr(10) if name else ''}data: {text}\n\n".encode()
 
 
 def pieces(text: str) -> Iterator[str]:
