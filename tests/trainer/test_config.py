@@ -179,6 +179,19 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["engine.sleep=true"], "engine.sleep is for engine.name=vllm"),
+        (["engine=vllm", "engine.sleep=true", "collect.max_staleness=1"], "samples during updates"),
+    ],
+)
+def test_an_engine_sleeps_only_where_and_while_it_can(words: list[str], message: str) -> None:
+    assert load_config("frozen_lake", ["engine=vllm", "engine.sleep=true"]).engine.sleep
+    with pytest.raises(ConfigError, match=message):
+        load_config("frozen_lake", words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (["model.tiny.image={}"], "the model has no eyes: give model.tiny.image.rows"),
         (["engine=vllm"], "engine.name vllm does not pass on: set it to torch$"),
         (

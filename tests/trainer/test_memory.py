@@ -14,7 +14,7 @@ from transformers import Qwen2Config
 from starpod.trainer.config import Config, load_config
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.torch_engine import TorchEngine
-from starpod.trainer.memory import GIB, Estimate, Place, Shape, estimate_memory, kept_for_backward
+from starpod.trainer.memory import GIB, PROGRAM, Estimate, Place, Shape, estimate_memory, kept_for_backward
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_policy
 
@@ -61,6 +61,13 @@ def test_a_run_that_needs_more_than_a_gpu_has_is_told_from_one_that_fits(qwen: s
     assert "engine.gpu_memory_fraction" in estimate.advice()
     assert estimated(load_config("webshop_ragen", asked[:1])).fits
     assert estimated(load_config("webshop_ragen", asked), Place("cuda", 80 * GIB, world=4)).fits
+
+
+def test_an_engine_that_sleeps_leaves_its_share_to_the_update(qwen: str) -> None:
+    asked = [f"model.name={qwen}", "engine.gpu_memory_fraction=0.3", "optimizer.micro_batch_tokens=200000"]
+    awake, asleep = (estimated(load_config("webshop_ragen", [*asked, *more])) for more in ([], ["engine.sleep=true"]))
+    assert awake.total - asleep.total == pytest.approx(24 * GIB - PROGRAM["cuda"], abs=0.1 * GIB)
+    assert "engine.sleep" in awake.advice() and "engine.sleep" not in asleep.advice()
 
 
 def test_sampling_during_updates_takes_a_copy_of_what_is_trained(qwen: str) -> None:

@@ -26,7 +26,8 @@ class FakeServer:
     new_updates: whether weight updates have a start and a finish.
 
     faults: status codes (or 0: a connection cut) that the next requests to `faulty` get.
-    hung: whether it answers nothing any more. checks: answered health checks.
+    hung: whether it answers nothing any more; core_hung: whether its engine core does not. checks: answered health
+    checks of that.
     sessions: the X-Session-ID of each generation.
     """
 
@@ -52,7 +53,7 @@ class FakeServer:
         self.faulty = "/inference/v1/generate"
         self.sessions: list[str] = []
         self.asked = 0
-        self.hung = False
+        self.hung = self.core_hung = False
         self.checks = 0
         self.inits: list[dict[str, Any]] = []
         self.updates: list[dict[str, Any]] = []
@@ -126,8 +127,9 @@ class FakeServer:
             await asyncio.Event().wait()
         assert set(query) <= QUERIES.get(path, set()), f"{path} takes no {query}"
         if (method, path) == ("GET", "/health"):
-            self.checks += 1
             return 200, None
+        if self.core_hung:
+            await asyncio.Event().wait()
         if path != "/inference/v1/generate":
             assert set(body or ()) <= BODIES.get(path, set()), f"{path} takes no {body}"
             if not self.dev:
@@ -149,6 +151,9 @@ class FakeServer:
                 model = {"logprobs_mode": self.logprobs_mode, "max_model_len": self.max_model_len}
                 config = {"model_config": model, "instance_id": self.instance}
                 return 200, {"vllm_config": config, "vllm_env": {}, "system_env": {}}
+            case "GET", "/is_sleeping":
+                self.checks += 1
+                return 200, {"is_sleeping": False}
             case "POST", "/pause":
                 self.core.pause(query.get("mode", "abort"))
                 return 200, {"status": "paused"}

@@ -63,6 +63,7 @@ class AsyncEngineArgs:
     logprobs_mode: str = "raw_logprobs"
     worker_extension_cls: str = ""
     disable_log_stats: bool = False
+    enable_sleep_mode: bool = False
     use_tqdm_on_load: bool = True
 
 
@@ -126,6 +127,14 @@ class AsyncLLM:
 
     async def resume_generation(self) -> None:
         self.core.resume()
+
+    async def sleep(self, level: int = 1) -> None:
+        assert self.arguments.enable_sleep_mode and level == 1
+        self.core.log.append("sleep")
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        self.core.log.append("wake")
+        return True
 
     async def is_sleeping(self) -> bool:
         if self.hung:

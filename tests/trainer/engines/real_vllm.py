@@ -4,6 +4,7 @@ Starting one takes half a minute, so a module has one of each kind. It defines t
 `core_reset`, and `server` with `server_reset`, as far as it has them.
 """
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -29,6 +30,16 @@ from tests.trainer.engines.conformance import MAX_CONTEXT, Reset, make_policy
 
 SERVE = f"--max-model-len {MAX_CONTEXT} --skip-tokenizer-init --max-num-seqs 16 --max-num-batched-tokens 512".split()
 START_SECONDS = 600
+
+
+async def children(name: str, of: int | None = None) -> list[int]:
+    """Process ids below this one, or another, whose name holds `name`."""
+    process = await asyncio.create_subprocess_exec("ps", "-eo", "pid=,ppid=,args=", stdout=asyncio.subprocess.PIPE)
+    rows = [line.split(None, 2) for line in (await process.communicate())[0].decode().splitlines()]
+    mine = {of or os.getpid()}
+    while more := {int(pid) for pid, parent, _ in rows if int(parent) in mine} - mine:
+        mine |= more
+    return [int(pid) for pid, _, command in rows if int(pid) in mine and name in command]
 
 
 # --- in process -------------------------------------------------------------------------------------------------------

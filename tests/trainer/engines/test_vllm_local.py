@@ -33,7 +33,15 @@ from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from tests.support import ROOT
 from tests.trainer.engines import fake_vllm, vllm_facts
-from tests.trainer.engines.conformance import MAX_CONTEXT, TINY, EngineConformance, ask, changed, make_policy
+from tests.trainer.engines.conformance import (
+    MAX_CONTEXT,
+    TINY,
+    EngineConformance,
+    ask,
+    changed,
+    logprobs_under,
+    make_policy,
+)
 from tests.trainer.engines.fake_vllm import AsyncLLM
 from tests.waiting import eventually
 
@@ -434,6 +442,38 @@ async def test_weights_on_one_gpu_come_in_buckets(gpus: dict[str, str], monkeypa
     assert llm.core.log == ["pause", "resume"], "not through the disk"
 
 
+async def test_a_core_that_sleeps_wakes_for_the_hand_over(
+    gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(len(AsyncLLM.made[-1].core.log)))
+    llm = await load_on_a_gpu(make_policy().model, sleep=True)
+    assert llm.core.log == ["pause", "sleep", "wake", "resume"]
+    assert emptied == [2], "what the update left is freed before the engine takes it"
+    assert not (await load_on_a_gpu(make_policy().model)).arguments.enable_sleep_mode
+
+
+async def test_a_core_that_does_not_wake_is_started_again(
+    gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    policy = make_policy()
+    engine = build_engine(EngineConfig(name="vllm", sleep=True, handover="disk"), policy, max_context=MAX_CONTEXT)
+
+    async def die(*_: Any, **__: Any) -> None:
+        AsyncLLM.made[0].errored = True
+        raise RuntimeError("EngineDeadError")
+
+    monkeypatch.setattr(AsyncLLM.made[0], "wake_up", die)
+    await engine.pause()
+    await engine.load(1, changed(policy, 1))
+    await engine.resume()
+    assert len((await engine.generate(ask([1, 2]))).tokens) == 8
+    first, second = (llm.core.log for llm in AsyncLLM.made)
+    assert first == ["pause", "sleep"] and "sleep" in second and "reload" in second
+    await engine.close()
+
+
 @pytest.mark.parametrize("handover", ["auto", "ipc"])
 async def test_weights_of_another_gpu_go_through_the_disk_or_are_refused(gpus: dict[str, str], handover: str) -> None:
     gpus["cuda:3"] = "GPU-b"
@@ -581,6 +621,30 @@ def test_the_installed_package_has_the_recorded_signatures() -> None:
     arguments = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     assert arguments >= vllm_facts.ENGINE_ARGUMENTS
     assert set(SamplingParams.__struct_fields__) >= vllm_facts.SAMPLING_PARAMETERS
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_core_that_sleeps_leaves_its_memory_to_the_policy() -> None:
+    pytest.importorskip("vllm")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    policy = make_policy(head=32)
+    policy.model.to("cuda")
+    settings = {"name": "vllm", "slots": 8, "dtype": "float32", "gpu_memory_fraction": 0.3, "sleep": True}
+    engine = build_engine(EngineConfig.model_validate(settings), policy, max_context=MAX_CONTEXT)
+    try:
+        free, total = torch.cuda.mem_get_info()
+        await engine.pause()
+        assert torch.cuda.mem_get_info()[0] - free > 0.2 * total
+        await engine.load(1, other := changed(policy, 1))
+        await engine.resume()
+        assert torch.cuda.mem_get_info()[0] - free < 0.1 * total
+        reply = await engine.generate(ask([5, 9]))
+        assert reply.logprobs == pytest.approx(logprobs_under(other, [5, 9], reply.tokens, 1.0), abs=0.25)
+    finally:
+        await engine.close()
 
 
 @pytest.mark.gpu

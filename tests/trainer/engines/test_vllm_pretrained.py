@@ -1,4 +1,4 @@
-"""A pretrained model, SmolLM2, through the real vLLM in process and served: what depends on the model."""
+"""A pretrained model, SmolLM2, through the real vLLM in process and served: all that an engine has to do."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from starpod.trainer.models.bundled import bundled_folder
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import ModelConformance, Reset, make_pretrained_policy
+from tests.trainer.engines.conformance import EngineConformance, Reset, make_pretrained_policy
 from tests.trainer.engines.real_vllm import InProcess, Served, Server, build, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -42,9 +42,9 @@ def server() -> Iterator[Server]:
         yield server
 
 
-class TestInProcess(InProcess, ModelConformance):
+class TestInProcess(InProcess, EngineConformance):
     scale = 0.02
 
 
-class TestServed(Served, ModelConformance):
+class TestServed(Served, EngineConformance):
     scale = 0.02

@@ -23,7 +23,7 @@ from tests.trainer.engines.conformance import (
     changed,
     make_policy,
 )
-from tests.trainer.engines.real_vllm import InProcess, build
+from tests.trainer.engines.real_vllm import InProcess, build, children
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -61,16 +61,6 @@ class TestRealVllm(InProcess, EngineConformance):
         cores, workers = await children("EngineCore"), await children(WORKER)
         assert cores and workers
         assert {os.getsid(pid) for pid in cores + workers} == set(cores)
-
-
-async def children(name: str) -> list[int]:
-    """Process ids below this one whose name holds `name`."""
-    process = await asyncio.create_subprocess_exec("ps", "-eo", "pid=,ppid=,args=", stdout=asyncio.subprocess.PIPE)
-    rows = [line.split(None, 2) for line in (await process.communicate())[0].decode().splitlines()]
-    mine = {os.getpid()}
-    while more := {int(pid) for pid, parent, _ in rows if int(parent) in mine} - mine:
-        mine |= more
-    return [int(pid) for pid, _, command in rows if int(pid) in mine and name in command]
 
 
 async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed() -> None:

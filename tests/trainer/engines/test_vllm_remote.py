@@ -178,7 +178,10 @@ async def test_a_server_that_is_gone_is_an_error(policy: Policy) -> None:
     await engine.close()
 
 
-async def test_a_server_that_hangs_is_given_up_and_not_asked_again(policy: Policy, quick_looks: None) -> None:
+@pytest.mark.parametrize("what", ["hung", "core_hung"])
+async def test_a_server_that_hangs_is_given_up_and_not_asked_again(
+    policy: Policy, quick_looks: None, what: str
+) -> None:
     core = FakeCore(model=copy_of(policy))
     core.tick = lambda: asyncio.sleep(3600)
     server = FakeServer(core)
@@ -186,7 +189,7 @@ async def test_a_server_that_hangs_is_given_up_and_not_asked_again(policy: Polic
         engine = connect(url, health_timeout=0.2)
         calls = [asyncio.ensure_future(engine.generate(ask([1, index]))) for index in range(3)]
         await eventually(lambda: len(core.running) == 3)
-        server.hung = True
+        setattr(server, what, True)
         for result in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(result, EngineError)
             assert str(result) == (

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from tests.trainer.engines.conformance import (
     make_policy,
 )
 from tests.trainer.engines.ranks import check_two_ranks
-from tests.trainer.engines.real_vllm import Served, Server, remote, serving
+from tests.trainer.engines.real_vllm import Served, Server, children, remote, serving
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -129,10 +130,13 @@ async def test_a_server_that_hangs_or_is_killed_is_an_error_or_gets_the_weights_
         await patient.load(1, changed(policy, 1))
         await patient.resume()
         expected = [await patient.generate(request) for request in requests]
-        server.kill(signal.SIGSTOP)
-        with pytest.raises(EngineError, match=r"hangs: .* for 10 s \(engine.health_timeout\)"):
-            await hasty.generate(ask([5, 9, 1]))
-        server.kill(signal.SIGCONT)
+        (core,) = await children("EngineCore", server.process.pid)
+        # The server alone still says that it is healthy.
+        for stop in (server.kill, lambda number: os.kill(core, number)):
+            stop(signal.SIGSTOP)
+            with pytest.raises(EngineError, match=r"hangs: .* for 10 s \(engine.health_timeout\)"):
+                await hasty.generate(ask([5, 9, 1]))
+            stop(signal.SIGCONT)
         calls = [asyncio.ensure_future(engine.generate(each)) for engine in (patient, hasty) for each in requests]
         await eventually(lambda: patient.stats().running and hasty.stats().running)
         server.kill()

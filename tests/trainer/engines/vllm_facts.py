@@ -16,6 +16,8 @@ SIGNATURES = {
     "AsyncLLM.collective_rpc": "self method timeout args kwargs",
     "AsyncLLM.shutdown": "self timeout",
     "AsyncLLM.is_sleeping": "self",
+    "AsyncLLM.sleep": "self level",
+    "AsyncLLM.wake_up": "self tags",
     "EngineCoreProc.run_engine_core": "args | dp_rank local_dp_rank kwargs",
     "Worker.reload_weights": "self weights_iterator weights_path is_checkpoint_format",
     "StatelessProcessGroup.create": "host port rank world_size",
@@ -25,7 +27,8 @@ SIGNATURES = {
 
 ENGINE_ARGUMENTS = frozenset(
     "model skip_tokenizer_init dtype max_model_len max_num_seqs gpu_memory_utilization tensor_parallel_size "
-    "enable_prefix_caching logprobs_mode worker_extension_cls disable_log_stats use_tqdm_on_load".split()
+    "enable_prefix_caching logprobs_mode worker_extension_cls disable_log_stats enable_sleep_mode "
+    "use_tqdm_on_load".split()
 )
 """Fields of AsyncEngineArgs."""
 

@@ -115,6 +115,11 @@ class Config(Section):
                 f"collect.max_staleness {bound} lets episodes go on during updates, and replay.offline collects none: "
                 "drop either"
             )
+        if bound and self.engine.sleep:
+            raise ValueError(
+                f"collect.max_staleness {bound} samples during updates, and engine.sleep leaves the GPU to them: drop "
+                "either"
+            )
         strategy = self.collect.search.strategy
         if strategy != "none" and any(task.environment.expert_moves_left for task in self.tasks):
             raise ValueError(

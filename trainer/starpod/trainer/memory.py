@@ -206,8 +206,11 @@ def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
     if place.kind == "cuda":
         ipc = engine.handover == "ipc" or (engine.handover == "auto" and engine.tensor_parallel == 1)
         taken = engine.gpu_memory_fraction * place.size
+        fewer = "engine=vllm_remote" if engine.sleep else "engine.sleep, engine=vllm_remote"
         return [
-            Item("engine (vLLM)", taken, "engine.gpu_memory_fraction, engine=vllm_remote"),
+            # Awake for the hand-over, which takes more than sampling.
+            Item("engine (vLLM)", taken, f"engine.gpu_memory_fraction, {fewer}", "hand-over" if engine.sleep else ""),
+            *([Item("engine asleep (vLLM)", PROGRAM["cuda"])] if engine.sleep else []),
             Item("hand-over of weights", handed if ipc else shape.largest * FLOAT32, "engine.handover", "hand-over"),
         ]
     cache = math.prod(cache_shape(shape.config, engine.slots, longest)) * dtype.itemsize

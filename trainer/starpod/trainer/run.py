@@ -156,6 +156,7 @@ class Run:
         self._restarts = 0
         self._collected_at: float | None = None
         self._loaded_version = -1
+        self._paused = False
         self._began = self._resumed_at = perf_counter()
         if config.stages:
             self._begin_stage()
@@ -380,12 +381,13 @@ class Run:
             return
         began = perf_counter()
         engine, sampler = self.collector.agents.engine, self.sampler
-        await engine.pause()
+        if not self._paused:
+            await engine.pause()
         if sampler is not self.learner.policy:
             self.parallel.copy_weights(self.learner.policy.model, sampler.model)
         await engine.load(self.version, sampler.model)
         await engine.resume()
-        self._loaded_version = self.version
+        self._paused, self._loaded_version = False, self.version
         self.metrics["time/sync"] = perf_counter() - began
 
     async def collect(self) -> list[Group]:
@@ -578,6 +580,9 @@ class Run:
                 await self._keep_update(record)
             return
         self.screen.phase("updating")
+        if self.config.engine.sleep:
+            await self.collector.agents.engine.pause()  # until the new weights are handed over
+            self._paused = True
         began, busy = perf_counter(), self.ahead.busy
         if self.scorer is not None:
             self.metrics |= await self.parallel.in_thread(score_and_fit, self.scorer, groups)

@@ -30,6 +30,7 @@ class EngineConfig(Section):
     gpu_memory_fraction: float = Field(
         default=0.4, gt=0, lt=1, description="vllm: share of GPU memory for weights and cache."
     )
+    sleep: bool = Field(default=False, description="vllm: leaves the GPU's memory to the policy while that is updated.")
     tensor_parallel: int = Field(default=1, ge=1, description="vllm: GPUs that share one copy.")
     urls: tuple[str, ...] = Field(default=(), description="vllm_remote: servers (http://host:port) of the same model.")
     api_key_file: str = Field(default="", description="vllm_remote: file with the servers' key.")
@@ -74,6 +75,8 @@ class EngineConfig(Section):
         for url in self.urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"engine.urls: {url!r} does not begin with http:// or https://")
+        if self.sleep and self.name != "vllm":
+            raise ValueError(f"engine.sleep is for engine.name=vllm, which has the policy's GPU, not {self.name}")
         if self.handover == "nccl" and (self.name != "vllm_remote" or not self.nccl_address):
             raise ValueError("engine.handover nccl is for engine.name=vllm_remote, and needs engine.nccl_address")
         if self.nccl_address and not self.nccl_address.rpartition(":")[2].isdigit():

@@ -14,7 +14,7 @@ import math
 import multiprocessing
 import os
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +36,8 @@ LOOK_SECONDS = 1.0
 """Interval in which a call checks that the engine core still lives: a dead one answers nothing."""
 WORKING_SHARE = 0.05
 """Of one core's time: what an engine core uses at least while it computes."""
+STOPPED = "stopped"
+"""psutil's word for a process that got SIGSTOP."""
 SHUTDOWN_SECONDS = 60.0
 """In which an engine core that works ends by itself. A killed one leaves shared memory behind, and Python says so."""
 
@@ -81,6 +83,9 @@ class LocalVllm(ServedEngine):
         on_gpu = device_of(model).type == "cuda"
         if (only_ipc := config.handover == "ipc") and (on_cpu or not on_gpu):
             raise EngineError("engine.handover ipc reads the policy's GPU memory, and the policy is on the CPU")
+        if config.sleep and on_cpu:
+            raise EngineError("engine.sleep leaves the GPU's memory to the policy, and vLLM runs on the CPU: drop it")
+        self._sleeps, self._asleep = config.sleep, False
         self._only_ipc = only_ipc
         # None: as soon as it is known which GPU vLLM has.
         possible = only_ipc or (config.handover == "auto" and config.tensor_parallel == 1 and on_gpu)
@@ -114,24 +119,27 @@ class LocalVllm(ServedEngine):
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": WORKER_EXTENSION,
             "disable_log_stats": True,
+            "enable_sleep_mode": config.sleep,
             "use_tqdm_on_load": False,  # each hand-over would draw a progress bar
             **arguments,
             **(ARGUMENTS if self._view is not None else {}),
         }
         self._llm: Any = None
         self._cpu_seconds = 0.0
-        name, look = "the vLLM engine core", LOOK_SECONDS
-        self._watch = Watch(
-            name,
-            look=look,
-            check=self._check_alive,
-            # Answered between two steps of the core.
-            ask=lambda: self._llm.is_sleeping(),
-            working=self._is_working,
-            health=config.health_timeout,
-            hung=EngineLost,
+        # A core that loads may wait for a disk. Only one that is stopped is then known to hang.
+        self._watch, self._watch_loading = (
+            Watch(
+                "the vLLM engine core",
+                look=LOOK_SECONDS,
+                check=self._check_alive,
+                # Answered between two steps of the core.
+                ask=lambda: self._llm.is_sleeping(),
+                working=working,
+                health=config.health_timeout,
+                hung=EngineLost,
+            )
+            for working in (self._is_working, _none_is_stopped)
         )
-        self._watch_loading = Watch(name, look=look, check=self._check_alive)
         try:
             self._start()
         except BaseException:
@@ -156,6 +164,7 @@ class LocalVllm(ServedEngine):
 
     async def _restart(self) -> None:
         await self._stop()
+        self._asleep = False
         await asyncio.to_thread(self._start)
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
@@ -192,8 +201,19 @@ class LocalVllm(ServedEngine):
 
     async def _halt(self) -> None:
         await self._ask(self._llm.pause_generation(mode="abort"), "a pause")
+        if self._sleeps and not self._asleep:
+            # Level 1: the weights wait in main memory, and come back as they were if no others are handed over.
+            await self._ask(self._llm.sleep(1), "falling asleep", loads=True)
+            self._asleep = True
+
+    async def _wake(self) -> None:
+        if self._asleep:
+            torch.cuda.empty_cache()  # what the update has left there
+            await self._ask(self._llm.wake_up(), "waking up", loads=True)
+            self._asleep = False
 
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
+        await self._wake()
         self._model = model
         try:
             if self._ipc is None:
@@ -229,6 +249,7 @@ class LocalVllm(ServedEngine):
         return bool(other == mine)
 
     async def _go_on(self) -> None:
+        await self._wake()
         await self._ask(self._llm.resume_generation(), "resuming")
 
     async def _stop(self, seconds: float | None = None) -> None:
@@ -273,20 +294,27 @@ class LocalVllm(ServedEngine):
 
     def _is_working(self) -> bool:
         """Whether the core's processes compute: one that is stopped may keep others busy with waiting for it."""
-        import psutil
+        found = list(_core_processes())
+        before, self._cpu_seconds = self._cpu_seconds, sum(seconds for _, seconds in found)
+        stopped = any(status == STOPPED for status, _ in found)
+        return not stopped and self._cpu_seconds - before > WORKING_SHARE * LOOK_SECONDS
 
-        used = 0.0
-        for core in multiprocessing.active_children():
-            if core.name.startswith("EngineCore"):
-                with contextlib.suppress(psutil.Error):
-                    process = psutil.Process(core.pid)
-                    for each in (process, *process.children(recursive=True)):
-                        if each.status() == psutil.STATUS_STOPPED:
-                            return False
-                        times = each.cpu_times()
-                        used += times.user + times.system
-        before, self._cpu_seconds = self._cpu_seconds, used
-        return used - before > WORKING_SHARE * LOOK_SECONDS
+
+def _core_processes() -> Iterator[tuple[str, float]]:
+    """Status and seconds of computing of this process's engine cores, and of their workers."""
+    import psutil
+
+    for core in multiprocessing.active_children():
+        if core.name.startswith("EngineCore"):
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(core.pid)
+                for each in (process, *process.children(recursive=True)):
+                    times = each.cpu_times()
+                    yield each.status(), times.user + times.system
+
+
+def _none_is_stopped() -> bool:
+    return all(status != STOPPED for status, _ in _core_processes())
 
 
 def _check_head_size(model: torch.nn.Module) -> None:

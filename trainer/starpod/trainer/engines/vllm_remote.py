@@ -12,6 +12,7 @@ import itertools
 import shutil
 import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -37,6 +38,14 @@ LOOK_SECONDS = 5.0
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
 """Seconds before a call is made again; each wait is twice as long as the one before."""
+_BUSY = (
+    "/collective_rpc",
+    "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+)
+"""Calls that keep an engine core, or let it wait for others, and it answers nothing meanwhile."""
 _PASSING = (408, 409, 429)
 """Statuses below 500 with which the same call may be made again."""
 
@@ -45,7 +54,8 @@ class VllmServer:
     """One server: its calls, asked again where that is harmless, and its errors in words.
 
     A reply depends on its request alone, and control calls set a state, but for those of a broadcast. What is not
-    answered is not asked again: a server that answers health checks is at work on it, and another one hangs.
+    answered is not asked again: a server that answers health checks is at work on it, and another one hangs. They ask
+    its engine core, which answers between two steps; the server itself calls one that hangs healthy.
 
     breaks: connections that were lost; known: those after which the server was still, or was made, the one it should
     be. instance: the process that this was; empty where it does not say.
@@ -61,12 +71,15 @@ class VllmServer:
             for timeout in (None, config.health_timeout)
         )
         self._retries = config.retries
-        self._watch = Watch(
-            f"the vLLM server at {self.url}",
-            look=LOOK_SECONDS,
-            ask=lambda: self._checks.get("/health", cast_to=NoneType),
-            health=config.health_timeout,
-            reply=config.timeout,
+        self._watch, self._watch_busy = (
+            Watch(
+                f"the vLLM server at {self.url}",
+                look=LOOK_SECONDS,
+                ask=partial(self._checks.get, question, cast_to=NoneType),
+                health=config.health_timeout,
+                reply=config.timeout,
+            )
+            for question in ("/is_sleeping", "/health")
         )
 
     async def close(self) -> None:
@@ -109,17 +122,18 @@ class VllmServer:
 
     async def _ask(self, call: Callable[[], Coroutine[Any, Any, object]], path: str, retries: int) -> Any:
         backoff = Backoff(FIRST_WAIT, LONGEST_WAIT)
+        watch = self._watch_busy if path in _BUSY else self._watch
         try:
             for _ in range(retries):
                 try:
-                    return await self._watch.guard(call())
+                    return await watch.guard(call())
                 except openai.APIConnectionError:
                     self.breaks += 1
                 except openai.APIStatusError as error:
                     if error.status_code not in _PASSING and error.status_code < 500:
                         raise
                 await asyncio.sleep(backoff.wait())
-            return await self._watch.guard(call())
+            return await watch.guard(call())
         except openai.NotFoundError:
             raise NotThere(f"the server at {self.url} has no {path}; start it as: {START}") from None
         except openai.APIStatusError as error:
