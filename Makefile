@@ -174,7 +174,7 @@ $(ADAPTERS_READY): pyproject.toml constraints-adapters.txt
 $(HOSTING_READY): pyproject.toml constraints-hosting.txt
 	@echo "Making $(HOSTING_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(HOSTING_VENV)
-	@$(HOSTING_VENV)/$(PIP_INSTALL) -c constraints-hosting.txt $(HOSTED) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,http,gymnasium]'
+	@$(HOSTING_VENV)/$(PIP_INSTALL) -c constraints-hosting.txt $(HOSTED) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,http,webshop,gymnasium]'
 	@touch $@
 
 $(AGENTS_READY): pyproject.toml constraints-agents.txt

@@ -1,13 +1,22 @@
-"""`starpod check` as a function: all of a server's named environments at the same time."""
+"""`starpod check` as a function: all of a server's named environments at the same time. Recovery of one episode."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from typing import Any
+
+import grpc
+import pytest
 
 from starpod.check.runner import EnvironmentReport, check
 from starpod.check.suite import REQUIREMENTS
+from starpod.client import Action, Fleet, Limits, Session, SessionLost, Transition, Want
+from starpod.client.observation import action_to_proto
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.skipped import not_by_time
+from tests.support import ServerProcess
 
 WITHOUT = {
     "C-65": "the environment has no score",
@@ -46,3 +55,55 @@ def check_all(
         assert not skipped[report.id].keys() & set(shown)
     assert sorted(skipped) == sorted(ids)
     return skipped
+
+
+async def check_recovery(server: ServerProcess, id: str, actions: Sequence[Action], unknown: str = "") -> None:
+    """Kills the server in the middle of an episode, which goes on as one that nobody disturbed.
+
+    actions: again and again, to the end; none: the expert's. unknown: an environment on the same server that is not
+    known to be deterministic, so that its episodes cannot be played again: their loss is told.
+    """
+    seed, limits = 5, Limits(max_turns=8)
+    async with Fleet(server.address) as fleet, grpc.aio.insecure_channel(server.address) as channel:
+        (calm,) = await fleet.open(id, seed=seed, limits=limits, want=Want(expert_action=not actions))
+        played: list[Action] = []
+        expected: list[Any] = [calm.observation.parts]
+        while not calm.done:
+            action = actions[len(played) % len(actions)] if actions else calm.observation.expert_action
+            assert action is not None
+            played.append(action)
+            expected.append(_seen(await calm.step(action)))
+
+        (session,) = await fleet.open(id, seed=seed, limits=limits)
+        lost = await fleet.open(unknown, seed=seed) if unknown else []
+        assert session.observation.parts == expected[0]
+        middle = len(played) // 2
+        for each in (session, *lost):
+            seen = [_seen(await each.step(action)) for action in played[:middle]]
+            assert seen == expected[1 : middle + 1]
+        await asyncio.to_thread(server.restart)
+        for action, wanted in zip(played[middle:], expected[middle + 1 :], strict=True):
+            assert _seen(await session.step(action)) == wanted
+            assert await _repeated(channel, session, action) == wanted
+        assert session.done
+        assert session.recoveries == 1
+        for each in lost:
+            with pytest.raises(SessionLost, match=f"{unknown} is not deterministic, and there is no snapshot to go on"):
+                await each.step(played[middle])
+
+
+def _seen(transition: Transition) -> tuple[Any, ...]:
+    return transition.observation.parts, transition.reward, transition.end_reason, transition.success
+
+
+async def _repeated(channel: grpc.aio.Channel, session: Session, action: Action) -> tuple[Any, ...]:
+    """The reply to the last step, sent once more."""
+    request = pb.StepRequest(
+        session_id=session.id,
+        epoch=session.state.epoch,
+        step_index=session.step_index - 1,
+        actions=[action_to_proto(action)],
+    )
+    reply = await EnvironmentServiceStub(channel).Step(request)
+    assert reply.next_step_index == session.step_index
+    return _seen(Transition.from_proto(reply.transition))

@@ -13,7 +13,7 @@ pytest.importorskip("verifiers", reason="verifiers is not installed: make test-h
 from starpod.client import JSON, EnvironmentBug, SyncFleet, ToolCall
 from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.hosting.verifiers import host
-from tests.env_server.hosting.checks import check_all
+from tests.env_server.hosting.checks import check_all, check_recovery
 from tests.support import ServerProcess, start_server
 
 TASKSETS = Path(__file__).parent / "tasksets"
@@ -26,6 +26,7 @@ def server() -> Iterator[ServerProcess]:
         "sums?num_tasks=3#deterministic=yes&success_at=2",
         "counter#deterministic=yes&tasks=3",
         "guess#deterministic=yes",
+        "guess#id=unknown-v1",
     )
     arguments = [word for each in wanted for word in ("--verifiers", each)]
     with start_server(*arguments, environment={"PYTHONPATH": str(TASKSETS)}) as process:
@@ -103,6 +104,10 @@ def test_a_killed_server_is_played_on_from_what_was_said(server: ServerProcess) 
         server.restart()
         assert session.step("5").observation.parts[0] == "Less."
         assert session.step("3").reward == 1.0
+
+
+async def test_it_is_played_on_exactly_or_told(server: ServerProcess) -> None:
+    await check_recovery(server, GUESS, ["1", "4", "9", "5"], unknown="unknown-v1")
 
 
 def test_the_contract_is_kept(server: ServerProcess) -> None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import textwrap
 from typing import Any
 
 import pytest
@@ -46,7 +47,10 @@ def test_the_program_of_the_expert_passes(name: str) -> None:
 ATTACKS = {
     "while True: pass": "too many instructions",
     "def f():\n try:\n  while True: pass\n except BaseException: f()\nf()": "too many instructions",
-    "import sys\nsys.settrace(None)\nwhile True: pass": "too long",
+    "import sys\nsys.settrace(None)\nwhile True: pass": "disturbed the count",
+    "import sys\nsys._getframe().f_trace = None\nwhile True: pass": "sys._getframe is out of a program's reach",
+    "import threading\nthreading.settrace(None)\nwhile True: pass": "too many instructions",
+    "import threading\nthreading.Thread(target=print).start()": "out of a program's reach",
     "sum(range(10**12))": "too long",
     "x = [0] * 10**10": "too much memory",
     "x = 'a' * 10**9": "too much memory",
@@ -74,6 +78,59 @@ def test_an_attack_is_a_failed_attempt_and_the_session_goes_on(program: str) -> 
     assert (transition.reward, transition.success, transition.end_reason) == (0, None, 0)
     assert transition.outcomes[0] is not None and not transition.outcomes[0].valid
     assert turn(episode, episode.environment.expert_action()).success
+
+
+UNCOUNTED = {
+    "settrace": "try: sys.settrace(None)\nexcept ValueError: pass",
+    "a fresh sys": "del sys.modules['sys']\ntry: __import__('sys').settrace(None)\nexcept ValueError: pass",
+    "its own frame": "sys._getframe().f_trace = None",
+    "fewer events": "sys._getframe().f_trace_opcodes = False",
+    "the frame of an error": "try: 1 / 0\nexcept ZeroDivisionError as e: e.__traceback__.tb_frame.f_trace = None",
+    "the trace function": "sys.gettrace().__kwdefaults__['take'] = len",
+    "a thread": "thread = threading.Thread(target=spin)\nthread.start()\nthread.join()\nreturn right(*a)",
+    "the module below": "import _thread, time\n_thread.start_new_thread(spin, ())\n"
+    "while not spun: time.sleep(0.01)\nreturn right(*a)",
+    "threading.settrace": "threading.settrace(None)",
+    "a profiler": "sys.setprofile(spin)\nlen('')\nsys.setprofile(None)\nreturn right(*a)",
+    "ctypes": "sys.modules['ctypes'].pythonapi.PyEval_SetTrace(None, None)",
+    "a recursion that is too deep": "try: deeper()\nexcept RecursionError: pass",
+    "a low recursion limit": "for n in range(5, 900):\n    try: sys.setrecursionlimit(n); break\n"
+    "    except RecursionError: pass\ntry: len([1 + 1])\nexcept RecursionError: pass\nsys.setrecursionlimit(1000)",
+    "what ends the process": "import os\nos._exit = print",
+    "what writes the results": "import json\ndumps = json.dumps\n"
+    "json.dumps = lambda results: [spin(), dumps(results)][1]\nreturn right(*a)",
+    "the text of an error": "class Slow(Exception):\n    def __str__(self): return spin()\nraise Slow",
+}
+
+
+@pytest.mark.parametrize("trick", UNCOUNTED)
+def test_the_count_of_instructions_cannot_be_switched_off(trick: str) -> None:
+    """Each program would give the right results after a million rounds."""
+    task = start(3).environment.task
+    program = (
+        f"import sys, threading\n{task.program}\nright = {task.function}\ndef deeper(): deeper()\n"
+        "spun = []\ndef spin(*_):\n    for _ in range(1_000_000): pass\n    spun.append(1)\n    return 'done'\n"
+        f"def {task.function}(*a):\n{textwrap.indent(UNCOUNTED[trick], '    ')}\n"
+        "    for _ in range(1_000_000): pass\n    return right(*a)"
+    )
+    transition = start(3).turn([program], Want())
+    assert sum(transition.details.criteria.values()) == 0, transition.parts  # type: ignore[union-attr]
+    assert "done" not in str(transition.parts)
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        "from collections import namedtuple\nPair = namedtuple('Pair', 'a b')\nassert Pair(1, 2).b == 2",
+        "import typing\nclass Pair(typing.NamedTuple):\n    a: int = 1\nassert Pair().a == 1",
+        "import enum\nassert len(enum.Enum('Colour', 'red green')) == 2",
+        "import sys\nsys.setrecursionlimit(10_000)\ndef deep(n): return n and deep(n - 1)\nassert deep(2_000) == 0",
+        "def deeper(): deeper()\ntry: deeper()\nexcept RecursionError: pass",
+    ],
+)
+def test_what_programs_use_is_not_refused(used: str) -> None:
+    episode = start(3)
+    assert turn(episode, f"{used}\n{episode.environment.task.program}").success
 
 
 def test_what_a_process_claims_is_not_believed() -> None:

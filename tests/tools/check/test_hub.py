@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import re
 import subprocess
 import sys
+import threading
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from starpod.check.hub import measure
+from starpod.check import hub
+from starpod.check.hub_pages import Entry
+from starpod.check.runner import EnvironmentReport
 from starpod.cli.main import starpod
 from starpod.client import SyncFleet
+from starpod.v1 import environment_pb2 as pb
 from tests.support import ROOT, start_server
 
 GENEROUS = '''
@@ -114,23 +123,64 @@ def test_steps_are_counted_where_no_action_has_a_name(id: str, tmp_path: Path) -
     file = tmp_path / "taking.py"
     file.write_text(TAKING)
     with start_server("--environment-module", str(file)) as server:
-        rate = asyncio.run(measure(server.address, id))
+        rate = asyncio.run(hub.measure(server.address, id))
     assert rate is not None
     assert rate > 1
 
 
 def test_it_serves_what_it_lists() -> None:
     command = [sys.executable, "-m", "starpod.cli.main", "hub", "bandit", "frozen_lake", "--serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as hub:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as serving:
         try:
-            assert hub.stdout is not None
-            lines = [hub.stdout.readline() for _ in range(3)]
+            assert serving.stdout is not None
+            lines = [serving.stdout.readline() for _ in range(3)]
             with SyncFleet(lines[-1].split()[-1]) as fleet:
                 served = [spec.id for spec in fleet.describe()]
         finally:
-            hub.terminate()
+            serving.terminate()
     assert served == [line.split()[0] for line in lines[:2]] == ["bandit-v1", "frozen_lake-v1"]
     assert lines[-1].startswith("Serving 2 environments on 127.0.0.1:")
+
+
+def test_servers_take_turns_also_with_one_that_starts_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    ready: list[int] = []
+    late = threading.Event()
+
+    def start(words: Sequence[str]) -> list[hub.Place]:
+        (family,) = words
+        if family == "late":
+            late.wait(10)
+        return [("address", pb.EnvironmentSpec(id=f"{family}-{number}")) for number in range(6)]
+
+    async def examine(address: str, spec: pb.EnvironmentSpec) -> Entry:
+        checked.append(spec.id.partition("-")[0])
+        if len(checked) == 4:
+            late.set()
+        while len(ready) < (2 if len(checked) < 4 else 3):
+            await asyncio.sleep(0.001)
+        nothing = EnvironmentReport(spec.id, "")
+        return Entry(spec, address, nothing, nothing)
+
+    def told(found: int = 0, entry: Entry | None = None) -> None:
+        ready.extend([found] if found else [])
+
+    monkeypatch.setattr(hub, "examine", examine)
+    everything = [["one"], ["other"], ["late"]]
+    asyncio.run(hub.check_all(everything, start, told, at_once=1, until=math.inf))
+    assert Counter(checked[:4]) == {"one": 2, "other": 2}
+    assert Counter(checked[4:13]) == {"one": 3, "other": 3, "late": 3}
+    assert Counter(checked) == {"one": 6, "other": 6, "late": 6}
+
+
+def test_the_environment_of_make_hub_has_what_our_own_environments_need() -> None:
+    """All but a browser, which no package brings."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    extras = [re.findall(r"\[(.*)\]", each) for each in declared["starpod.environments"].values()]
+    needed = {extra for found in extras if found for extra in found[0].split(",")} - {"browser"}
+    recipe = (ROOT / "Makefile").read_text().split("\n$(HOSTING_READY):")[1].partition("\n\n")[0]
+    (installed,) = re.findall(r"-e '\.\[(.*)\]'", recipe)
+    assert needed <= set(installed.split(","))
 
 
 def test_what_the_time_does_not_suffice_for_is_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -139,7 +140,7 @@ def hub(
                     console.print(line, highlight=False)
 
             until = time.monotonic() + 60 * minutes if minutes else math.inf
-            asyncio.run(_check_all(everything, start, told, at_once=at_once, until=until))
+            asyncio.run(check_all(everything, start, told, at_once=at_once, until=until))
             progress.update(task, description="steps per second", completed=0)
             for entry in entries:
                 entry.rate = asyncio.run(measure(entry.address, entry.spec.id))
@@ -211,7 +212,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
     }
 
 
-async def _check_all(
+async def check_all(
     everything: Sequence[Sequence[str]],
     start: Callable[[Sequence[str]], list[Place]],
     told: Callable[..., None],
@@ -219,31 +220,40 @@ async def _check_all(
     at_once: int,
     until: float,
 ) -> None:
-    """Starts the servers at the same time, and checks what each hosts as soon as it is ready.
+    """Starts the servers at the same time, and checks what they host as soon as they are ready.
+
+    They take turns, one environment each, so that a time that does not suffice for all is shared by all.
 
     told: called with the number of environments that a server hosts (found), and with each that was checked (entry).
     until: by `time.monotonic`: no check begins after it.
     """
     pool, room = ThreadPoolExecutor(len(everything)), asyncio.Semaphore(at_once)
+    waiting: deque[deque[Place]] = deque()  # by server, the one whose turn is next first
 
     async def serve(words: Sequence[str]) -> None:
         places = await asyncio.get_running_loop().run_in_executor(pool, start, words)
         told(found=len(places))
-        await asyncio.gather(*(one(address, spec) for address, spec in places))
+        if places:
+            waiting.appendleft(deque(places))
+        await asyncio.gather(*(check_next() for _ in places))
 
-    async def one(address: str, spec: pb.EnvironmentSpec) -> None:
+    async def check_next() -> None:
         async with room:
+            places = waiting.popleft()
+            address, spec = places.popleft()
+            if places:
+                waiting.append(places)
             if time.monotonic() > until:
                 nothing = EnvironmentReport(spec.id, spec.version)
                 told(entry=Entry(spec, address, nothing, nothing, problem="not checked: the time was over"))
             else:
-                told(entry=await _examine(address, spec))
+                told(entry=await examine(address, spec))
 
     with pool:
         await asyncio.gather(*map(serve, everything))
 
 
-async def _examine(address: str, spec: pb.EnvironmentSpec) -> Entry:
+async def examine(address: str, spec: pb.EnvironmentSpec) -> Entry:
     start = time.perf_counter()
     entry = Entry(spec, address, EnvironmentReport(spec.id, spec.version), EnvironmentReport(spec.id, spec.version))
     try:

@@ -35,6 +35,7 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _RUNNER = str(Path(__file__).with_name("runner.py"))
 _LIMITS = {
     "instructions": "it ran too many instructions",
+    "uncounted": "it disturbed the count of its instructions, by sys.settrace or a recursion that is too deep",
     "memory": "it took too much memory",
     "time": "it took too long",
     "died": "it ended the process that it ran in",
@@ -76,7 +77,7 @@ class Coding(Environment):
 
     spec = EnvironmentSpec(
         id="coding-v1",
-        version="1.0.0",
+        version="1.0.1",
         title="Coding: write a function that passes hidden tests",
         instructions=(
             "Write a Python function as described. Answer with the whole program, plain or in a block of ```python. It "

@@ -1,8 +1,13 @@
 """Runs a program on arguments, in a confined process. It knows no answers: those stay with the environment.
 
 Loaded by its path, alone, before the process gives up all files: everything that a program may import is imported here.
+
+A trace function counts the program's instructions. What would take it away, run code beside it (profilers, audit hooks,
+threads) or reach a frame is refused by an audit hook. This makes it hard to run uncounted, and is no sandbox: the bound
+that holds is the CPU time of the process.
 """
 
+import _thread
 import bisect
 import collections
 import copy
@@ -13,10 +18,12 @@ import itertools
 import json
 import math
 import operator
+import os
 import re
 import statistics
 import string
 import sys
+import threading
 import typing
 from collections.abc import Callable
 from types import FrameType
@@ -30,6 +37,17 @@ LENT = (
 
 _LONGEST_ERROR = 200
 _DEEPEST = 60
+_REFUSED = frozenset(
+    {
+        *("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback"),
+        *("sys._getframe", "sys._current_frames", "sys._current_exceptions"),
+        *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
+        *("_thread.start_new_thread", "_thread.start_joinable_thread", "cpython.PyInterpreterState_New"),
+    }
+)
+"""Audit events of what would reach the trace function, or run code that it does not see."""
+_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
+"""Attributes that are frames, of whose instructions `f_trace` decides."""
 
 
 def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
@@ -39,44 +57,99 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
     JSON: `results`, each with a `value` or an `error`; or `error` where the program could not be defined, or `limit`.
     """
     task = json.loads(work)
-    left = task["instructions"]
+    limits = {name: json.dumps({"limit": name}).encode() for name in ("instructions", "uncounted", "memory")}
+    settrace, gettrace, write, leave = sys.settrace, sys.gettrace, os.write, os._exit
+    left = itertools.repeat(None, task["instructions"])
+    armed = tampered = False
 
-    def send(answer: dict[str, Any]) -> NoReturn:
-        sys.settrace(None)
-        reply(json.dumps(answer).encode())
+    def finish(data: bytes) -> NoReturn:
+        nonlocal armed
+        armed = False
+        settrace(None)
+        os.write, os._exit = write, leave  # the program may have put its own in their place
+        reply(data)
 
-    def count(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal left
-        if event == "call":
-            frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        left -= 1
-        if left < 0:
-            send({"limit": "instructions"})
+    def exhausted() -> NoReturn:
+        finish(limits["instructions"])
+
+    # sys.gettrace hands these two out. What they use stands in their defaults, which audit() guards: cells and globals
+    # can be written by anybody who holds a function.
+    def count(
+        frame: FrameType, event: str, argument: object, *, take: Any = left.__next__, end: Any = exhausted
+    ) -> None:
+        try:
+            take()
+        except StopIteration:
+            end()
+
+    def enter(frame: FrameType, event: str, argument: object, *, count: Any = count) -> Any:
+        frame.f_trace = count  # before the others: Python 3.13 asks whose instructions to trace when they are set
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        count(frame, event, argument)
         return count
 
+    def audit(event: str, arguments: Any) -> None:
+        if not armed:
+            return
+        reaches = event in refused or event.startswith("ctypes.")
+        if event.startswith("object.__"):  # a guarded attribute of arguments[0] is read or written
+            ours = arguments[0] is count or arguments[0] is enter
+            reaches = ours or (event == "object.__getattr__" and arguments[1] in frames)
+        if reaches:
+            refuse(event)
+
+    def refuse(event: str) -> NoReturn:
+        # Python drops a trace function that fails, and asks audit() before. Where it failed since the recursion is too
+        # deep, these calls, which are as many, fail in the same way: the program sees that error, and is counted on.
+        nonlocal tampered
+        error = ValueError(f"{event} is out of a program's reach")  # libraries that look for frames can do without
+        tampered = tampered or event == "sys.settrace"
+        raise error
+
+    def check() -> None:
+        """Ends a program that may have run uncounted."""
+        if tampered or gettrace() is not enter:
+            finish(limits["uncounted"])
+
     namespace: dict[str, Any] = {"__name__": "solution"}
+    refused, frames = _REFUSED, _FRAMES
+    sys.setrecursionlimit = _raise_recursion_limit
+    # Python 3.11 has no event for them.
+    _thread.start_new_thread = _thread.start_new = threading._start_new_thread = _no_thread  # type: ignore[attr-defined]
+    sys.addaudithook(audit)
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 traces instructions if any frame wanted that by now
+    settrace(enter)  # until the end: a program has code that runs when its values are read, written and freed
+    armed = True
     try:
-        compiled = compile(task["code"], "solution", "exec")
-        sys.settrace(count)
-        exec(compiled, namespace)
+        exec(compile(task["code"], "solution", "exec"), namespace)
         function = namespace[task["function"]]
     except MemoryError:
-        send({"limit": "memory"})
+        finish(limits["memory"])
     except BaseException as error:
-        send({"error": _tell(error)})
+        check()
+        finish(json.dumps({"error": _tell(error)}).encode())
     results: list[dict[str, Any]] = []
     for arguments in task["arguments"]:
         try:
-            sys.settrace(count)
-            value = function(*arguments)
-            sys.settrace(None)
-            results.append({"value": _plain(value)})
+            results.append({"value": _plain(function(*arguments))})
         except MemoryError:
-            send({"limit": "memory"})
+            finish(limits["memory"])
         except BaseException as error:
-            sys.settrace(None)
             results.append({"error": _tell(error)})
-    send({"results": results})
+    data = json.dumps({"results": results}).encode()
+    check()
+    finish(data)
+
+
+def _raise_recursion_limit(
+    limit: int, *, to: Any = sys.setrecursionlimit, least: int = sys.getrecursionlimit()
+) -> None:
+    """In place of sys.setrecursionlimit: with less than the usual limit the trace function would fail in any frame."""
+    to(max(limit, least))
+
+
+def _no_thread(*_: Any, **__: Any) -> NoReturn:
+    raise ValueError("threads are out of a program's reach")
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
