@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +40,20 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": versions,
+    }
+
+
+def origin() -> dict[str, Any]:
+    """What figures begin with: the command that measures them again, the commit that it ran from (empty outside a
+    checkout), and the machine."""
+    spec = sys.modules["__main__"].__spec__
+    program = ["python", "-m", spec.name.removesuffix(".__main__")] if spec is not None else sys.argv[:1]
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    found = subprocess.run(git, capture_output=True, text=True) if shutil.which("git") else None
+    return {
+        "command": shlex.join([*program, *sys.argv[1:]]),
+        "commit": found.stdout.strip() if found is not None and found.returncode == 0 else "",
+        "machine": machine(),
     }
 
 

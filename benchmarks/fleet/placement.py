@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fleet.simulated import ENVIRONMENT, NAME, PORT, Cluster, Server, balance
-from benchmarks.machine import machine, resident_bytes
+from benchmarks.machine import origin, resident_bytes
 from starpod.client import Fleet, Session
 from starpod.client.pool import placement
 from tests.support import ROOT
@@ -252,8 +252,7 @@ def main() -> None:
             results.append(process.submit(run, *task).result())
     show(results)
     document = {
-        "command": " ".join(["python -m benchmarks.fleet.placement", *sys.argv[1:]]),
-        "machine": machine(),
+        **origin(),
         "results": [{key: value for key, value in asdict(result).items() if key != "counts"} for result in results],
     }
     arguments.json.write_text(json.dumps(document, indent=2) + "\n")

@@ -26,7 +26,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, machine, only_on
+from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, only_on, origin
 from benchmarks.serving.http import Caller
 from tests.support import ROOT, ServerProcess
 
@@ -46,7 +46,7 @@ def main() -> None:
         uvloop.run(_serve(arguments.port, arguments.engine_seconds))
         return
     result = uvloop.run(measure(arguments.sessions, arguments.turns, arguments.engine_seconds))
-    arguments.json.write_text(json.dumps({"machine": machine(), **result}, indent=2) + "\n")
+    arguments.json.write_text(json.dumps({**origin(), **result}, indent=2) + "\n")
     Console().print(
         f"{result['sessions']} sessions, {result['replies']} replies: added p50 {result['p50_ms']:.2f} ms, p90 "
         f"{result['p90_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms; {result['cpu_ms']:.2f} ms of CPU each; prompts "

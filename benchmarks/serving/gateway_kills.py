@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from tests.support import ROOT
 from tests.tools.gateway.kills import play_among_kills, save_model, trained_among_kills
 
@@ -41,7 +41,7 @@ def main() -> None:
                 result = asyncio.run(play_among_kills(folder, model, arguments.kills, name))
         results[name] = {**result, "minutes": round((perf_counter() - start) / 60, 1)}
         print(name, results[name], flush=True)
-    arguments.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
+    arguments.json.write_text(json.dumps({**origin(), "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

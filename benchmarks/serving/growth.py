@@ -27,7 +27,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import Usage, machine
+from benchmarks.machine import Usage, origin
 from benchmarks.serving.lake import ENVIRONMENT, OPTIONS
 from benchmarks.serving.measure import drive
 from benchmarks.serving.ways import SessionPlayer
@@ -66,8 +66,7 @@ def main() -> None:
     print_table("Observation", "bytes", sizes)
     print_table("Replicas", "replicas", replicas)
     content = {
-        "command": f"python -m benchmarks.serving.growth {' '.join(sys.argv[1:])}".strip(),
-        "machine": machine(),
+        **origin(),
         "sizes": [asdict(point) for point in sizes],
         "replicas": [asdict(point) for point in replicas],
     }

@@ -8,14 +8,13 @@ CPU time, of the server and its children, because wall time tells how busy the m
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
 import click
 import gymnasium
 
-from benchmarks.machine import cpu_seconds, descendants, machine
+from benchmarks.machine import cpu_seconds, descendants, origin
 from starpod.client import SyncFleet
 from tests.support import ROOT, start_server
 
@@ -87,8 +86,7 @@ def main(steps: int, sessions: int, file: Path) -> None:
     for name, row in figures.items():
         click.echo(f"{name:10} " + "  ".join(f"{key} {value:.1f}" for key, value in row.items()))
     content = {
-        "command": f"python -m benchmarks.serving.hosting {' '.join(sys.argv[1:])}".strip(),
-        "machine": machine(),
+        **origin(),
         "results": figures,
     }
     file.write_text(json.dumps(content, indent=2) + "\n")

@@ -24,7 +24,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, machine, only_on
+from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, only_on, origin
 from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, TASK, WALK
 from benchmarks.serving.measure import Measurement, Run, check, drive, summarise
 from benchmarks.serving.ways import open_unary
@@ -165,7 +165,7 @@ def main() -> None:
         figures = (row["steps_per_second"], row["p50_us"], row["server_cpu_us"])
         table.add_row(row["way"], str(row["sessions"]), *(f"{figure:,.0f}" for figure in figures))
     Console().print(table)
-    arguments.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
+    arguments.json.write_text(json.dumps({**origin(), "results": results}, indent=2) + "\n")
 
 
 async def measure(counts: list[int], seconds: float, rounds: int) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from tests.support import ROOT
 from tests.tools.check.planted import look_for_all
 
@@ -46,7 +46,7 @@ def main() -> None:
         planted = asdict(look_for_all(Path(folder), good())) if arguments.planted else None
     if planted:
         print(planted)
-    arguments.json.write_text(json.dumps({"machine": machine(), **checked, "planted": planted}, indent=2) + "\n")
+    arguments.json.write_text(json.dumps({**origin(), **checked, "planted": planted}, indent=2) + "\n")
 
 
 def good() -> list[str]:

@@ -19,7 +19,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from starpod.cli.polling import SETTING, VARIABLE
 from tests.support import ROOT
 
@@ -94,7 +94,7 @@ def main() -> None:
     for row in next(iter(found.values())):
         table.add_row(row, *(f"{found[name][row]:.0f}" for name in COLUMNS))
     Console().print(table)
-    arguments.json.write_text(json.dumps({"machine": machine(), "results": found}, indent=2) + "\n")
+    arguments.json.write_text(json.dumps({**origin(), "results": found}, indent=2) + "\n")
 
 
 def echo(setting: str, seconds: float) -> dict[str, dict[str, float]]:

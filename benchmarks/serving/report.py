@@ -6,10 +6,11 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.machine import origin
 
 BASELINES = ("in process", "SyncVectorEnv", "OpenEnv", "OpenEnv, tuned", "dm-env-rpc", "dm-env-rpc, tuned")
 PEERS = (*BASELINES, "Ray actors", "AsyncVectorEnv")
@@ -87,8 +88,8 @@ def print_table(results: list[Result]) -> None:
     Console(width=None if sys.stdout.isatty() else 170).print(table)
 
 
-def write_json(path: Path, results: list[Result], where: dict[str, Any], command: str) -> None:
-    content = {"command": command, "machine": where, "results": [asdict(result) for result in results]}
+def write_json(path: Path, results: list[Result]) -> None:
+    content = {**origin(), "results": [asdict(result) for result in results]}
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 

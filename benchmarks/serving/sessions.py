@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -21,7 +20,7 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import cpu_seconds, machine, resident_bytes
+from benchmarks.machine import cpu_seconds, origin, resident_bytes
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, ServerProcess, start_server
@@ -60,8 +59,7 @@ def main() -> None:
     ]
     print_table(results)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    command = f"python -m benchmarks.serving.sessions {' '.join(sys.argv[1:])}".strip()
-    content = {"command": command, "machine": machine(), "results": [asdict(result) for result in results]}
+    content = {**origin(), "results": [asdict(result) for result in results]}
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import CLIENT_CORE, SERVER_CORE, machine, only_on
+from benchmarks.machine import CLIENT_CORE, SERVER_CORE, only_on, origin
 from tests.support import ROOT, start_server
 
 SHARES = (0.3, 0.5, 0.7, 0.9)
@@ -71,8 +71,7 @@ def main() -> None:
         latencies = (f"{value:,.2f} ms" for value in (each.p50, each.p99, each.p999))
         table.add_row(share, f"{each.steps_per_second:,.0f}", *latencies, f"{each.p999 / each.p50:.1f}")
     Console().print(table)
-    command = f"python -m benchmarks.serving.tail {' '.join(sys.argv[1:])}".strip()
-    content = {"command": command, "machine": machine(), "results": [asdict(each) for each in results]}
+    content = {**origin(), "results": [asdict(each) for each in results]}
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -21,7 +21,7 @@ from statistics import median
 import uvloop
 from rich.console import Console
 
-from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, machine, only_on
+from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, only_on
 from benchmarks.serving.lake import ENDLESS_SERVER, TASK
 from benchmarks.serving.measure import Measurement
 from benchmarks.serving.report import Result, print_table, write_json, write_plot
@@ -61,8 +61,7 @@ def main() -> None:
     print_table(results)
     if not arguments.no_report:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        command = f"python -m benchmarks.serving.throughput {' '.join(sys.argv[1:])}".strip()
-        write_json(arguments.json, results, machine(), command)
+        write_json(arguments.json, results)
         write_plot(arguments.json.with_suffix(".svg"), results)
 
 

@@ -27,7 +27,7 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import descendants, machine, resident_bytes
+from benchmarks.machine import descendants, origin, resident_bytes
 from benchmarks.soak.trend import Tolerance, Trend, trend
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -105,9 +105,8 @@ def main() -> None:
         done = {kind: count - before.get(kind, 0) for kind, count in client.done.items() if kind != "tasks"}
     trends = {name: trend(seconds, values, TOLERANCES[name.split()[1]]) for name, values in series.items()}
     print_table(trends, peak, done, seconds)
-    command = f"python -m benchmarks.soak {' '.join(sys.argv[1:])}".strip()
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {"command": command, "machine": machine(), "peak_steps_per_second": round(peak)}
+    content: dict[str, Any] = {**origin(), "peak_steps_per_second": round(peak)}
     content |= {"done": done, "seconds": round(seconds[-1], 1)}
     content |= {"trends": {name: asdict(found) for name, found in trends.items()}}
     content |= {"samples": {"seconds": [round(second, 1) for second in seconds], **series}}

@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from starpod.trainer.output.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,7 +141,7 @@ def main() -> None:
                 own = (*words(job, staleness), f"seed={seed}", f"stop.iterations={arguments.iterations}")
                 train(folder, *own, "--resume", until=until)
         results += [summary(staleness, seed, arguments.success, folder) for staleness, folder in folders.items()]
-    content = {"machine": machine(), "success": arguments.success, "results": results}
+    content = {**origin(), "success": arguments.success, "results": results}
     file.write_text(json.dumps(content, indent=2) + "\n")
     head, rows = asynchrony_table(content)
     table = Table(*head)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from benchmarks.training.learning import starpod
 from starpod.client import SyncFleet
 from starpod.trainer.models.config import SMOLLM2, model_title
@@ -72,7 +72,7 @@ def main() -> None:
             results["TRL"] = train_trl(arguments.trl, model, iterations, work)
         if "before" in arguments.way:
             results["starpod, before"] = train(arguments.before, arguments.set, model, iterations, work / "before")
-    content = {"machine": machine(), "model": model_title(SMOLLM2), "threads": THREADS, "results": results}
+    content = {**origin(), "model": model_title(SMOLLM2), "threads": THREADS, "results": results}
     RESULT.write_text(json.dumps(content, indent=2) + "\n")
     print(json.dumps(results, indent=2))
 

@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from benchmarks.serving.environments import delay
 from starpod.client import Fleet
 from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
@@ -115,8 +115,7 @@ def main() -> None:
     results = asyncio.run(measure(arguments))
     print_table(results)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    command = f"python -m benchmarks.training.collection {' '.join(sys.argv[1:])}".strip()
-    content = {"command": command, "machine": machine(), "results": [asdict(result) for result in results]}
+    content = {**origin(), "results": [asdict(result) for result in results]}
     (arguments.out / "collection.json").write_text(json.dumps(content, indent=2) + "\n")
     write_plot(arguments.out / "collection.svg", results, arguments.shortest, arguments.longest)
 

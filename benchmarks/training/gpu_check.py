@@ -30,7 +30,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from starpod.trainer.engines.base import Engine, EngineError, Reply, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
@@ -89,10 +89,9 @@ def main() -> None:
         sys.exit(2)
     speeds.append(Speed("update pass (context tokens)", measure_update(policy, arguments)))
     print_tables(checks, speeds)
-    command = f"python -m benchmarks.training.gpu_check {' '.join(sys.argv[1:])}".strip()
-    where = machine() | {"gpu": torch.cuda.get_device_name()}
-    where["versions"] |= {name: version(name) for name in ("torch", "vllm")}
-    content = {"command": command, "machine": where}
+    content = origin()
+    content["machine"]["gpu"] = torch.cuda.get_device_name()
+    content["machine"]["versions"] |= {name: version(name) for name in ("torch", "vllm")}
     content |= {"checks": [asdict(check) for check in checks], "speeds": [asdict(speed) for speed in speeds]}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")

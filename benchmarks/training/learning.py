@@ -63,6 +63,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import origin
 from benchmarks.training.comparison import EVALUATION, RETURN, SPENT, STEPS, spent_by, write_comparison
 from starpod.trainer.algorithms.terms import TERMS
 from starpod.trainer.config import load_config
@@ -468,12 +469,13 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     """Trains once; says what came of it. A folder of the same configuration is gone on with, and kept if finished."""
     command = ["train", variant.config, *variant.changes, *words, f"seed={seed}", "monitor.screen=plain"]
     asked = starpod(*command, "--dry-run", stdout=subprocess.PIPE)
-    before = folder / "asked.yaml"
+    before, source = folder / "asked.yaml", folder / "origin.json"
     if not before.exists() or before.read_text() != asked:
         shutil.rmtree(folder, ignore_errors=True)
     if not (folder / "report.html").exists():
         folder.mkdir(parents=True, exist_ok=True)
         before.write_text(asked)
+        source.write_text(json.dumps(origin()))
         starpod(*command, "--run-dir", str(folder), "--resume-or-start")
     evaluations = RunFolder(folder).read_evaluations()
     first, final = evaluations[0], RunFolder(folder).read_final()
@@ -483,6 +485,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     return {
         "variant": variant.name,
         "seed": seed,
+        "origin": json.loads(source.read_text()),
         "seconds": RunFolder(folder).read_facts()["ended"]["seconds"],  # a resumed run's parts together
         "before": {key: first[key] for key in KEYS},
         "after": {key: final[key] for key in KEYS},

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import random
-import sys
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -21,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine, peak_bytes
+from benchmarks.machine import origin, peak_bytes
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.engines.base import Request
@@ -68,8 +67,7 @@ def main() -> None:
     Console(width=100).print(table)
     if arguments.json is None:
         return
-    command = f"python -m benchmarks.training.llm {' '.join(sys.argv[1:])}".strip()
-    content = {"command": command, "machine": machine(), "model": model_title(arguments.model), "figures": figures}
+    content = {**origin(), "model": model_title(arguments.model), "figures": figures}
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -26,7 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Request
@@ -107,8 +107,7 @@ def main() -> None:
     shares = read_shares(arguments.run / "metrics.jsonl") if arguments.run else {}
     print_tables(results, shares, parameters)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    command = f"python -m benchmarks.training.speed {' '.join(sys.argv[1:])}".strip()
-    content = {"command": command, "machine": machine(), "parameters": parameters, "shares": shares}
+    content = {**origin(), "parameters": parameters, "shares": shares}
     content["results"] = [asdict(result) for result in results]
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 

@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from starpod.environments.frozen_lake.lake import Lake, Symbols, lake_of
 from starpod.environments.frozen_lake.maps import distances_to_goal, draw_map
 from starpod.trainer.data.episode import Episode, Turn
@@ -283,7 +283,7 @@ def main() -> None:
             ]
             results.append({"success_rate": success_rate, "targets": name, "seeds": found})
     if arguments.json:
-        figures = {"steps": arguments.steps, "fits": arguments.fits, "machine": machine(), "results": results}
+        figures = {"steps": arguments.steps, "fits": arguments.fits, **origin(), "results": results}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     head, rows = turn_values_table(results)
     table = Table(*head)

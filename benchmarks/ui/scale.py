@@ -26,7 +26,7 @@ from urllib.request import urlopen
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import cpu_seconds, machine
+from benchmarks.machine import cpu_seconds, origin
 from starpod.ui.index import NAME
 from tests.support import ServerProcess
 
@@ -164,7 +164,7 @@ def main() -> None:
     console.print(table)
     if asked.json:
         facts = {
-            "machine": machine(),
+            **origin(),
             "indexing_seconds": indexing,
             "indexing_cpu_seconds": indexing_cpu,
             "index_bytes": size,

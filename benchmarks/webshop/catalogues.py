@@ -32,7 +32,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.machine import machine, peak_bytes
+from benchmarks.machine import origin, peak_bytes
 from benchmarks.webshop import episodes, wire
 from benchmarks.webshop.episodes import Played, Waits
 from benchmarks.webshop.original import CLICKS
@@ -92,10 +92,9 @@ def main() -> None:
             progress.update(task, description=f"{size:,} products", total=1, completed=1)
     print_tables(results)
     if not arguments.no_report:
-        command = f"python -m benchmarks.webshop.catalogues {' '.join(sys.argv[1:])}".strip()
-        where = machine()
-        where["versions"] |= {name: version(name) for name in PACKAGES if find_spec(name)}
-        write(arguments.json, results, where, command)
+        where = origin()
+        where["machine"]["versions"] |= {name: version(name) for name in PACKAGES if find_spec(name)}
+        write(arguments.json, results, where)
 
 
 def build(products: int, out: Path) -> Build:

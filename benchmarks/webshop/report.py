@@ -235,10 +235,10 @@ def print_tables(results: Sequence[Result]) -> None:
             console.print(table)
 
 
-def write(path: Path, results: Sequence[Result], where: dict[str, Any], command: str) -> None:
+def write(path: Path, results: Sequence[Result], where: dict[str, Any]) -> None:
     """JSON to `path`, Markdown and the plot beside it. The plot needs matplotlib (extra `bench`)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"command": command, "machine": where, "results": [asdict(result) for result in results]}
+    content = {**where, "results": [asdict(result) for result in results]}
     path.write_text(json.dumps(content, indent=2) + "\n")
     path.with_suffix(".md").write_text(page(path), encoding="utf-8")
     _plot(path.with_suffix(".svg"), results)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.machine import origin
 from benchmarks.webshop import strategies
 from starpod.environments.webshop.search.analyzer import analyze
 from starpod.environments.webshop.search.bm25 import find, term_weights
@@ -72,10 +72,9 @@ def main() -> None:
     for count in arguments.documents:
         results += measure(count, arguments.queries, peers=count <= arguments.peers)
         print_table([result for result in results if result.documents == count])
-    where = machine()
-    where["versions"] |= {name: version(name) for name in ("numpy", "numba", "bm25s", "tantivy") if installed(name)}
-    command = f"python -m benchmarks.webshop.search {' '.join(sys.argv[1:])}".strip()
-    content = {"command": command, "machine": where, "results": [asdict(result) for result in results]}
+    content = origin() | {"results": [asdict(result) for result in results]}
+    used = ("numpy", "numba", "bm25s", "tantivy")
+    content["machine"]["versions"] |= {name: version(name) for name in used if installed(name)}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
