@@ -24,6 +24,7 @@ from starpod.trainer.environment_file import choose_job, names_environment_file
 from starpod.trainer.evaluate import EvaluationConfig
 from starpod.trainer.mixture import MixedEnvironment, TaskConfig, merged
 from starpod.trainer.models.config import TINY, ModelConfig
+from starpod.trainer.models.precision import fast_dtype
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.collect import CollectConfig
@@ -92,6 +93,9 @@ class Config(Section):
     @classmethod
     def _with_stages(cls, values: Any, handler: ModelWrapValidatorHandler[Config]) -> Config:
         config = handler(values)
+        if config.model.dtype == "auto":
+            # Here, so that the run's folder says what it was computed in.
+            config = config.model_copy(update={"model": config.model.in_dtype(fast_dtype(config.device))})
         if config.stages and isinstance(values, Mapping):
             config._in_stages = tuple(_stage(config, values, number) for number in range(len(config.stages)))
         return config

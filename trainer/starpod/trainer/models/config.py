@@ -84,8 +84,10 @@ class ModelConfig(Section):
     )
     revision: str = Field(default="main", description="Branch, tag or commit of a Hugging Face name.")
     tiny: TinyConfig = TinyConfig()
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Dtype of computation; trained weights are float32."
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="float32",
+        description="Dtype of computation; trained weights are float32. auto: bfloat16 where the device has "
+        "instructions for it, else float32.",
     )
     base_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype that the weights under adapters are kept in: they are not trained."
@@ -111,6 +113,13 @@ class ModelConfig(Section):
         ge=1,
         description="Logits held at a time; more are made in chunks, twice.",
     )
+
+    def in_dtype(self, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:
+        """The same in what `auto` comes to. What refines bfloat16 goes with it."""
+        if self.dtype != "auto":
+            return self
+        refined = {} if dtype == "bfloat16" else {"base_dtype": "float32", "float32_logits": False}
+        return self.model_copy(update={"dtype": dtype, **refined})
 
     @model_validator(mode="after")
     def _fits_together(self) -> ModelConfig:
