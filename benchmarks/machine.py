@@ -44,17 +44,28 @@ def machine() -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """What figures begin with: the command that measures them again, the commit that it ran from (empty outside a
-    checkout), and the machine."""
+    """What figures begin with: the command that measures them again, the commit that it ran from, and the machine.
+
+    commit: ends in -dirty where more than docs, which figures are written to, was changed; empty outside a checkout.
+    """
     spec = sys.modules["__main__"].__spec__
     program = ["python", "-m", spec.name.removesuffix(".__main__")] if spec is not None else sys.argv[:1]
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
-    found = subprocess.run(git, capture_output=True, text=True) if shutil.which("git") else None
     return {
         "command": shlex.join([*program, *sys.argv[1:]]),
-        "commit": found.stdout.strip() if found is not None and found.returncode == 0 else "",
+        "commit": _commit(),
         "machine": machine(),
     }
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(Path(__file__).resolve().parents[1])]
+    if shutil.which("git") is None:
+        return ""
+    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    if found.returncode:
+        return ""
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs"], capture_output=True).returncode
+    return found.stdout.strip() + "-dirty" * bool(changed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,11 @@ def credentials(folder: Path) -> dict[str, Path]:
 
 def children_of(pid: int) -> list[int]:
     """The processes that a process started."""
-    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that ends meanwhile
+            found += map(int, path.read_text().split())
+    return found
 
 
 def gone(pid: int) -> bool:

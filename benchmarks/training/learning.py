@@ -475,7 +475,8 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     if not (folder / "report.html").exists():
         folder.mkdir(parents=True, exist_ok=True)
         before.write_text(asked)
-        source.write_text(json.dumps(origin()))
+        if not source.exists():  # else a run goes on that was begun there
+            source.write_text(json.dumps(origin()))
         starpod(*command, "--run-dir", str(folder), "--resume-or-start")
     evaluations = RunFolder(folder).read_evaluations()
     first, final = evaluations[0], RunFolder(folder).read_final()
@@ -485,7 +486,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     return {
         "variant": variant.name,
         "seed": seed,
-        "origin": json.loads(source.read_text()),
+        "origin": json.loads(source.read_text()) if source.exists() else {},
         "seconds": RunFolder(folder).read_facts()["ended"]["seconds"],  # a resumed run's parts together
         "before": {key: first[key] for key in KEYS},
         "after": {key: final[key] for key in KEYS},

@@ -444,6 +444,8 @@ def test_a_signal_waits_for_nothing_that_takes_minutes(
     again = f": starpod train --resume --run-dir {folder}\n" if folder.exists() else "give the same command again"
     assert again in errors and "Warning" not in errors and "Error" not in errors
     assert iterations(folder) == 0
+    evaluations = folder / "evaluations.jsonl"
+    assert evaluations.exists() == (phase == "collecting\n"), "what was begun was not finished"
 
 
 def live_sessions(server: ServerProcess) -> int:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 STOP_SECONDS = 10.0
 _PAUSE_SECONDS = (0.1, 5.0)
-"""First and longest pause before a program that ended is started again."""
+"""First and longest pause before a program that ended is started again; one that lived for a minute starts anew."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +57,15 @@ class _Program:
         self._starting = threading.Lock()
 
     def start(self, *more: str) -> str:
-        """Starts it, with these words too, and waits for its address. Raises ServiceFailed."""
+        """Starts it, with these words too, and waits for its address; empty if it was stopped before. Raises
+        ServiceFailed."""
         # It ends when our end of the pipe closes, even if we are killed. A preexec_fn could ask for that,
         # but Python code between fork and exec is unsafe beside gRPC's threads.
         command = [sys.executable, "-m", "starpod.cli.main", *self.words, *more, "--end-with-stdin"]
         with tempfile.TemporaryFile(mode="w+") as log:
             with self._starting:
                 if self._stopping.is_set():
-                    raise ServiceFailed(f"{self.what} is not wanted any more", "")
+                    return ""
                 process = self.process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -76,7 +78,7 @@ class _Program:
             assert process.stdout is not None
             if line := process.stdout.readline().strip():
                 return line.split()[-1]
-            process.wait(STOP_SECONDS)
+            _await_end(process)
             log.seek(0)
             said = log.read().strip() or f"it ended with status {process.returncode} and said nothing"
         message = f"{self.what} did not start (`{' '.join(command)}`): {said}"
@@ -88,27 +90,29 @@ class _Program:
         port, pause = address.rpartition(":")[2], _PAUSE_SECONDS[0]
         while True:
             assert self.process is not None
+            began = time.monotonic()
             with self.process as ended:  # which closes our ends of its pipes, too
                 ended.wait()
+            pause = _PAUSE_SECONDS[0] if time.monotonic() - began > 60 else min(2 * pause, _PAUSE_SECONDS[1])
             if self._stopping.wait(pause):
                 return
             logger.warning("%s was gone (status %s): starting it again", self.what, ended.returncode)
-            try:
+            with contextlib.suppress(ServiceFailed):  # such as one whose workers still hold the ports: once more then
                 self.start("--port", port)
-                pause = _PAUSE_SECONDS[0]
-            except ServiceFailed as error:
-                if not self._stopping.is_set():
-                    logger.error("%s", error)
-                pause = min(2 * pause, _PAUSE_SECONDS[1])
 
     def stop(self) -> None:
         with self._starting:
             self._stopping.set()
-        if self.process is None:
-            return
-        with self.process as process:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        if self.process is not None:
+            with self.process as process:
+                process.terminate()
+                _await_end(process)
+
+
+def _await_end(process: subprocess.Popen[str]) -> None:
+    """Kills it if it takes too long."""
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -150,8 +150,8 @@ def _pass_on(number: int, processes: Sequence[subprocess.Popen[str]], seconds: f
 
 @contextlib.contextmanager
 def _ports(host: str, port: int, workers: int) -> Iterator[list[int]]:
-    """Consecutive ports from `port` on, or from a free one on, which nobody else is given while the workers are down: a
-    socket that does not listen holds each, and as it may be reused, gRPC can listen on the same port."""
+    """Consecutive ports from `port` on; without one, from a free one on, and then nobody else is given them while the
+    workers are down: a socket that does not listen holds each, and as it may be reused, gRPC can listen on its port."""
     if port:
         yield list(range(port, port + workers))
         return

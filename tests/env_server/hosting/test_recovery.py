@@ -16,7 +16,6 @@ from starpod.client import JSON, Action, ToolCall
 from tests.env_server.hosting.checks import check_recovery
 from tests.support import ServerProcess, start_server
 
-TASKSETS = Path(__file__).parent / "tasksets"
 COUNTER = "tests.env_server.hosting.openenv_environments:CounterEnvironment"
 
 
@@ -78,13 +77,6 @@ FAMILIES = {
         ["[left]", "[up]", "[right]"],
     ),
     "textworld": Family("textworld", textworld, "house-v1"),
-    "verifiers": Family(
-        "verifiers",
-        lambda *_: ["--verifiers", "guess#deterministic=yes", "--verifiers", "guess#id=unknown-v1"],
-        "verifiers-guess-v1",
-        ["1", "4", "9", "5"],
-        "unknown-v1",
-    ),
     "openenv": Family(
         "openenv.core",
         lambda *_: ["--openenv", f"{COUNTER}#deterministic=yes", "--openenv", f"{COUNTER}#id=unknown-v1"],
@@ -105,5 +97,5 @@ async def test_a_killed_server_is_played_on_or_told(name: str, tmp_path: Path) -
     pytest.importorskip(family.module, reason=f"{family.module} is not installed: make test-hosting")
     with ExitStack() as stack:
         words = family.words(tmp_path, stack)
-        server = stack.enter_context(start_server(*words, environment={"PYTHONPATH": str(TASKSETS)}))
+        server = stack.enter_context(start_server(*words))
         await check_recovery(server, family.id, family.actions, family.unknown)

@@ -45,8 +45,10 @@ def test_they_end_with_a_trainer_that_is_killed_outright(workers: int) -> None:
         assert all(gone(each) for each in services)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_they_come_back_at_their_addresses(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "alone"), [(1, False), (2, False), (1, True)])
+def test_they_come_back_at_their_addresses(workers: int, alone: bool) -> None:
+    """alone: only what watches over the workers is killed; they end with it."""
+
     def describe() -> pb.DescribeResponse:
         with grpc.insecure_channel(address) as channel:
             stub = EnvironmentServiceStub(channel)
@@ -56,7 +58,7 @@ def test_they_come_back_at_their_addresses(workers: int) -> None:
         before = describe()
         (service,) = children_of(os.getpid())
         killed = [service, *children_of(service)]
-        for each in killed:
+        for each in killed[: 1 if alone else None]:
             os.kill(each, signal.SIGKILL)
         assert all(gone(each) for each in killed)
         again = describe()

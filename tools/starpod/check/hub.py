@@ -222,7 +222,7 @@ async def check_all(
 ) -> None:
     """Starts the servers at the same time, and checks what they host as soon as they are ready.
 
-    They take turns, one environment each, so that a time that does not suffice for all is shared by all.
+    They take turns, one environment each: where the time is too short for all environments, each server gets a share.
 
     told: called with the number of environments that a server hosts (found), and with each that was checked (entry).
     until: by `time.monotonic`: no check begins after it.

@@ -16,7 +16,7 @@ from starpod.gateway.requests import Refused, bad_request, field
 
 _TEXTS = ("environment", "version", "task", "instructions")
 _NUMBERS = ("group", "member", "seed")
-_MOST_NUMBER = 2**63 - 1
+_MOST_NUMBER = 2**53 - 1
 _MOST_REWARD = 1e30
 """In size: sums of rewards stay finite, in single precision, too."""
 

@@ -137,7 +137,7 @@ class Records:
             left = json.loads(over.read_text(encoding="utf-8"))
             self._over[over.stem] = left["reward"]
             self.abandoned += left.get("abandoned", False)
-            self._hold(over.stem, left["group"], left.get("member", 0))
+            self._hold(over.stem, left["group"], left["member"])
         for unreadable in sessions.glob("*.unreadable"):
             self._over.setdefault(unreadable.stem, 0.0)
         for journal in sorted(sessions.glob("*.jsonl")):

@@ -40,6 +40,7 @@ class Interrupts:
         self._notify = notify or (lambda _: None)
         self._earlier: dict[signal.Signals, signal._HANDLER] = {}
         self._cancel: Callable[[], object] = lambda: None
+        self._at_once = False
         self.signal: signal.Signals | None = None
 
     async def unless_requested(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -51,7 +52,7 @@ class Interrupts:
         try:
             return await task
         except asyncio.CancelledError:
-            if not self.requested:
+            if not self.requested or self._at_once:
                 raise
             raise Interrupted from None
         finally:
@@ -83,6 +84,7 @@ class Interrupts:
             self._notify(f"{self.signal.name}: saving and stopping; once more stops at once, without saving")
             self._cancel()  # by way of the loop, which a handler may not touch and which sleeps until it is told
             return
+        self._at_once = True
         for each in self.SIGNALS:
             signal.signal(each, signal.SIG_DFL)
         self._notify(f"{signal.Signals(number).name} again: stopping without saving")

@@ -9,16 +9,16 @@ from starpod.trainer.run import Run
 async def train(run: Run) -> str:
     """Trains until the run says why to stop, and returns that.
 
-    A signal ends it after the present update, and episodes in play, as an engine or servers that are lost do, at once;
-    what was learnt is saved. Where `collect.max_staleness` allows it, groups of later steps are played meanwhile
-    (rollout/ahead.py).
+    A signal ends it: episodes in play at once, an update when it is done. So does an engine that is lost, or all
+    servers. What was learnt is saved. Where `collect.max_staleness` allows it, groups of later steps are played
+    meanwhile (rollout/ahead.py).
     """
     try:
         return await _train(run)
     except Interrupted as error:
         run.rescue(error)
         if run.rescued is None:
-            raise
+            raise  # nothing was trained yet
         return await run.end(run.reason_to_stop())
     except Exception as error:
         run.rescue(error)

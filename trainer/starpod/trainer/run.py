@@ -227,6 +227,8 @@ class Run:
                 self._save(progress, admitted)
             self.rescued = progress["step"]
         except CheckpointError as problem:
+            if isinstance(error, Interrupted):
+                raise  # there is no other error to tell
             self.screen.warn(str(problem))
         # Until rank 0 is through: torchrun ends all where one has failed.
         self.parallel.barrier()
@@ -309,6 +311,11 @@ class Run:
         and the others would wait for it: they play on."""
         return await (work if self.parallel.world > 1 else self.interrupts.unless_requested(work))
 
+    def _stop_if_told(self) -> None:
+        """Raises Interrupted after a signal, before what takes long; of several ranks none."""
+        if self.interrupts.requested and self.parallel.world == 1:
+            raise Interrupted
+
     # --- the steps of the loop ----------------------------------------------------------------------------------------
 
     async def warm_start(self) -> None:
@@ -329,11 +336,11 @@ class Run:
         self.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {config.steps} steps")
 
         def progress(agent: str, step: int, loss: float) -> None:
-            if self.interrupts.requested and self.parallel.world == 1:
-                raise Interrupted
+            self._stop_if_told()
             if step % 10 == 0 or step == config.steps:
                 self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
 
+        await self._leave_gpu()
         for agent, learner in self.learner.by_agent.items():
             await self.parallel.in_thread(
                 imitate,
@@ -375,9 +382,15 @@ class Run:
             self._begin_stage()
             self.screen.phase(f"stage {stages.index} of {len(self._configs) - 1} begins")
 
+    async def _leave_gpu(self) -> None:
+        """Where the engine sleeps beside passes of the policy: halts it until the next `sync`."""
+        if self.config.engine.sleep and not self._paused:
+            await self.collector.agents.engine.pause()
+            self._paused = True
+
     async def sync(self) -> None:
-        """Hands the policy's weights to the engine, if they changed."""
-        if self._loaded_version == self.version:
+        """Hands the policy's weights to the engine, if they changed or it sleeps."""
+        if self._loaded_version == self.version and not self._paused:
             return
         began = perf_counter()
         engine, sampler = self.collector.agents.engine, self.sampler
@@ -571,7 +584,10 @@ class Run:
 
     async def learn(self, groups: Sequence[Group]) -> None:
         """One update, or none where the filter kept nothing to train on."""
+        self._stop_if_told()
         nothing = not (episodes_of(groups) or branches_of(groups))
+        if not nothing:
+            await self._leave_gpu()
         self._weights_are_whole = False
         self.metrics["update/skipped"] = float(nothing)
         record = UpdateRecord() if self._kept_bytes else None
@@ -580,9 +596,6 @@ class Run:
                 await self._keep_update(record)
             return
         self.screen.phase("updating")
-        if self.config.engine.sleep:
-            await self.collector.agents.engine.pause()  # until the new weights are handed over
-            self._paused = True
         began, busy = perf_counter(), self.ahead.busy
         if self.scorer is not None:
             self.metrics |= await self.parallel.in_thread(score_and_fit, self.scorer, groups)
@@ -613,6 +626,7 @@ class Run:
     async def _diagnose(self, groups: Sequence[Group]) -> None:
         """Measures what is measured now and then, of all groups: those that a filter drops are the collapsed ones."""
         if episodes_of(groups):
+            await self._leave_gpu()
             await self.parallel.in_thread(self._measure, groups)
 
     def _measure(self, groups: Sequence[Group]) -> None:
@@ -659,6 +673,7 @@ class Run:
 
     async def evaluate(self) -> None:
         """Plays the start states that choose the best checkpoint; at step 0 the reference policies play them too."""
+        self._stop_if_told()
         config = self.config.evaluation
         await self.sync()
         began = perf_counter()

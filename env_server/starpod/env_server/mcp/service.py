@@ -44,12 +44,19 @@ _NAME_CHARACTERS = 128
 _CALLER = "starpod.caller"
 _MCP_SESSION = b"mcp-session-id"
 _TOOL_CALL, _INITIALIZE = b'"tools/call"', b'"initialize"'
-# The SDK tells of each request of the older protocol as of a session that ends.
-logging.getLogger("mcp.server.streamable_http").setLevel(logging.WARNING)
 _REQUEST = "starpod.v1/request"
 """Key of `_meta`: fields of the contract's request."""
 Fields = Mapping[str, Any]
 M = TypeVar("M", bound=Message)
+
+
+def _method(body: bytes) -> object:
+    """What a message asks for; None where it is none: the SDK says so."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return message.get("method") if isinstance(message, dict) else None
 
 
 @dataclass(eq=False)
@@ -88,6 +95,8 @@ class MCPService:
         self._service = service
         self._worker = worker
         self._played: dict[tuple[str, str, str], _Played] = {}
+        # The SDK tells of each request of the older protocol as of a session that ends.
+        logging.getLogger("mcp.server.streamable_http").setLevel(logging.WARNING)
         server: Server[Any] = Server(
             "starpod", version=server_version(), on_list_tools=self._list_tools, on_call_tool=self._call_tool
         )
@@ -140,7 +149,7 @@ class MCPService:
             await send(message)
 
         # A client of the older protocol gets an id as it begins, and sends it with all else: its name, without a NAME.
-        beginning = _INITIALIZE in body and not mcp_session
+        beginning = not mcp_session and _INITIALIZE in body and _method(body) == "initialize"
         await self._manager.handle_request(scope, receive, send_named if beginning else send)
 
     # --- handlers of the SDK -----------------------------------------------------------------------------------------

@@ -99,8 +99,8 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
             refuse(event)
 
     def refuse(event: str) -> NoReturn:
-        # Python drops a trace function that fails, and asks audit() before. Where it failed since the recursion is too
-        # deep, these calls, which are as many, fail in the same way: the program sees that error, and is counted on.
+        # Python drops a trace function that fails, and asks audit() first. Where it failed because the recursion is too
+        # deep, this one, as many calls deep, fails in the same way: the program gets that error, and is counted on.
         nonlocal tampered
         error = ValueError(f"{event} is out of a program's reach")  # libraries that look for frames can do without
         tampered = tampered or event == "sys.settrace"

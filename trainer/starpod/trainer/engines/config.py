@@ -42,8 +42,8 @@ class EngineConfig(Section):
     health_timeout: float = Field(
         default=60.0,
         gt=0,
-        description="vllm, vllm_remote: seconds without an answer to a health check after which an engine core or a "
-        "server hangs.",
+        description="vllm, vllm_remote: seconds without an answer of an engine core after which it hangs; it answers "
+        "between two steps, and a server's not while it takes weights.",
     )
     retries: int = Field(default=4, ge=0, description="vllm_remote: retries of a call, up to 8 s apart.")
     restarts: int = Field(

@@ -54,8 +54,8 @@ class VllmServer:
     """One server: its calls, asked again where that is harmless, and its errors in words.
 
     A reply depends on its request alone, and control calls set a state, but for those of a broadcast. What is not
-    answered is not asked again: a server that answers health checks is at work on it, and another one hangs. They ask
-    its engine core, which answers between two steps; the server itself calls one that hangs healthy.
+    answered is not asked again: either the server works on it or it hangs. Which one, its engine core tells, as it
+    answers between two steps; a server whose core hangs calls itself healthy.
 
     breaks: connections that were lost; known: those after which the server was still, or was made, the one it should
     be. instance: the process that this was; empty where it does not say.

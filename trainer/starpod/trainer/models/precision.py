@@ -17,7 +17,7 @@ from starpod.trainer.models.trunk import head_of, plain
 
 
 def fast_dtype(device: str) -> Literal["float32", "bfloat16"]:
-    """bfloat16 where a device has instructions for its products; without them they take many times as long as float32's.
+    """bfloat16 where a device has instructions for its products; without them it is many times slower than float32.
 
     device: as in the configuration.
     """
