@@ -30,7 +30,7 @@ PROGRAM = """
         try:
             await asyncio.sleep(600)
         finally:
-            await asyncio.sleep(600)  # a session that is slow to close
+            await asyncio.sleep(1)  # a session that is slow to close
 
     with Interrupts(lambda text: print(text, flush=True)) as interrupts:
         try:

@@ -2,8 +2,10 @@
 
 import random
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,12 +16,13 @@ import torch
 
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.checkpoints.checkpoint import Checkpoints
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import read_groups, write_episodes
 from starpod.trainer.data.updates import read_tokens, read_verdicts
-from starpod.trainer.engines.base import EngineStats
+from starpod.trainer.engines.base import EngineError, EngineStats
+from starpod.trainer.interrupts import Interrupted, Interrupts
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
@@ -78,7 +81,7 @@ def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: s
         learner=learner,
         output=Output(folder, Checkpoints(folder.checkpoints, config.checkpoint), Screen()),
         parallel=Parallel(),
-        interrupts=cast(Any, SimpleNamespace(requested=False, signal=None)),
+        interrupts=Interrupts(),
         offline=read_groups(config.replay.offline) if config.replay.offline else (),
     )
     run._loaded_version = run.version
@@ -368,6 +371,48 @@ async def test_a_checkpoint_that_cannot_be_saved_does_not_hide_why_the_run_ended
     run.output.checkpoints.folder.touch()
     run.rescue(RuntimeError("the engine is dead"))
     assert run.rescued is None and "could not be saved" in told[0]
+    with pytest.raises(CheckpointError, match="could not be saved"):
+        run.rescue(Interrupted())  # which has nothing else to tell
+
+
+@pytest.mark.parametrize("gradients", [0, 1])
+async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy_to_the_next_weights(
+    tmp_path: Path, gradients: int
+) -> None:
+    run = make_run(tmp_path, engine={"name": "vllm", "sleep": True}, monitor={"gradients": {"every": gradients}})
+    log: list[str] = []
+
+    async def note(what: str, *_: object) -> None:
+        log.append(what)
+
+    async def die() -> None:
+        raise EngineError("it died falling asleep")
+
+    engine = cast(Any, run.collector.agents.engine)
+    for verb in ("pause", "load", "resume"):
+        setattr(engine, verb, partial(note, verb))
+    learner = cast(Any, run.learner)
+    learner.learn = learner.gradients = lambda *_, **__: {}
+    await run.warm_start()
+    run.begin_step()
+    kept = run.filter(await run.collect())
+    assert log == ["pause"] * gradients
+    if gradients:
+        await run.sync()  # although there are no new weights: it was halted for nothing
+        assert log == ["pause", "load", "resume"]
+        return
+    await run.learn(kept)
+    assert log == ["pause"]
+    await run.sync()
+    assert log == ["pause", "load", "resume"]
+    run.finish_step()
+    run.begin_step()
+    kept = run.filter(await run.collect())
+    engine.pause = die
+    with pytest.raises(EngineError) as raised:
+        await run.learn(kept)
+    run.rescue(raised.value)
+    assert run.rescued == 1, "no weight had changed"
 
 
 async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:
@@ -386,7 +431,7 @@ async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_pat
 @pytest.mark.parametrize(("mine", "others"), [(False, False), (False, True), (True, False)])
 async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: bool, others: bool) -> None:
     run = make_run(tmp_path)
-    run.interrupts = cast(Any, SimpleNamespace(requested=mine, signal=None))
+    run.interrupts.signal = signal.SIGTERM if mine else None
     run.parallel = TwoRanks(others)
     await run.finish("over")
     assert bool(cast(Any, run.collector).asked) == (not mine and not others)

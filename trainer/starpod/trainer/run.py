@@ -181,8 +181,9 @@ class Run:
         if self.scorer is not None:
             tensors["scorer"], scoring = self.scorer.state()
         in_play = [group for share in self.parallel.gather_objects(self.ahead.state(admitted)) for group in share]
-        step = self._saved = progress["step"]
+        step = progress["step"]
         if not self.parallel.is_main:
+            self._saved = step
             return
         # An older evaluation says nothing about these weights.
         score = progress["success"] if progress["evaluated"] == step else None
@@ -195,6 +196,7 @@ class Run:
             "config": self._configs[-1].to_dict(),
         }
         self.output.checkpoints.save(step, tensors, state, score=score)
+        self._saved = step
 
     def _progress(self) -> dict[str, Any]:
         """The part of a checkpoint that collecting changes. The replay buffer is not among it: it takes groups when
