@@ -628,8 +628,14 @@ class Run:
     async def _diagnose(self, groups: Sequence[Group]) -> None:
         """Measures what is measured now and then, of all groups: those that a filter drops are the collapsed ones."""
         if episodes_of(groups):
-            await self._leave_gpu()
+            if self.information.due(self.step) or self._gradients_are_due:
+                await self._leave_gpu()
             await self.parallel.in_thread(self._measure, groups)
+
+    @property
+    def _gradients_are_due(self) -> bool:
+        every = self.config.monitor.gradients.every
+        return every > 0 and self.step % every == 0
 
     def _measure(self, groups: Sequence[Group]) -> None:
         """Mutual information, gradients by reward deviation."""
@@ -644,8 +650,7 @@ class Run:
                 lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
                 torch.Generator().manual_seed(derive(self.config.seed, "information", self.step)),
             )
-        every = self.config.monitor.gradients.every
-        if every and self.step % every == 0:
+        if self._gradients_are_due:
             buckets = self.config.monitor.gradients.buckets
             self.metrics |= self.learner.gradients(groups, version=self._fresh_version, buckets=buckets)
         self.metrics["time/diagnose"] = perf_counter() - began
