@@ -27,6 +27,7 @@ from starpod.trainer.engines.base import Request
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig, model_title
 from starpod.trainer.models.policy import Policy, build_policy
+from starpod.trainer.models.precision import fast_dtype
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.update import Learner, OptimizerConfig
 
@@ -37,7 +38,7 @@ REPLY = (12, 24)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=fast_dtype("cpu"))
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=250)

@@ -18,6 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from starpod.client.adapters.text import Reader, Setting
 from starpod.client.adapters.trl import Rollouts, episode_reward
+from starpod.trainer.models.precision import fast_dtype
 
 
 class SamePrompt(Rollouts):
@@ -87,7 +88,7 @@ def main() -> None:
             epsilon_high=0.28,
             beta=0.0,
             loss_type="dapo",
-            bf16=True,
+            bf16=fast_dtype("cpu") == "bfloat16",
             use_cpu=True,
             gradient_checkpointing=False,
             shuffle_dataset=False,

@@ -407,7 +407,7 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
     assert log == ["pause", "load", "resume"]
     run.finish_step()
     run.begin_step()
-    kept = run.filter(await run.collect())
+    kept = run.filter(kept)
     engine.pause = die
     with pytest.raises(EngineError) as raised:
         await run.learn(kept)
