@@ -5,9 +5,9 @@
 
 All begin with the same warm-started SmolLM2 and play the bandit over servers of ours: 8 groups of 8, every episode
 trained on in one optimiser step, the same prompts, replies of up to 64 tokens, GRPO advantages, clip 0.2 and 0.28, no
-KL term, AdamW, products in bfloat16 (if the processor has them) over float32 weights. Not the same: ours reads once what prompts share, adds an
-entropy bonus of 0.001 and compares sampler and trainer; TRL plays through `rollout_func`. Ways that are not measured
-keep their figures.
+KL term, AdamW, products in bfloat16, if the processor has them, over float32 weights. Not the same: ours reads once
+what prompts share, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays through `rollout_func`.
+Ways that are not measured keep their figures.
 """
 
 from __future__ import annotations
