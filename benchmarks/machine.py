@@ -44,7 +44,7 @@ def machine() -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """What figures begin with: the command that measures them again, the commit that it ran from, and the machine.
+    """The first keys of a file of figures: `command` measures them again, and ran from `commit` on `machine`.
 
     commit: ends in -dirty where more than docs, which figures are written to, was changed; empty outside a checkout.
     """

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import queue
+import resource
 import signal
 import socket
 import subprocess
@@ -161,6 +162,17 @@ def credentials(folder: Path) -> dict[str, Path]:
     certificate.private_key_pem.write_to_path(files["key"])
     files["token"].write_text("secret-of-a-test\n")
     return files
+
+
+@contextlib.contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """Files of this process may not grow beyond `size` bytes: a write fails after the part that fits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def children_of(pid: int) -> list[int]:

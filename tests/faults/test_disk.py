@@ -1,7 +1,6 @@
 """Disks that are full: a run says so and keeps its last good checkpoint; a server goes on."""
 
 import contextlib
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import pytest
 from starpod.client import Fleet
 from tests.faults.episodes import ENVIRONMENTS, compare, disturbed
 from tests.faults.training import SMALL, learnt, train
-from tests.support import ServerProcess
+from tests.support import ServerProcess, small_files
 
 KIBIBYTE = 1024
 
@@ -67,11 +66,7 @@ def test_a_run_on_a_full_disk_keeps_its_checkpoint_and_goes_on(undisturbed_run: 
 @pytest.mark.minutes
 def test_a_file_that_must_not_grow(tmp_path: Path) -> None:
     """RLIMIT_FSIZE, as a quota would be: one line says which file could not be written."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200 * KIBIBYTE, before[1]))
-    try:
+    with small_files(200 * KIBIBYTE):
         errors = train(*SMALL, run_dir=tmp_path / "run", status=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     last = errors.splitlines()[-1]
     assert last.startswith("starpod: cannot write") and "too large" in last and "--resume" in last

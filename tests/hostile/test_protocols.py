@@ -22,7 +22,7 @@ CLIENT = {
     "io.modelcontextprotocol/clientInfo": {"name": "hostile", "version": "1"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-"""What each request of the modern protocol has in its `_meta`."""
+"""Keys of `_meta` that the modern protocol requires in each request."""
 SURROGATE = '"\\ud800"'
 VALUES = {
     "null": "null",
@@ -155,7 +155,7 @@ def attacked() -> Iterator[tuple[Target, Player]]:
 
 @contextlib.contextmanager
 def unharmed(attacked: tuple[Target, Player]) -> Iterator[httpx.Client]:
-    """The villain's client. What must hold whatever he did: Target.unharmed, and the player's sessions go on."""
+    """Yields the villain's client. Then checks the server (Target.unharmed), and that the player's sessions go on."""
     target, player = attacked
     said = len(target.server.log)
     headers = {"authorization": f"Bearer {VILLAIN}", "content-type": "application/json", "accept": "application/json"}

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from starpod.client.transport import Backoff
+
 STOP_SECONDS = 10.0
 _PAUSE_SECONDS = (0.1, 5.0)
 """First and longest pause before a program that ended is started again; one that lived for a minute starts anew."""
@@ -87,14 +89,15 @@ class _Program:
 
     def keep(self, address: str) -> None:
         """Starts it again at its address whenever it ends, until it is stopped."""
-        port, pause = address.rpartition(":")[2], _PAUSE_SECONDS[0]
+        port, backoff = address.rpartition(":")[2], Backoff(*_PAUSE_SECONDS)
         while True:
             assert self.process is not None
             began = time.monotonic()
             with self.process as ended:  # which closes our ends of its pipes, too
                 ended.wait()
-            pause = _PAUSE_SECONDS[0] if time.monotonic() - began > 60 else min(2 * pause, _PAUSE_SECONDS[1])
-            if self._stopping.wait(pause):
+            if time.monotonic() - began > 60:
+                backoff.reset()
+            if self._stopping.wait(backoff.wait()):
                 return
             logger.warning("%s was gone (status %s): starting it again", self.what, ended.returncode)
             with contextlib.suppress(ServiceFailed):  # such as one whose workers still hold the ports: once more then

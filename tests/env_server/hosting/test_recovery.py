@@ -21,7 +21,7 @@ COUNTER = "tests.env_server.hosting.openenv_environments:CounterEnvironment"
 
 @dataclass(frozen=True)
 class Family:
-    """What is hosted and played: environments of one package.
+    """One package: how its environment is hosted and played.
 
     words: for `starpod serve`, given a folder and a stack for what must run beside it. actions: again and again; none:
     the expert's. unknown: also served, and not known to be deterministic.

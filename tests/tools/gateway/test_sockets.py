@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import resource
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from starpod.report.site import listen
 from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.files import read_episodes, read_groups
 from starpod.trainer.engines.base import EngineError
+from tests.support import small_files
 from tests.tools.gateway.sampling import engine_of, scripted
 
 CALL = '<tool_call>\n{"name": "move", "arguments": {"to": "Up"}}\n</tool_call>'
@@ -773,28 +773,17 @@ async def test_a_journal_that_cannot_be_read_fails_its_session_alone(
     assert len(warnings) == 2 and f"{journals / 'cut.jsonl'}, line 3" in warnings[0]
 
 
-@contextmanager
-def _full_disk(at: int) -> Iterator[None]:
-    """Writes beyond so many bytes of a file fail, after the part that fits."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (at, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 async def test_what_a_full_disk_did_not_take_has_not_been(tmp_path: Path) -> None:
     sampler = scripted(lambda request, text: f"reply {len(engine_of(sampler).requests)}")
     journal = tmp_path / "sessions" / "one.jsonl"
     messages: list[Any] = [{"role": "user", "content": "go"}]
     async with gateway(sampler, tmp_path) as (url, records), httpx.AsyncClient(base_url=url) as http:
-        with _full_disk(20):
+        with small_files(20):
             assert (await http.post("/sessions", json={"name": "one", "group": 0})).status_code == 500
         assert (await http.post("/sessions", json={"name": "one", "group": 0})).json()["member"] == 0
         for _ in range(2):
             before = journal.read_bytes()
-            with _full_disk(len(before) + 20):
+            with small_files(len(before) + 20):
                 with pytest.raises(openai.InternalServerError):
                     await client(url).chat.completions.create(model="m", messages=messages)
                 assert journal.read_bytes() == before

@@ -5,7 +5,6 @@ import copy
 import math
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from hypothesis.extra import numpy as nps
 
 from starpod.trainer.checkpoints.checkpoint import CheckpointConfig, CheckpointError, Checkpoints, load_checkpoint
 from starpod.trainer.checkpoints.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
+from tests.support import small_files
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -352,17 +352,6 @@ def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path):
                 filler.unlink(missing_ok=True)
         assert failed > 3
         assert_is(checkpoints.latest(), 2)
-
-
-@contextlib.contextmanager
-def small_files(size: int):
-    """Files of this process may not grow beyond `size` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize(

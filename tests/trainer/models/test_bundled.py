@@ -1,7 +1,6 @@
 """The model of a package: dequantised once, whole or not there, and refused with what to do."""
 
 import importlib.util
-import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from starpod.trainer.models import bundled, hf
 from starpod.trainer.models.bundled import bundled_folder
 from starpod.trainer.models.config import ModelConfig, ModelError, model_title
 from starpod.trainer.models.policy import build_policy
+from tests.support import small_files
 
 gguf = pytest.importorskip("gguf")
 
@@ -163,13 +163,9 @@ def test_what_a_killed_process_left_is_removed(installed: object, tmp_path: Path
 
 
 def test_a_disk_without_room_leaves_nothing_and_says_so(installed: object, tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        with pytest.raises(ModelError, match=r"File too large.* 550 MB there, once; HF_HOME names another place"):
-            bundled_folder()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    told = r"File too large.* 550 MB there, once; HF_HOME names another place"
+    with small_files(10_000), pytest.raises(ModelError, match=told):
+        bundled_folder()
     assert cached(tmp_path) == [".Tiny.Q4_1-0.1.2.lock"]
     assert bundled_folder().is_dir()
 

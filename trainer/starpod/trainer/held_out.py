@@ -13,6 +13,7 @@ from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.evaluate import evaluate_reference, numbered
+from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.output.pictures import in_order, write_pictures
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
@@ -26,7 +27,7 @@ from starpod.trainer.seeds import Purpose
 class HeldOut:
     """Plays them with what a run collects with. scorer: chooses the best of several replies, where that is asked for.
 
-    No stage of a run changes what is played here.
+    No stage of a run changes what is played here. Playing raises Interrupted at a signal.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class HeldOut:
         *,
         parallel: Parallel,
         screen: Screen,
+        interrupts: Interrupts,
         scorer: TurnScorer | None,
     ) -> None:
         self.config = config
@@ -43,6 +45,7 @@ class HeldOut:
         self.tasks = {task.name: task for task in config.tasks}
         self.parallel = parallel
         self.screen = screen
+        self.interrupts = interrupts
         self.scorer = scorer
 
     async def play(
@@ -66,7 +69,8 @@ class HeldOut:
                 agents = BestOfAgents.like(agents, count=self.config.evaluation.best_of, score=score)
             player = replace(collector, agents=agents, task=self.task(name), search=None, others={})
             own = self.parallel.split(starts_from(self.seeds(name, purpose)))
-            played[name] = await of_all_ranks(player.collect(own, 1), self.parallel, self.screen.warn)
+            playing = of_all_ranks(player.collect(own, 1), self.parallel, self.screen.warn)
+            played[name] = await self.interrupts.unless_requested(playing)
         return played
 
     async def play_references(self) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class HeldOut:
                 }
             return played
 
-        return (await self.parallel.all_done(play()))[0]
+        return (await self.interrupts.unless_requested(self.parallel.all_done(play())))[0]
 
     def seeds(self, name: str, purpose: Purpose) -> range:
         return self.config.seeds.held_out(purpose, self.tasks[name].evaluation.episodes)

@@ -30,14 +30,17 @@ class Interrupts:
     KeyboardInterrupt in the main thread, so that services are stopped on the way out and nothing is saved. The third
     one kills the process.
     notify: is told what will happen, in one sentence. It runs in the main thread, between two of its instructions.
+    ranks: processes that work together. Of several one may get a signal alone, and the others would wait for it: then
+    nothing is ended by it, and all stop where they ask each other.
 
     Outside the main thread, where signals cannot be caught, it does nothing.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self, notify: Callable[[str], None] | None = None) -> None:
+    def __init__(self, notify: Callable[[str], None] | None = None, *, ranks: int = 1) -> None:
         self._notify = notify or (lambda _: None)
+        self._alone = ranks == 1
         self._earlier: dict[signal.Signals, signal._HANDLER] = {}
         self._cancel: Callable[[], object] = lambda: None
         self._at_once = False
@@ -45,6 +48,8 @@ class Interrupts:
 
     async def unless_requested(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Awaits it, one at a time; at the first signal, or if it has come, cancels it and raises Interrupted."""
+        if not self._alone:
+            return await work
         task = asyncio.ensure_future(work)
         self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
         if self.requested:
@@ -57,6 +62,11 @@ class Interrupts:
             raise Interrupted from None
         finally:
             self._cancel = lambda: None
+
+    def raise_if_requested(self) -> None:
+        """Raises Interrupted after a signal: for the beginning of what takes long."""
+        if self.requested and self._alone:
+            raise Interrupted
 
     @property
     def requested(self) -> bool:

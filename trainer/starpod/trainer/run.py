@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, time
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -54,8 +54,6 @@ from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.stages import Stages
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import imitate
-
-Result = TypeVar("Result")
 
 
 class Stateful(Protocol):
@@ -124,7 +122,9 @@ class Run:
         self.tokens = 0
         self.elapsed = 0.0
         self.cursor = SeedCursor(config.seeds.train, config.seed)
-        self.held_out = HeldOut(config, collector, parallel=parallel, screen=output.screen, scorer=scorer)
+        self.held_out = HeldOut(
+            config, collector, parallel=parallel, screen=output.screen, interrupts=interrupts, scorer=scorer
+        )
         self.mixture = Mixture(config.tasks)
         self.replay = ReplayBuffer(config.replay)
         self.echo_trap = EchoTrap(config.monitor)
@@ -182,20 +182,18 @@ class Run:
             tensors["scorer"], scoring = self.scorer.state()
         in_play = [group for share in self.parallel.gather_objects(self.ahead.state(admitted)) for group in share]
         step = progress["step"]
-        if not self.parallel.is_main:
-            self._saved = step
-            return
-        # An older evaluation says nothing about these weights.
-        score = progress["success"] if progress["evaluated"] == step else None
-        state = {
-            **progress,
-            "learner": learner,
-            "scorer": scoring,
-            "replay": self.replay.state_dict(),
-            "ahead": in_play,
-            "config": self._configs[-1].to_dict(),
-        }
-        self.output.checkpoints.save(step, tensors, state, score=score)
+        if self.parallel.is_main:
+            # An older evaluation says nothing about these weights.
+            score = progress["success"] if progress["evaluated"] == step else None
+            state = {
+                **progress,
+                "learner": learner,
+                "scorer": scoring,
+                "replay": self.replay.state_dict(),
+                "ahead": in_play,
+                "config": self._configs[-1].to_dict(),
+            }
+            self.output.checkpoints.save(step, tensors, state, score=score)
         self._saved = step
 
     def _progress(self) -> dict[str, Any]:
@@ -308,23 +306,13 @@ class Run:
     def _elapsed(self) -> float:
         return self.elapsed + perf_counter() - self._resumed_at
 
-    async def _play(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Awaits episodes, which a signal ends: then Interrupted is raised. Of several ranks one may have got it alone,
-        and the others would wait for it: they play on."""
-        return await (work if self.parallel.world > 1 else self.interrupts.unless_requested(work))
-
-    def _stop_if_told(self) -> None:
-        """Raises Interrupted after a signal, before what takes long; of several ranks none."""
-        if self.interrupts.requested and self.parallel.world == 1:
-            raise Interrupted
-
     # --- the steps of the loop ----------------------------------------------------------------------------------------
 
     async def warm_start(self) -> None:
         """Plays the reference policies, and imitates demonstrations, if the configuration says so. What comes of it is
         the KL term's reference."""
         # First: one that cannot play here is told before minutes of imitation.
-        self._references = await self._play(self.held_out.play_references())
+        self._references = await self.held_out.play_references()
         if self.config.warm_start.steps:
             await self._imitate()
         if self._configs[-1].needs_reference:
@@ -338,7 +326,7 @@ class Run:
         self.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {config.steps} steps")
 
         def progress(agent: str, step: int, loss: float) -> None:
-            self._stop_if_told()
+            self.interrupts.raise_if_requested()
             if step % 10 == 0 or step == config.steps:
                 self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
 
@@ -429,7 +417,7 @@ class Run:
         starts = self.ahead.oldest(config.groups)
         while starts:
             taking = self.ahead.take(starts, min_size=config.min_group_size)
-            collected = await self._play(of_all_ranks(taking, self.parallel, self.screen.warn))
+            collected = await self.interrupts.unless_requested(of_all_ranks(taking, self.parallel, self.screen.warn))
             stale += self._drop_stale(collected)
             lost = {start.id: start.task for start in starts}
             uniform: list[str] = []
@@ -586,7 +574,7 @@ class Run:
 
     async def learn(self, groups: Sequence[Group]) -> None:
         """One update, or none where the filter kept nothing to train on."""
-        self._stop_if_told()
+        self.interrupts.raise_if_requested()
         nothing = not (episodes_of(groups) or branches_of(groups))
         if not nothing:
             await self._leave_gpu()
@@ -680,15 +668,15 @@ class Run:
 
     async def evaluate(self) -> None:
         """Plays the start states that choose the best checkpoint; at step 0 the reference policies play them too."""
-        self._stop_if_told()
+        self.interrupts.raise_if_requested()
         config = self.config.evaluation
         await self.sync()
         began = perf_counter()
-        played = await self._play(self.held_out.play("selection", "selection"))
+        played = await self.held_out.play("selection", "selection")
         summary: dict[str, Any] = {"step": self.step, "time": time(), "policy_version": self.version}
         figures = {name: held_out_figures(collected) for name, collected in played.items()}
         if self.step == 0:
-            for name, reference in (self._references or await self._play(self.held_out.play_references())).items():
+            for name, reference in (self._references or await self.held_out.play_references()).items():
                 figures[name]["reference"] = reference
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - began
@@ -723,13 +711,13 @@ class Run:
         await self.sync()
         began = perf_counter()
         # The random streams are those of `starpod eval`, and not those that chose the checkpoint.
-        played = await self._play(self.held_out.play("final", "evaluation", f"the checkpoint of step {step} "))
+        played = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
         summary: dict[str, Any] = {"step": step, "last_step": self.step, "time": time(), "policy_version": self.version}
         figures = {name: held_out_figures(collected) for name, collected in played.items()}
         ways: list[Literal["greedy", "best_of"]] = ["greedy"] if self.config.evaluation.greedy else []
         ways += ["best_of"] if self.config.evaluation.best_of > 1 else []
         for way in ways:
-            for name, collected in (await self._play(self.held_out.play("final", "evaluation", way=way))).items():
+            for name, collected in (await self.held_out.play("final", "evaluation", way=way)).items():
                 figures[name][way] = held_out_figures(collected)
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - began

@@ -253,8 +253,7 @@ async def open_run(
             cursor = SeedCursor(config.seeds.warmstart, config.seed)
             for each in served:
                 if parallel.is_main:
-                    played = each.demonstrate(config, cursor, screen)
-                    await (played if parallel.world > 1 else interrupts.unless_requested(played))
+                    await interrupts.unless_requested(each.demonstrate(config, cursor, screen))
                 each.demonstrations = parallel.broadcast_object(each.demonstrations)
         if loaded is None and parallel.is_main:
             shutil.rmtree(folder.path / INITIAL, ignore_errors=True)  # of a start that failed

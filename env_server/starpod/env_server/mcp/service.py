@@ -51,7 +51,7 @@ M = TypeVar("M", bound=Message)
 
 
 def _method(body: bytes) -> object:
-    """What a message asks for; None where it is none: the SDK says so."""
+    """The method that a message names. None if the body is no message, of which the SDK tells the caller."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):

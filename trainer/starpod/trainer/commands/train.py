@@ -188,7 +188,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         make_screen(config.monitor.screen if parallel.is_main else "off") as screen,
     ):
         screen.start(config.title or _environments(config), make_plan(config, path) | ({"live": site} if site else {}))
-        interrupts = Interrupts(notify=screen.warn)
+        interrupts = Interrupts(notify=screen.warn, ranks=parallel.world)
         try:
             with interrupts:
                 reason = asyncio.run(main())
@@ -207,20 +207,22 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
 
 
 def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[str, str]:
-    """What is told of a run that is over or stopped, with its report, where there is anything to report."""
+    """Writes the report of a run that is over or stopped. Returns what the screen says last, by its heading."""
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
     from starpod.trainer.output.words import final_line
 
-    folder = RunFolder(path)
-    if not (folder.read_metrics() or folder.read_evaluations()):
-        return {"outcome": outcome, "next": _next(path, config)}
     screen.phase("writing the report")
+    try:
+        report = write_report(path)
+    except FileNotFoundError:  # it was stopped before it had anything to report
+        return {"outcome": outcome, "next": _next(path, config)}
+    folder = RunFolder(path)
     best, final = folder.best_step, folder.read_final()
     said = {"outcome": outcome}
     said |= {} if final is None else {"final": final_line(final)}
     said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
-    return {**said, "report": str(write_report(path)), **commands(path, config.to_dict())}
+    return {**said, "report": str(report), **commands(path, config.to_dict())}
 
 
 @contextmanager
