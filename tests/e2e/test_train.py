@@ -143,6 +143,7 @@ def test_methods_that_are_not_used_change_no_digit(undisturbed: Path, tmp_path: 
     assert learnt(tmp_path / "run")[:2] == learnt(undisturbed)[:2]
 
 
+@pytest.mark.minutes
 def test_a_run_that_searches_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """The regression that chooses pivots is fitted to earlier ones, so it has to be in the checkpoint."""
     search = {"strategy": "pivots", "width": 4, "scale": "std"}
@@ -278,12 +279,12 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("phase", "step", "saved"),
     [
-        ("evaluate", 0, 0),
         ("collect", 1, 0),
         ("sync", 3, 2),
-        ("collect", 4, 3),
-        ("evaluate", 4, 4),
-        ("evaluate_final", 6, 6),
+        pytest.param("evaluate", 0, 0, marks=pytest.mark.minutes),
+        pytest.param("collect", 4, 3, marks=pytest.mark.minutes),
+        pytest.param("evaluate", 4, 4, marks=pytest.mark.minutes),
+        pytest.param("evaluate_final", 6, 6, marks=pytest.mark.minutes),
     ],
 )
 def test_an_engine_that_dies_costs_no_finished_iteration(
@@ -399,7 +400,9 @@ def test_two_trainers_do_not_share_a_folder(undisturbed: Path, tmp_path: Path) -
     train("stop.iterations=7", run_dir=folder, resume=True)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.minutes)]
+)
 def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
     for attempt in range(5):
         folder = tmp_path / str(attempt)
@@ -423,8 +426,8 @@ def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: sig
     [
         ("collecting 90000 demonstrations", ["warm_start.episodes=90000"], None),
         ("imitating", ["warm_start.steps=100000"], None),
-        ("evaluating", ["evaluation.episodes=5000"], "step-00000000"),
         ("collecting\n", ["collect.groups=3000"], "step-00000000"),
+        pytest.param("evaluating", ["evaluation.episodes=5000"], "step-00000000", marks=pytest.mark.minutes),
     ],
 )
 def test_a_signal_waits_for_nothing_that_takes_minutes(
@@ -505,7 +508,7 @@ def test_services_of_its_own_that_are_killed_come_back_and_change_nothing(undist
     assert learnt(folder) == learnt(undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_two_ranks_do_what_one_does(undisturbed: Path, tmp_path: Path) -> None:
     """torchrun with two processes, the policy sharded between them: the same figures to float tolerance."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", *COMMAND]
@@ -524,7 +527,7 @@ def test_two_ranks_do_what_one_does(undisturbed: Path, tmp_path: Path) -> None:
     assert one["episodes"] > 1
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_an_engine_that_dies_on_one_rank_ends_all_of_them_with_a_checkpoint(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", dying.__name__]
     arguments = command("checkpoint.every=25", "checkpoint.keep_best=false", run_dir=tmp_path / "run")[3:]
@@ -605,6 +608,7 @@ def test_dry_run_prints_what_would_be_used(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.minutes
 def test_stages_go_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
     """Two horizons and a KL term that begins late, cut within a stage that waits for a metric."""
     sets = "environment.expert_moves_left: 2, environment.max_turns: 4, algorithm.kl.where: off"

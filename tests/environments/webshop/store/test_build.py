@@ -95,6 +95,7 @@ def build_and_die(out: Path, at: int) -> None:
     build(out, Synthetic(COUNT), nouns=NOUNS)
 
 
+@pytest.mark.minutes
 def test_killed_in_any_write_it_goes_on_to_the_same_store(whole: Path, tmp_path: Path) -> None:
     wanted = contents(whole)
     deaths = 0
