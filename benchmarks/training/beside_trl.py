@@ -1,13 +1,13 @@
 """An iteration with a pretrained model on a CPU: `starpod train`, the same at an older commit, and TRL's GRPOTrainer.
 
     make .venv/.smollm .venv-adapters/.ready
-    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 10] [--way trl now before --before PYTHON]
+    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 4] [--way trl now before --before PYTHON]
 
 All begin with the same warm-started SmolLM2 and play the bandit over servers of ours: 8 groups of 8, every episode
 trained on in one optimiser step, the same prompts, replies of up to 64 tokens, GRPO advantages, clip 0.2 and 0.28, no
 KL term, AdamW, products in bfloat16, if the processor has them, over float32 weights. Not the same: ours reads once
 what prompts share, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays through `rollout_func`.
-Ours trains for as long as TRL took. Its engine then samples the run's replies again, alone: the same prompts and
+Ours trains for as long as TRL took. Its engine then samples the first replies again, alone: the same prompts and
 lengths, and no environment. Ways that are not measured keep their figures.
 """
 
@@ -52,6 +52,8 @@ ROWS = 8
 """Episodes that TRL trains on at a time."""
 FOR_EVER = 10_000
 """Iterations of a run that the clock ends."""
+ALONE = 8
+"""Iterations whose replies the engine samples again."""
 
 CONFIG = f"""
 model: {{name: MODEL, dtype: auto}}
@@ -71,7 +73,7 @@ stop: {{iterations: ITERATIONS}}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--way", nargs="+", choices=("trl", "now", "before"), default=("trl", "now"))
-    parser.add_argument("--iterations", type=int, default=10, help="of TRL and of the older commit")
+    parser.add_argument("--iterations", type=int, default=4, help="of TRL and of the older commit")
     parser.add_argument("--model", type=Path, help="a warm-started model; else one is made first")
     parser.add_argument("--trl", default=str(ROOT / ".venv-adapters" / "bin" / "python"), help="Python that has TRL")
     parser.add_argument("--before", metavar="PYTHON", help="way before: Python of an older checkout")
@@ -131,14 +133,14 @@ def train(python: str, changes: Sequence[str], model: Path, iterations: int, fol
 
 
 async def sample_alone(folder: Path) -> list[float]:
-    """Seconds that the engine alone takes for the replies of each iteration of a run, on the threads of the run."""
+    """Seconds that the engine alone takes for the replies of the first iterations of a run, on the threads of the run."""
     torch.set_num_threads(THREADS)
     config = load_config(str(RunFolder(folder).config))
     policy = build_policy(config.model, texts=None, critic="none", seed=SEED)
     engine = build_engine(config.engine, policy, max_context=config.sampling.max_episode_tokens)
     seconds = []
     try:
-        for version, file in enumerate(RunFolder(folder).episode_files("train")):
+        for version, file in enumerate(RunFolder(folder).episode_files("train")[:ALONE]):
             turns = [turn for episode in read_episodes(file) for turn in episode.turns]
             requests = [
                 Request(turn.prompt, len(turn.reply), frozenset(), seed=place, conversation=f"{version}-{place}")
