@@ -1,14 +1,14 @@
 """An iteration with a pretrained model on a CPU: `starpod train`, the same at an older commit, and TRL's GRPOTrainer.
 
     make .venv/.smollm .venv-adapters/.ready
-    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 4] [--way trl now before --before PYTHON]
+    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 3] [--way trl now before --before PYTHON]
 
 All begin with the same warm-started SmolLM2 and play the bandit over servers of ours: 8 groups of 8, every episode
-trained on in one optimiser step, the same prompts, replies of up to 64 tokens, GRPO advantages, clip 0.2 and 0.28, no
-KL term, AdamW, products in bfloat16, if the processor has them, over float32 weights. Not the same: ours reads once
-what prompts share, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays through `rollout_func`.
-Ours trains for as long as TRL took. Its engine then samples the first replies again, alone: the same prompts and
-lengths, and no environment. Ways that are not measured keep their figures.
+trained on in one optimiser step, the same prompts, replies of up to 64 tokens, advantages of Dr. GRPO, clip 0.2 and
+0.28, no KL term, AdamW, products in bfloat16, if the processor has them, over float32 weights. Not the same: ours reads
+once what prompts share, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays through
+`rollout_func`. Ours trains for as long as TRL took. Its engine then samples the first replies again, alone: the same
+prompts and lengths, and no environment. Ways that are not measured keep their figures.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from starpod.trainer.statistics import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "benchmarks" / "llm.json"
-GROUPS, GROUP_SIZE, THREADS, REPLY, LR, SEED = 8, 8, 2, 64, 4e-5, 1
+GROUPS, GROUP_SIZE, THREADS, REPLY, LR, SEED = 8, 8, 2, 64, 2e-5, 1
 ROWS = 8
 """Episodes that TRL trains on at a time."""
 FOR_EVER = 10_000
@@ -73,7 +73,7 @@ stop: {{iterations: ITERATIONS}}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--way", nargs="+", choices=("trl", "now", "before"), default=("trl", "now"))
-    parser.add_argument("--iterations", type=int, default=4, help="of TRL and of the older commit")
+    parser.add_argument("--iterations", type=int, default=3, help="of TRL and of the older commit")
     parser.add_argument("--model", type=Path, help="a warm-started model; else one is made first")
     parser.add_argument("--trl", default=str(ROOT / ".venv-adapters" / "bin" / "python"), help="Python that has TRL")
     parser.add_argument("--before", metavar="PYTHON", help="way before: Python of an older checkout")
@@ -133,7 +133,7 @@ def train(python: str, changes: Sequence[str], model: Path, iterations: int, fol
 
 
 async def sample_alone(folder: Path) -> list[float]:
-    """Seconds that the engine alone takes for the replies of the first iterations of a run, on the threads of the run."""
+    """Seconds that the engine alone takes for the replies of a run's first iterations, on as many threads."""
     torch.set_num_threads(THREADS)
     config = load_config(str(RunFolder(folder).config))
     policy = build_policy(config.model, texts=None, critic="none", seed=SEED)

@@ -88,6 +88,7 @@ def main() -> None:
             epsilon_high=0.28,
             beta=0.0,
             loss_type="dapo",
+            scale_rewards="none",
             bf16=fast_dtype("cpu") == "bfloat16",
             use_cpu=True,
             gradient_checkpointing=False,
