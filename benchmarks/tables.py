@@ -403,9 +403,7 @@ def iterations() -> str:
     rows = []
     for name, each in measured["results"].items():
         seconds, sampling, sampled = (fmean(each[key]) for key in ("seconds", "sampling", "sampled"))
-        alone = ""
-        if again := each.get("alone"):  # of the first ones
-            alone = f"{sum(again) / sum(each['sampling'][: len(again)]):.2f}"
+        alone = f"{sum(each['alone']) / sum(each['inside']):.2f}" if "alone" in each else ""
         cells = [f"{seconds:.1f} s", f"{sampling:.1f} s", alone, f"{sampled / 64:.1f}", f"{each['peak_gib']:.1f} GiB"]
         ends = " to ".join(percent(share) for share in dict.fromkeys((each["success"][0], each["success"][-1])))
         rows.append([name, str(len(each["seconds"])), *cells, ends])

@@ -7,8 +7,8 @@ All begin with the same warm-started SmolLM2 and play the bandit over servers of
 trained on in one optimiser step, the same prompts, replies of up to 64 tokens, advantages of Dr. GRPO, clip 0.2 and
 0.28, no KL term, AdamW, products in bfloat16, if the processor has them, over float32 weights. Not the same: ours reads
 once what prompts share, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays through
-`rollout_func`. Ours trains for as long as TRL took. Its engine then samples the first replies again, alone: the same
-prompts and lengths, and no environment. Ways that are not measured keep their figures.
+`rollout_func`. Ours trains for as long as TRL took. Then its collections and the engine alone, which samples as many
+tokens after the same prompts, take turns. Ways that are not measured keep their figures.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from benchmarks.training.learning import starpod
 from starpod.client import SyncFleet
 from starpod.report.charts import Series, line_chart, standalone
 from starpod.trainer.config import load_config
-from starpod.trainer.data.files import read_episodes
+from starpod.trainer.data.episode import episodes_of
 from starpod.trainer.engines.base import Request
-from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.config import SMOLLM2, model_title
-from starpod.trainer.models.policy import build_policy
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 from starpod.trainer.rollout.environment import local_services
+from starpod.trainer.setup import open_run
 from starpod.trainer.statistics import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +55,7 @@ ROWS = 8
 FOR_EVER = 10_000
 """Iterations of a run that the clock ends."""
 ALONE = 8
-"""Iterations whose replies the engine samples again."""
+"""Collections whose replies the engine samples again."""
 
 CONFIG = f"""
 model: {{name: MODEL, dtype: auto}}
@@ -88,7 +90,7 @@ def main() -> None:
         if "now" in arguments.way:
             now = ["algorithm.mini_batch_size=64", f"stop.minutes={sum(results['TRL']['seconds']) / 60}"]
             results["starpod"] = train(sys.executable, now, model, FOR_EVER, work / "now")
-            results["starpod"]["alone"] = asyncio.run(sample_alone(work / "now"))
+            results["starpod"] |= asyncio.run(sample_inside_and_alone(model, work / "inside"))
         if "before" in arguments.way:
             results["starpod, before"] = train(arguments.before, arguments.set, model, iterations, work / "before")
     content = {**origin(), "model": model_title(SMOLLM2), "threads": THREADS, "results": results}
@@ -116,10 +118,16 @@ def peak_gib(command: Sequence[str]) -> float:
     return usage.ru_maxrss / 2**20
 
 
-def train(python: str, changes: Sequence[str], model: Path, iterations: int, folder: Path) -> dict[str, Any]:
-    """Whole iterations of `starpod train`, by its own clock."""
+def configured(model: Path, iterations: int, folder: Path) -> Path:
+    """A file of the configuration, beside the folder of its run."""
     config = folder.with_suffix(".yaml")
     config.write_text(CONFIG.replace("MODEL", str(model)).replace("ITERATIONS", str(iterations)))
+    return config
+
+
+def train(python: str, changes: Sequence[str], model: Path, iterations: int, folder: Path) -> dict[str, Any]:
+    """Whole iterations of `starpod train`, by its own clock."""
+    config = configured(model, iterations, folder)
     command = [python, "-m", "starpod.cli.main", "train", str(config), *changes, "monitor.screen=plain"]
     peak = peak_gib([*command, "--run-dir", str(folder)])
     steps = [step["metrics"] for step in RunFolder(folder).read_metrics()]
@@ -132,28 +140,36 @@ def train(python: str, changes: Sequence[str], model: Path, iterations: int, fol
     }
 
 
-async def sample_alone(folder: Path) -> list[float]:
-    """Seconds that the engine alone takes for the replies of a run's first iterations, on as many threads."""
+async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[float]]:
+    """Seconds of a run's collections, and of the engine alone for the same prompts and as long replies. In turns, and
+    in one process: the machine is not as fast at all times."""
     torch.set_num_threads(THREADS)
-    config = load_config(str(RunFolder(folder).config))
-    policy = build_policy(config.model, texts=None, critic="none", seed=SEED)
-    engine = build_engine(config.engine, policy, max_context=config.sampling.max_episode_tokens)
-    seconds = []
-    try:
-        for version, file in enumerate(RunFolder(folder).episode_files("train")[:ALONE]):
-            turns = [turn for episode in read_episodes(file) for turn in episode.turns]
+    config = configured(model, ALONE, folder)
+    seconds: dict[str, list[float]] = {"inside": [], "alone": []}
+    opened = open_run(
+        load_config(str(config)),
+        folder,
+        resume=False,
+        parallel=Parallel(),
+        screen=Screen(),
+        interrupts=Interrupts(),
+    )
+    async with opened as run:
+        engine = run.collector.agents.engine
+        for number in range(ALONE):
+            run.begin_step()
+            await run.sync()
+            groups = await run.collect()
+            seconds["inside"].append(run.metrics["time/collect"])
             requests = [
-                Request(turn.prompt, len(turn.reply), frozenset(), seed=place, conversation=f"{version}-{place}")
-                for place, turn in enumerate(turns)
+                Request(turn.prompt, len(turn.reply), frozenset(), seed=place, conversation=f"{number}-{place}")
+                for place, turn in enumerate(turn for episode in episodes_of(groups) for turn in episode.turns)
             ]
             began = perf_counter()
             await asyncio.gather(*map(engine.generate, requests))
-            seconds.append(perf_counter() - began)
-            await engine.pause()
-            await engine.load(version + 1, policy.model)  # as after an update: what is cached goes
-            await engine.resume()
-    finally:
-        await engine.close()
+            seconds["alone"].append(perf_counter() - began)
+            for request in requests:
+                engine.forget(request.conversation)
     return seconds
 
 
