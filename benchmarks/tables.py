@@ -405,8 +405,8 @@ def iterations() -> str:
         seconds, sampling, sampled = (fmean(each[key]) for key in ("seconds", "sampling", "sampled"))
         alone = f"{sum(each['alone']) / sum(each['inside']):.2f}" if "alone" in each else ""
         cells = [f"{seconds:.1f} s", f"{sampling:.1f} s", alone, f"{sampled / 64:.1f}", f"{each['peak_gib']:.1f} GiB"]
-        ends = " to ".join(percent(share) for share in dict.fromkeys((each["success"][0], each["success"][-1])))
-        rows.append([name, str(len(each["seconds"])), *cells, ends])
+        ends = dict.fromkeys((min(each["success"]), max(each["success"])))
+        rows.append([name, str(len(each["seconds"])), *cells, " to ".join(percent(share) for share in ends)])
     head = [
         "64 episodes, two threads",
         "Iterations",
@@ -414,7 +414,7 @@ def iterations() -> str:
         "of which sampling",
         "rate beside the engine alone",
     ]
-    head += ["Tokens of a reply", "Peak memory", "Success, first to last"]
+    head += ["Tokens of a reply", "Peak memory", "Success of one"]
     return f"{measured['model']}, the same warm-started weights.\n\n{table(head, rows)}"
 
 

@@ -21,8 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,20 +31,17 @@ import torch
 from benchmarks.machine import origin
 from benchmarks.training.learning import starpod
 from starpod.client import SyncFleet
-from starpod.report.charts import Series, line_chart, standalone
 from starpod.trainer.config import load_config
 from starpod.trainer.data.episode import episodes_of
 from starpod.trainer.engines.base import Request
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.config import SMOLLM2, model_title
-from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 from starpod.trainer.rollout.environment import local_services
 from starpod.trainer.setup import open_run
-from starpod.trainer.statistics import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "benchmarks" / "llm.json"
@@ -95,7 +91,6 @@ def main() -> None:
             results["starpod, before"] = train(arguments.before, arguments.set, model, iterations, work / "before")
     content = {**origin(), "model": model_title(SMOLLM2), "threads": THREADS, "results": results}
     RESULT.write_text(json.dumps(content, indent=2) + "\n")
-    write_atomic(RESULT.with_name("llm-success.svg"), success_chart(results))
     print(json.dumps(results, indent=2))
 
 
@@ -171,23 +166,6 @@ async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[f
             for request in requests:
                 engine.forget(request.conversation)
     return seconds
-
-
-def success_chart(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Success of each iteration's episodes, with Wilson's intervals, over the time at which they had been sampled."""
-    series = []
-    for colour, name in enumerate(each for each in ("starpod", "TRL") if each in results):
-        own = results[name]
-        ends = accumulate(own["seconds"])
-        minutes = [
-            (end - whole + sampling) / 60
-            for end, whole, sampling in zip(ends, own["seconds"], own["sampling"], strict=True)
-        ]
-        count = GROUPS * GROUP_SIZE
-        band = [(x, *wilson_interval(y * count, count)) for x, y in zip(minutes, own["success"], strict=True)]
-        series.append(Series(name, list(zip(minutes, own["success"], strict=True)), colour, band=band, dots=True))
-    title = "Success of the episodes that were trained on"
-    return standalone(line_chart(title, series, kind="share", x_label="minutes", width=600, height=280))
 
 
 def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str, Any]:
