@@ -413,8 +413,10 @@ def iterations() -> str:
         "Seconds of one",
         "of which sampling",
         "rate beside the engine alone",
+        "Tokens of a reply",
+        "Peak memory",
+        "Success of one",
     ]
-    head += ["Tokens of a reply", "Peak memory", "Success of one"]
     return f"{measured['model']}, the same warm-started weights.\n\n{table(head, rows)}"
 
 

@@ -78,6 +78,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="way before: keys of its own")
     arguments = parser.parse_args()
     results = json.loads(RESULT.read_text())["results"] if RESULT.exists() else {}
+    if "now" in arguments.way and "trl" not in arguments.way and "TRL" not in results:
+        parser.error(f"way now trains for as long as TRL took, which {RESULT} does not have: give --way trl now")
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         model, iterations = arguments.model or warm_started(work), arguments.iterations
@@ -141,30 +143,23 @@ async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[f
     torch.set_num_threads(THREADS)
     config = configured(model, ALONE, folder)
     seconds: dict[str, list[float]] = {"inside": [], "alone": []}
-    opened = open_run(
-        load_config(str(config)),
-        folder,
-        resume=False,
-        parallel=Parallel(),
-        screen=Screen(),
-        interrupts=Interrupts(),
-    )
-    async with opened as run:
+    parallel, screen, interrupts = Parallel(), Screen(), Interrupts()
+    async with open_run(
+        load_config(str(config)), folder, resume=False, parallel=parallel, screen=screen, interrupts=interrupts
+    ) as run:
         engine = run.collector.agents.engine
-        for number in range(ALONE):
+        for _ in range(ALONE):
             run.begin_step()
             await run.sync()
             groups = await run.collect()
             seconds["inside"].append(run.metrics["time/collect"])
             requests = [
-                Request(turn.prompt, len(turn.reply), frozenset(), seed=place, conversation=f"{number}-{place}")
+                Request(turn.prompt, len(turn.reply), frozenset(), seed=place)
                 for place, turn in enumerate(turn for episode in episodes_of(groups) for turn in episode.turns)
             ]
             began = perf_counter()
             await asyncio.gather(*map(engine.generate, requests))
             seconds["alone"].append(perf_counter() - began)
-            for request in requests:
-                engine.forget(request.conversation)
     return seconds
 
 
