@@ -1,14 +1,15 @@
 """An iteration with a pretrained model on a CPU: `starpod train`, the same at an older commit, and TRL's GRPOTrainer.
 
     make .venv/.smollm .venv-adapters/.ready
-    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 3] [--way trl now before --before PYTHON]
+    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 7] [--way trl now before --before PYTHON]
 
-All begin with the same warm-started SmolLM2 and play the bandit over servers of ours: 8 groups of 8, every episode
-trained on in one optimiser step, the same prompts, replies of up to 64 tokens, advantages of Dr. GRPO, clip 0.2 and
-0.28, no KL term, AdamW, products in bfloat16, if the processor has them, over float32 weights. Not the same: ours reads
-once what prompts share, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays through
-`rollout_func`. Ours trains for as long as TRL took. Then its collections and the engine alone, which samples as many
-tokens after the same prompts, take turns. Ways that are not measured keep their figures.
+All begin with the same warm-started SmolLM2 and play the bandit over servers of ours: 8 groups of 8, the same start
+states, every episode trained on in one optimiser step, the same prompts, replies of up to 32 tokens, advantages of Dr.
+GRPO, clip 0.2 and 0.28, no KL term, AdamW, products in bfloat16, if the processor has them, over float32 weights. Not
+the same: ours reads once what prompts share, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays
+through `rollout_func`. Ours trains for as long as TRL took, its evaluations included. The evaluations of both are ours,
+on the same held-out start states. Then collections and the engine alone, which samples as many tokens after the same
+prompts, take turns. Ways that are not measured keep their figures.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,39 +34,51 @@ import torch
 from benchmarks.machine import origin
 from benchmarks.training.learning import starpod
 from starpod.client import SyncFleet
+from starpod.report.charts import Series, line_chart, standalone
 from starpod.trainer.config import load_config
 from starpod.trainer.data.episode import episodes_of
 from starpod.trainer.engines.base import Request
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.config import SMOLLM2, model_title
+from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 from starpod.trainer.rollout.environment import local_services
+from starpod.trainer.run import Run
+from starpod.trainer.seeds import SeedCursor, SeedsConfig
 from starpod.trainer.setup import open_run
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "benchmarks" / "llm.json"
-GROUPS, GROUP_SIZE, THREADS, REPLY, LR, SEED = 8, 8, 2, 64, 2e-5, 1
+PICTURE = RESULT.with_name("llm-success.svg")
+GROUPS, GROUP_SIZE, THREADS, REPLY, LR, SEED = 8, 8, 2, 32, 2e-5, 1
 ROWS = 8
 """Episodes that TRL trains on at a time."""
+EPISODES = 128
+"""Held-out start states of an evaluation."""
+EVALUATED = ("step", "success", "success_low", "success_high")
+"""What is kept of one."""
 FOR_EVER = 10_000
 """Iterations of a run that the clock ends."""
+EVERY = 10
+"""Iterations of ours between two evaluations."""
 ALONE = 8
 """Collections whose replies the engine samples again."""
 
 CONFIG = f"""
 model: {{name: MODEL, dtype: auto}}
+prompt: {{context: single_turn}}
 threads: {THREADS}
 seed: {SEED}
 environment: {{id: bandit-v1}}
 sampling: {{max_reply_tokens: {REPLY}, max_episode_tokens: 320}}
 engine: {{slots: {GROUPS * GROUP_SIZE}}}
 collect: {{groups: {GROUPS}, group_size: {GROUP_SIZE}}}
-algorithm: {{preset: starpo-s, advantage: grpo, filter: {{strategy: none}}}}
+algorithm: {{preset: starpo-s, advantage: dr_grpo, filter: {{strategy: none}}}}
 optimizer: {{lr: {LR}, micro_batch_tokens: 1024}}
-evaluation: {{every: 0, episodes: 1, reference: []}}
+evaluation: {{every: 0, episodes: {EPISODES}, temperature: 0.5, reference: []}}
 stop: {{iterations: ITERATIONS}}
 """
 
@@ -71,7 +86,7 @@ stop: {{iterations: ITERATIONS}}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--way", nargs="+", choices=("trl", "now", "before"), default=("trl", "now"))
-    parser.add_argument("--iterations", type=int, default=3, help="of TRL and of the older commit")
+    parser.add_argument("--iterations", type=int, default=7, help="of TRL and of the older commit")
     parser.add_argument("--model", type=Path, help="a warm-started model; else one is made first")
     parser.add_argument("--trl", default=str(ROOT / ".venv-adapters" / "bin" / "python"), help="Python that has TRL")
     parser.add_argument("--before", metavar="PYTHON", help="way before: Python of an older checkout")
@@ -86,20 +101,23 @@ def main() -> None:
         if "trl" in arguments.way:
             results["TRL"] = train_trl(arguments.trl, model, iterations, work)
         if "now" in arguments.way:
-            now = ["algorithm.mini_batch_size=64", f"stop.minutes={sum(results['TRL']['seconds']) / 60}"]
+            minutes = sum(results["TRL"]["seconds"]) / 60
+            now = ["algorithm.mini_batch_size=64", f"stop.minutes={minutes}", f"evaluation.every={EVERY}"]
             results["starpod"] = train(sys.executable, now, model, FOR_EVER, work / "now")
+            results["starpod"]["evaluations"] = evaluations(work / "now")
             results["starpod"] |= asyncio.run(sample_inside_and_alone(model, work / "inside"))
         if "before" in arguments.way:
             results["starpod, before"] = train(arguments.before, arguments.set, model, iterations, work / "before")
     content = {**origin(), "model": model_title(SMOLLM2), "threads": THREADS, "results": results}
     RESULT.write_text(json.dumps(content, indent=2) + "\n")
+    write_atomic(PICTURE, success_chart(results))
     print(json.dumps(results, indent=2))
 
 
 def warm_started(work: Path) -> Path:
-    """The model of `make train-llm` as it is before the first update, warmed up on the prompts of this comparison."""
+    """The model of `make train-llm` as it is before the first update."""
     run, out = work / "start", work / "model"
-    words = ["stop.iterations=0", "evaluation.episodes=1", "prompt.context=full", "monitor.screen=plain"]
+    words = ["stop.iterations=0", "evaluation.episodes=1", "monitor.screen=plain"]
     starpod("train", "bandit_llm", f"seed={SEED}", *words, "--run-dir", str(run))
     starpod("export", str(run), str(out))
     shutil.rmtree(run)
@@ -137,16 +155,39 @@ def train(python: str, changes: Sequence[str], model: Path, iterations: int, fol
     }
 
 
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    """Those of a run."""
+    return [{key: each[key] for key in EVALUATED} for each in RunFolder(folder).read_evaluations()]
+
+
+async def evaluate(model: Path, folder: Path) -> dict[str, Any]:
+    """What a run's own evaluation says of a model."""
+    torch.set_num_threads(THREADS)
+    async with opened(configured(model, 0, folder), folder) as run:
+        await run.evaluate()
+    (figures,) = evaluations(folder)
+    return figures
+
+
+def opened(config: Path, folder: Path) -> AbstractAsyncContextManager[Run]:
+    """A run in this process."""
+    return open_run(
+        load_config(str(config)),
+        folder,
+        resume=False,
+        parallel=Parallel(),
+        screen=Screen(),
+        interrupts=Interrupts(),
+    )
+
+
 async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[float]]:
     """Seconds of a run's collections, and of the engine alone for the same prompts and as long replies. In turns, and
     in one process: the machine is not as fast at all times."""
     torch.set_num_threads(THREADS)
     config = configured(model, ALONE, folder)
     seconds: dict[str, list[float]] = {"inside": [], "alone": []}
-    parallel, screen, interrupts = Parallel(), Screen(), Interrupts()
-    async with open_run(
-        load_config(str(config)), folder, resume=False, parallel=parallel, screen=screen, interrupts=interrupts
-    ) as run:
+    async with opened(config, folder) as run:
         engine = run.collector.agents.engine
         for _ in range(ALONE):
             run.begin_step()
@@ -164,13 +205,13 @@ async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[f
 
 
 def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str, Any]:
-    """Whole iterations of TRL's trainer, by the clock of its callbacks."""
-    settings, out = work / "settings.json", work / "trl.json"
+    """Whole iterations of TRL's trainer, by the clock of its callback, and evaluations of its weights after each."""
+    settings, out, weights = work / "settings.json", work / "trl.json", work / "trl"
     with local_services(["bandit-v1"]) as address:
         with SyncFleet([address]) as fleet:
-            (opened,) = fleet.open("bandit-v1", seed=0)
-            session = opened.session
-        prompt = PromptConfig()
+            (episode,) = fleet.open("bandit-v1", seed=0)
+            session = episode.session
+        prompt = PromptConfig(context="single_turn")
         prompter = Prompter(prompt, session.instructions, (), session.limits)
         values = {
             "model": str(model),
@@ -186,11 +227,30 @@ def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str
             "system": prompter.system(),
             "user": prompter.user(1, "{observation}", actions_left=session.limits.max_actions),
             "opening": prompt.opening,
-            "seeds": list(range(10_000, 10_000 + GROUPS * iterations)),
+            "seeds": SeedCursor(SeedsConfig().train, SEED).take(GROUPS * iterations),
+            "weights": str(weights),
         }
         settings.write_text(json.dumps(values))
         peak = peak_gib([python, "-m", "benchmarks.training.trl_run", str(settings), str(out)])
-    return json.loads(out.read_text()) | {"peak_gib": peak}
+    played = [
+        asyncio.run(evaluate(weights / str(step), work / f"trl-{step}")) | {"step": step}
+        for step in range(1, iterations + 1)
+    ]
+    return json.loads(out.read_text()) | {"peak_gib": peak, "evaluations": played}
+
+
+def success_chart(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Success on the held-out start states over the time that was spent training, with intervals."""
+    start = results["starpod"]["evaluations"][0]
+    series = []
+    for colour, name in enumerate(("starpod", "TRL")):
+        minutes = [0.0, *(seconds / 60 for seconds in accumulate(results[name]["seconds"]))]
+        played = [start, *(each for each in results[name]["evaluations"] if each["step"] > 0)]
+        points = [(minutes[each["step"]], each["success"]) for each in played]
+        band = [(minutes[each["step"]], each["success_low"], each["success_high"]) for each in played]
+        series.append(Series(name, points, colour, band=band, dots=True))
+    title = f"Success on {EPISODES} held-out start states"
+    return standalone(line_chart(title, series, kind="share", x_label="minutes of training", width=600, height=280))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ python -m benchmarks.training.trl_run SETTINGS.json OUT.json
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -47,16 +48,23 @@ class SamePrompt(Rollouts):
 
 
 class Clock(TrainerCallback):
-    """When each iteration ended."""
+    """Seconds of each iteration, between which the weights are saved: a folder each, beside the tokenizer that came."""
 
-    def __init__(self) -> None:
-        self.ends = [perf_counter()]
+    def __init__(self, model: Path, weights: Path) -> None:
+        self.model = model
+        self.weights = weights
+        self.seconds: list[float] = []
+        self.began = perf_counter()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.ends = [perf_counter()]
+        self.began = perf_counter()
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.ends.append(perf_counter())
+    def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+        self.seconds.append(perf_counter() - self.began)
+        folder = self.weights / str(len(self.seconds))
+        shutil.copytree(self.model, folder)
+        model.save_pretrained(folder)
+        self.began = perf_counter()
 
 
 def main() -> None:
@@ -70,7 +78,7 @@ def main() -> None:
         for seed in settings["seeds"]
     ]
     rollouts = SamePrompt(Setting(settings["address"], "bandit-v1", reader=Reader(separator=None)), settings["user"])
-    clock = Clock()
+    clock = Clock(Path(settings["model"]), Path(settings["weights"]))
     size = settings["groups"] * settings["group_size"]
     trainer = GRPOTrainer(
         settings["model"],
@@ -108,7 +116,7 @@ def main() -> None:
     trainer.train()
     success = [entry["starpod/success"] for entry in trainer.state.log_history if "starpod/success" in entry]
     figures = {
-        "seconds": [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)],
+        "seconds": clock.seconds,
         "sampling": rollouts.seconds,
         "sampled": rollouts.tokens,
         "prompt_tokens": rollouts.prompts,

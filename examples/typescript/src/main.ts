@@ -37,8 +37,13 @@ function drain(): void {
   if (service.draining) process.exit();
   service.draining = true;
   for (const name of ["", spec.id]) health.setStatus(name, "NOT_SERVING");
-  setTimeout(() => process.exit(), 30_000);
-  setInterval(() => service.sessions.size || process.exit(), 100);
+  const end = performance.now() + 30_000;
+  const waiting = setInterval(() => {
+    if (service.sessions.size > 0 && performance.now() < end) return;
+    clearInterval(waiting);
+    server.tryShutdown(() => process.exit()); // what was answered last may still be on its way
+    setTimeout(() => process.exit(), 1000);
+  }, 100);
 }
 process.on("SIGTERM", drain).on("SIGINT", drain);
 
