@@ -1,7 +1,7 @@
 """An iteration with a pretrained model on a CPU: `starpod train`, the same at an older commit, and TRL's GRPOTrainer.
 
     make .venv/.smollm .venv-adapters/.ready
-    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 7] [--way trl now before --before PYTHON]
+    .venv/bin/python -m benchmarks.training.beside_trl [--iterations 6] [--way trl now before --before PYTHON]
 
 All begin with the same warm-started SmolLM2 and play the bandit over servers of ours: 8 groups of 8, the same start
 states, every episode trained on in one optimiser step, the same prompts, replies of up to 32 tokens, advantages of Dr.
@@ -86,7 +86,7 @@ stop: {{iterations: ITERATIONS}}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--way", nargs="+", choices=("trl", "now", "before"), default=("trl", "now"))
-    parser.add_argument("--iterations", type=int, default=7, help="of TRL and of the older commit")
+    parser.add_argument("--iterations", type=int, default=6, help="of TRL and of the older commit")
     parser.add_argument("--model", type=Path, help="a warm-started model; else one is made first")
     parser.add_argument("--trl", default=str(ROOT / ".venv-adapters" / "bin" / "python"), help="Python that has TRL")
     parser.add_argument("--before", metavar="PYTHON", help="way before: Python of an older checkout")
