@@ -405,8 +405,8 @@ def iterations() -> str:
         seconds, sampling, sampled = (fmean(each[key]) for key in ("seconds", "sampling", "sampled"))
         alone = f"{sum(each['alone']) / sum(each['inside']):.2f}" if "alone" in each else ""
         cells = [f"{seconds:.1f} s", f"{sampling:.1f} s", alone, f"{sampled / 64:.1f}", f"{each['peak_gib']:.1f} GiB"]
-        ends = dict.fromkeys((min(each["success"]), max(each["success"])))
-        rows.append([name, str(len(each["seconds"])), *cells, " to ".join(percent(share) for share in ends)])
+        after = interval(each["evaluations"][-1]) if "evaluations" in each else ""
+        rows.append([name, str(len(each["seconds"])), *cells, after])
     head = [
         "64 episodes, two threads",
         "Iterations",
@@ -415,9 +415,10 @@ def iterations() -> str:
         "rate beside the engine alone",
         "Tokens of a reply",
         "Peak memory",
-        "Success of one",
+        "Success afterwards",
     ]
-    return f"{measured['model']}, the same warm-started weights.\n\n{table(head, rows)}"
+    start = interval(measured["results"]["starpod"]["evaluations"][0])
+    return f"{measured['model']}, the same warm-started weights: success {start}.\n\n{table(head, rows)}"
 
 
 def gpu() -> str:
