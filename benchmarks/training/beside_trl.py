@@ -44,7 +44,7 @@ from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.trainer.prompts.prompt import Prompter
 from starpod.trainer.rollout.environment import local_services
 from starpod.trainer.run import Run
 from starpod.trainer.seeds import SeedCursor, SeedsConfig
@@ -59,7 +59,7 @@ ROWS = 8
 EPISODES = 128
 """Held-out start states of an evaluation."""
 EVALUATED = ("step", "success", "success_low", "success_high")
-"""What is kept of one."""
+"""Figures of an evaluation that the result file keeps."""
 FOR_EVER = 10_000
 """Iterations of a run that the clock ends."""
 EVERY = 10
@@ -110,7 +110,8 @@ def main() -> None:
             results["starpod, before"] = train(arguments.before, arguments.set, model, iterations, work / "before")
     content = {**origin(), "model": model_title(SMOLLM2), "threads": THREADS, "results": results}
     RESULT.write_text(json.dumps(content, indent=2) + "\n")
-    write_atomic(PICTURE, success_chart(results))
+    if {"starpod", "TRL"} <= results.keys():
+        write_atomic(PICTURE, success_chart(results))
     print(json.dumps(results, indent=2))
 
 
@@ -156,12 +157,12 @@ def train(python: str, changes: Sequence[str], model: Path, iterations: int, fol
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
-    """Those of a run."""
+    """The evaluations that a run has made, as the result file keeps them."""
     return [{key: each[key] for key in EVALUATED} for each in RunFolder(folder).read_evaluations()]
 
 
 async def evaluate(model: Path, folder: Path) -> dict[str, Any]:
-    """What a run's own evaluation says of a model."""
+    """Evaluates a model as a run evaluates its policy before the first update."""
     torch.set_num_threads(THREADS)
     async with opened(configured(model, 0, folder), folder) as run:
         await run.evaluate()
@@ -211,7 +212,7 @@ def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str
         with SyncFleet([address]) as fleet:
             (episode,) = fleet.open("bandit-v1", seed=0)
             session = episode.session
-        prompt = PromptConfig(context="single_turn")
+        prompt = load_config(str(configured(model, iterations, weights))).prompt
         prompter = Prompter(prompt, session.instructions, (), session.limits)
         values = {
             "model": str(model),

@@ -48,7 +48,7 @@ class SamePrompt(Rollouts):
 
 
 class Clock(TrainerCallback):
-    """Seconds of each iteration, between which the weights are saved: a folder each, beside the tokenizer that came."""
+    """Times each iteration. After each it saves the weights, with the model's tokenizer, to a folder of their own."""
 
     def __init__(self, model: Path, weights: Path) -> None:
         self.model = model
@@ -62,7 +62,7 @@ class Clock(TrainerCallback):
     def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
         self.seconds.append(perf_counter() - self.began)
         folder = self.weights / str(len(self.seconds))
-        shutil.copytree(self.model, folder)
+        shutil.copytree(self.model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
         model.save_pretrained(folder)
         self.began = perf_counter()
 
