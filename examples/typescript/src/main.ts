@@ -33,17 +33,14 @@ new ReflectionService(definition).addToServer(server);
 setInterval(() => service.reap(), 1000);
 
 /** No new sessions; live ones go on until they are closed, for 30 seconds at most. A second signal ends that. */
-function drain(): void {
+async function drain(): Promise<void> {
   if (service.draining) process.exit();
   service.draining = true;
   for (const name of ["", spec.id]) health.setStatus(name, "NOT_SERVING");
-  const end = performance.now() + 30_000;
-  const waiting = setInterval(() => {
-    if (service.sessions.size > 0 && performance.now() < end) return;
-    clearInterval(waiting);
-    server.tryShutdown(() => process.exit()); // what was answered last may still be on its way
-    setTimeout(() => process.exit(), 1000);
-  }, 100);
+  for (let left = 300; left > 0 && service.sessions.size > 0; left--)
+    await new Promise((done) => setTimeout(done, 100));
+  server.tryShutdown(() => process.exit()); // what was answered last may still be on its way
+  setTimeout(() => process.exit(), 1000);
 }
 process.on("SIGTERM", drain).on("SIGINT", drain);
 

@@ -145,13 +145,11 @@ export class Service {
     });
   }
 
-  snapshot(_: In<"SnapshotRequest">): never {
+  snapshot(_: object): never {
     throw unsupported("snapshot");
   }
 
-  restore(_: In<"RestoreRequest">): never {
-    throw unsupported("snapshot");
-  }
+  readonly restore = this.snapshot;
 
   renew({ sessionIds }: In<"RenewRequest">): Out<"RenewResponse"> {
     return { missing: sessionIds.filter((sessionId) => !this.touch(sessionId)) };
