@@ -31,6 +31,7 @@ from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
 from starpod.trainer.data.episode import Episode, episodes_of
 from starpod.trainer.engines.base import Engine, EngineStats, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
+from starpod.trainer.imitation import imitate
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.parallel import Parallel
@@ -39,7 +40,7 @@ from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
-from starpod.trainer.warmstart import DemonstrationWriter, WarmStartConfig, collect_demonstrations, imitate
+from starpod.trainer.warmstart import DemonstrationWriter, WarmStartConfig, collect_demonstrations
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = "slow_lake-v1"

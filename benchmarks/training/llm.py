@@ -28,8 +28,9 @@ from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig, model_title
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.models.precision import fast_dtype
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner, OptimizerConfig
+from starpod.trainer.update import Learner
 
 REPLY = (12, 24)
 """Tokens of a reply: from, to."""

@@ -32,7 +32,8 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.prompts.conversation import Conversation, Template
-from starpod.trainer.scorers.base import ScorerConfig, rank_correlation
+from starpod.trainer.scorers.base import rank_correlation
+from starpod.trainer.scorers.config import ScorerConfig
 from starpod.trainer.scorers.q import QScorer, turn_targets
 
 TURNS, GAMMA, FORKS, SIZE = 8, 0.95, 4, 4

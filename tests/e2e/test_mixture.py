@@ -90,6 +90,7 @@ def test_each_environment_is_told_of(mixed: Path) -> None:
     )
 
 
+@pytest.mark.minutes
 def test_the_curriculum_rises_and_goes_on_from_a_checkpoint_bit_for_bit(mixed: Path, tmp_path: Path) -> None:
     levels = [record["metrics"]["environments/lake/level"] for record in lines(mixed / "metrics.jsonl")]
     assert levels[0] == 0 and levels == sorted(levels) and levels[-1] > 0

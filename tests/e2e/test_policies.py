@@ -95,6 +95,7 @@ def test_solver_and_verifier_have_weights_of_their_own(team: Path) -> None:
     assert "verifier: gradient norm" in report and "solver: growth of its squared gradients" in report
 
 
+@pytest.mark.minutes
 def test_two_and_two_is_four(team: Path, tmp_path: Path) -> None:
     train("stop.iterations=2", run_dir=tmp_path / "run", base=TEAM)
     train("stop.iterations=4", run_dir=tmp_path / "run", resume=True, base=TEAM)
@@ -135,6 +136,7 @@ def test_a_team_is_evaluated_watched_and_exported_agent_by_agent(
         assert f"the policy of `{agent}` after 4 iterations" in (out / "README.md").read_text()
 
 
+@pytest.mark.minutes
 def test_two_players_train_each_other_also_while_they_play(tmp_path: Path) -> None:
     """Self-play with max_staleness: copies of both policies sample while both are updated."""
     train("stop.iterations=2", "collect.max_staleness=1", run_dir=tmp_path / "run", base=GAME)

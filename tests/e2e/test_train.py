@@ -132,6 +132,7 @@ def test_three_and_three_is_six(undisturbed: Path, tmp_path: Path) -> None:
     assert resumed == learnt(undisturbed)
 
 
+@pytest.mark.minutes
 def test_methods_that_are_not_used_change_no_digit(undisturbed: Path, tmp_path: Path) -> None:
     """The same run with each key of every section written out, those of the methods too."""
     whole = yaml.safe_load((undisturbed / "config.yaml").read_text()) | {"stages": []}
@@ -173,6 +174,7 @@ def test_a_run_that_sees_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert all(turn.image for turn in episode.turns)
 
 
+@pytest.mark.minutes
 def test_a_schedule_and_rollouts_go_on_where_they_stood(tmp_path: Path) -> None:
     words = ("optimizer.schedule=cosine", "optimizer.warmup_iterations=2", "optimizer.schedule_iterations=4")
     train("stop.iterations=4", *words, run_dir=tmp_path / "whole")
@@ -222,6 +224,7 @@ def test_no_staleness_is_lock_step_bit_for_bit(
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 
+@pytest.mark.minutes
 def test_a_run_that_collects_ahead_loses_no_group_to_kills(tmp_path: Path) -> None:
     """Every start state is trained on once, in order, none later than it may be, whatever is killed and resumed."""
     words = ("stop.iterations=6", "collect.max_staleness=2")
@@ -303,6 +306,7 @@ def test_an_engine_that_dies_costs_no_finished_iteration(
     assert learnt(folder) == learnt(undisturbed)
 
 
+@pytest.mark.minutes
 def test_an_engine_that_dies_loses_no_group_that_was_collected_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +372,7 @@ def test_another_environment_is_refused_unless_it_is_said_twice(undisturbed: Pat
     assert yaml.safe_load((folder / "config.yaml").read_text())["environment"]["options"]["size"] == 5
 
 
+@pytest.mark.minutes
 def test_best_is_the_best_evaluation(tmp_path: Path) -> None:
     """Evaluated every two iterations and saved every five: what is best is saved when it is found."""
     folder = tmp_path / "run"
@@ -493,6 +498,7 @@ def test_lost_servers_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
     pytest.fail(f"{kills} kills, {recoveries} recoveries")
 
 
+@pytest.mark.minutes
 def test_services_of_its_own_that_are_killed_come_back_and_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with subprocess.Popen(command("stop.iterations=6", run_dir=folder), stdout=subprocess.DEVNULL) as process:

@@ -80,6 +80,7 @@ def test_a_call_before_a_close_is_finished_first(hanging_server: ServerProcess, 
     assert "no session" in replies[3].error.message
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("hanging_server", ["2"], indirect=True)
 def test_threads_that_are_left_behind_are_bounded(hanging_server: ServerProcess, stub: EnvironmentServiceStub) -> None:
     """Five times the pool and no more: then calls are told to come again, and the rest of the server goes on."""

@@ -17,8 +17,9 @@ from starpod.trainer.learners import Learners
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, Scores, build_policy
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner, OptimizerConfig
+from starpod.trainer.update import Learner
 from tests.trainer.tiny_learner import VERSION, group_of
 
 STEPS = 4

@@ -15,9 +15,10 @@ from starpod.trainer.algorithms.credit import group_statistics
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Group
 from starpod.trainer.data.updates import UpdateRecord
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.turn_order import TurnwiseLearner, carried, normalised, turn_alone
-from starpod.trainer.update import Learner, OptimizerConfig
+from starpod.trainer.update import Learner
 from tests.trainer.tiny_learner import VERSION, built, group_of, make_learner
 
 # --- golden numbers, computed by hand ---------------------------------------------------------------------------------

@@ -24,8 +24,9 @@ from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner, LogprobGap, OptimizerConfig, check_logprob_gaps
+from starpod.trainer.update import Learner, LogprobGap, check_logprob_gaps
 from tests.trainer.tiny_learner import VERSION, built, group_of, make_learner, say, turn
 
 

@@ -104,6 +104,7 @@ def test_real_models_are_trained_and_measured_on_splits_of_their_own(name: str) 
     assert load_config(name, ["model=tiny", "engine=torch"]).model.name == "tiny"
 
 
+@pytest.mark.minutes
 def test_a_run_is_evaluated_again_on_the_goals_that_it_held_out(server: ServerProcess, tmp_path: Path) -> None:
     """A whole run, much shortened: `starpod eval` plays its final evaluation again, token by token."""
     run, again = tmp_path / "run", tmp_path / "again.jsonl"

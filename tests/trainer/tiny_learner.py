@@ -10,8 +10,9 @@ from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner, OptimizerConfig
+from starpod.trainer.update import Learner
 from tests.trainer.turns import a_turn
 
 VERSION = 3

@@ -30,6 +30,7 @@ def reports() -> Reports:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.minutes
 def test_the_broken_requirement_is_the_one_reported(fault: type[Faulty], reports: Reports) -> None:
     unmet = {r["id"]: r["message"] for r in _results(reports[fault.__name__]) if r["status"] in ("failed", "error")}
     assert set(fault.reported) <= set(unmet), unmet
@@ -37,6 +38,7 @@ def test_the_broken_requirement_is_the_one_reported(fault: type[Faulty], reports
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.minutes
 def test_its_message_tells_what_was_expected_and_what_came(fault: type[Faulty], reports: Reports) -> None:
     for result in _results(reports[fault.__name__]):
         assert result["status"] != "error", result["message"]
@@ -46,6 +48,7 @@ def test_its_message_tells_what_was_expected_and_what_came(fault: type[Faulty], 
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.minutes
 def test_only_an_unmet_must_makes_the_check_fail(fault: type[Faulty], reports: Reports) -> None:
     report = reports[fault.__name__]
     unmet = [r for r in _results(report) if r["status"] == "failed" and r["strength"] == "MUST"]

@@ -80,6 +80,7 @@ def test_built_in_environments_have_none() -> None:
     assert {name: unmet(results) for name, results in found.items()} == {name: {} for name in modules}
 
 
+@pytest.mark.minutes
 def test_pay_for_doing_nothing_is_found_in_a_server_of_another_kind() -> None:
     class PaysForNothing(ReferenceService):
         def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:

@@ -57,6 +57,27 @@ def test_each_subcommand_has_help(name: str) -> None:
     assert result.stdout.startswith(f"Usage: starpod {name} ")
 
 
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("eval --help", 0),
+        ("vllm --help", 0),
+        ("eval bandit nowhere", 2),
+        ("train nothing", 2),
+        ("train bandit lr=1", 2),
+    ],
+)
+def test_help_and_mistakes_do_not_wait_for_torch(words: str, status: int) -> None:
+    """Which takes seconds to load."""
+    program = (
+        "import sys\nfrom starpod.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as end:\n    print(end.code or 0, {'torch', 'transformers'} & sys.modules.keys())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == f"{status} set()", done.stderr
+
+
 def test_every_option_says_what_it_does() -> None:
     def silent(command: click.Command, name: str) -> list[str]:
         if isinstance(command, click.Group):

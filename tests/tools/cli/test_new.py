@@ -52,6 +52,7 @@ def test_its_own_test_and_types_hold(tmp_path: Path, flags: tuple[str, ...]) -> 
     assert typed.returncode == 0, typed.stdout
 
 
+@pytest.mark.minutes
 def test_it_can_be_trained_as_it_is(tmp_path: Path) -> None:
     new("vault", "--options", "--expert", folder=tmp_path)
     small = ("collect.groups=4", "warm_start.steps=4", "warm_start.episodes=50", "evaluation.episodes=8")

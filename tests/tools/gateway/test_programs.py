@@ -232,6 +232,7 @@ async def test_keys_of_other_episodes_are_refused(server: ServerProcess, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_trains_on_the_episodes_of_a_program(tmp_path: Path) -> None:
     import subprocess
 

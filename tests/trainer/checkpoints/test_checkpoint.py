@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
-from starpod.trainer.checkpoints.checkpoint import CheckpointConfig, CheckpointError, Checkpoints, load_checkpoint
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, load_checkpoint
+from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
 from tests.support import small_files
 

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from starpod.cli.main import starpod
-from starpod.trainer.checkpoints.checkpoint import CheckpointConfig, CheckpointError, Checkpoints
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints
+from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.export import ExportError, export, model_card
 from starpod.trainer.checkpoints.state import join_parts
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained

@@ -83,6 +83,7 @@ async def test_the_order_of_a_hand_over(policy: Policy, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(tmp_path: Path) -> None:
     server = FakeServer(FakeCore(model=copy_of(make_policy(head=32))))
     async with server.serve() as url:

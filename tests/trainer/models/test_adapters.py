@@ -13,8 +13,9 @@ from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import CriticKind, Policy, build_policy
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner, OptimizerConfig
+from starpod.trainer.update import Learner
 from tests.trainer.models.test_policy import a_batch
 from tests.trainer.models.tiny_policy import tiny_policy
 from tests.trainer.tiny_learner import VERSION, group_of

@@ -20,12 +20,13 @@ from starpod.trainer.data.images import MARK, ImageConfig, image_ids, read_image
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import Context, PromptConfig
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.environment import EnvironmentConfig
-from starpod.trainer.update import Learner, OptimizerConfig
+from starpod.trainer.update import Learner
 from tests.support import ServerProcess, start_server
 from tests.trainer.models.tiny_vlm import tiny_vlm
 from tests.trainer.turns import a_turn

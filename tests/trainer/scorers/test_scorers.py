@@ -16,7 +16,8 @@ from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.scorers.base import ScorerConfig, TurnScorer, pay, rank_correlation, score_and_fit
+from starpod.trainer.scorers.base import TurnScorer, pay, rank_correlation, score_and_fit
+from starpod.trainer.scorers.config import ScorerConfig
 from starpod.trainer.scorers.implicit import ImplicitScorer, pair_loss, pairs_of
 from starpod.trainer.scorers.q import QScorer, turn_targets
 from starpod.trainer.setup import make_scorer

@@ -16,7 +16,7 @@ from starpod.trainer.agents.engine import SamplingConfig
 from starpod.trainer.agents.script import ScriptConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.terms import PROCESS
-from starpod.trainer.checkpoints.checkpoint import CheckpointConfig
+from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.engines.config import EngineConfig
@@ -24,17 +24,16 @@ from starpod.trainer.environment_file import choose_job, names_environment_file
 from starpod.trainer.evaluate import EvaluationConfig
 from starpod.trainer.mixture import MixedEnvironment, TaskConfig, merged
 from starpod.trainer.models.config import TINY, ModelConfig
-from starpod.trainer.models.precision import fast_dtype
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.collect import CollectConfig
 from starpod.trainer.rollout.environment import EnvironmentConfig
-from starpod.trainer.scorers.base import ScorerConfig
+from starpod.trainer.scorers.config import ScorerConfig
 from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section, shipped
 from starpod.trainer.seeds import PURPOSES, SeedsConfig
 from starpod.trainer.stages import MAY_CHANGE, StageConfig, difference, may_change
-from starpod.trainer.update import OptimizerConfig
 from starpod.trainer.warmstart import WarmStartConfig
 
 
@@ -94,6 +93,8 @@ class Config(Section):
     def _with_stages(cls, values: Any, handler: ModelWrapValidatorHandler[Config]) -> Config:
         config = handler(values)
         if config.model.dtype == "auto":
+            from starpod.trainer.models.precision import fast_dtype  # which loads torch
+
             # Here, so that the run's folder says what it was computed in.
             config = config.model_copy(update={"model": config.model.in_dtype(fast_dtype(config.device))})
         if config.stages and isinstance(values, Mapping):

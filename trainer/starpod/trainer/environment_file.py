@@ -14,7 +14,6 @@ from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceFailed, ServiceRefused, started
 from starpod.trainer.agents.base import Task
 from starpod.trainer.models.config import TinyConfig
-from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
 from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, WarmStartConfig, collect_demonstrations
@@ -165,6 +164,8 @@ def _tokens(spec: pb.EnvironmentSpec, warm_start: dict[str, Any], played: Sequen
     """Tokens to allow for a reply, and those of the longest turn, its reply included."""
     prompt = PromptConfig(style="compact", thinking=False)
     writer = DemonstrationWriter(WarmStartConfig(**warm_start), prompt, tuple(spec.action_space.names))
+    from starpod.trainer.models.tiny import train_tokenizer  # which loads torch
+
     tokenizer = train_tokenizer(writer.texts(played), size=TinyConfig().vocabulary)
     replies, seen = [], []
     for each in played:

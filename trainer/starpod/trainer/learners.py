@@ -22,8 +22,9 @@ from starpod.trainer.diagnostics.gradients import agent_report, gradient_norm, g
 from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.section import ConfigError
-from starpod.trainer.update import Accumulated, Learner, OptimizerConfig, Stream, advantages_by_kind
+from starpod.trainer.update import Accumulated, Learner, Stream, advantages_by_kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from starpod.trainer.diagnostics.metrics import (
 )
 from starpod.trainer.evaluate import final_figures, held_out_figures, overall
 from starpod.trainer.held_out import HeldOut
+from starpod.trainer.imitation import imitate
 from starpod.trainer.interrupts import Interrupted, Interrupts
 from starpod.trainer.learners import Learners
 from starpod.trainer.mixture import Mixture
@@ -53,7 +54,6 @@ from starpod.trainer.scorers.base import TurnScorer, score_and_fit
 from starpod.trainer.seeds import SeedCursor, derive
 from starpod.trainer.stages import Stages
 from starpod.trainer.update import Learner
-from starpod.trainer.warmstart import imitate
 
 
 class Stateful(Protocol):

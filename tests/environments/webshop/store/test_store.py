@@ -101,6 +101,7 @@ def test_a_file_cut_at_any_place_or_gone_is_refused(copy: Path, monkeypatch: pyt
     assert Store.open(copy).catalogue[0]
 
 
+@pytest.mark.minutes
 def test_a_changed_byte_is_noticed_when_a_small_store_is_opened_and_by_verify(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

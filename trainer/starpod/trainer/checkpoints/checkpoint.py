@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from pydantic import Field
 from safetensors import SafetensorError
 from torch import Tensor
 
-from starpod.trainer.section import Section
+from starpod.trainer.checkpoints.config import CheckpointConfig
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -36,14 +35,6 @@ STATE = "state.json"
 TEMPORARY = ".temporary-"
 _FOLDER = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-
-
-class CheckpointConfig(Section):
-    """Interval of checkpoints, and which are kept."""
-
-    every: int = Field(default=25, ge=1, description="Iterations between checkpoints; the last one is always saved.")
-    keep: int = Field(default=2, ge=1, description="Newest ones to keep.")
-    keep_best: bool = Field(default=True, description="Keeps the best evaluated one too.")
 
 
 class CheckpointError(Exception):

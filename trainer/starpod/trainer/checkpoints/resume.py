@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starpod.trainer.checkpoints.checkpoint import Loaded
 from starpod.trainer.config import Config, load_config
 from starpod.trainer.models.config import RUN_TIME
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.section import ConfigError
+
+if TYPE_CHECKING:
+    from starpod.trainer.checkpoints.checkpoint import Loaded
 
 GUARDED = (
     "environment.id",

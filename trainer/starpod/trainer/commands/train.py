@@ -88,7 +88,7 @@ def train(
         return 0
     if config is not None and "=" in config and not Path(config).exists():
         words, config = (config, *words), None
-    from starpod.trainer.checkpoints.resume import USUAL, resolve_run  # with torch, which takes seconds
+    from starpod.trainer.checkpoints.resume import USUAL, resolve_run
     from starpod.trainer.environment_file import choose_job, names_environment_file
     from starpod.trainer.rollout.environment import check_installed
 

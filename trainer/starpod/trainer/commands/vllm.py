@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import click
-import torch
 
 from starpod.trainer.agents.engine import SamplingConfig
 from starpod.trainer.models.config import SMOLLM2, ModelError
@@ -36,6 +35,8 @@ def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
     """
     if importlib.util.find_spec("vllm") is None:
         raise click.ClickException("this command needs the package vllm; docs/training.md tells how to install it")
+    import torch  # takes seconds
+
     words = ["--host=127.0.0.1", "--dtype=float32", f"--max-model-len={context}", "--logprobs-mode=processed_logprobs"]
     words.append("--enable-prompt-tokens-details")  # replies tell how much of their prompt was in the cache
     if _has_scale_out():

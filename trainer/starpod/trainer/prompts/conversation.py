@@ -10,15 +10,17 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from starpod.trainer.data.episode import Finish
 from starpod.trainer.data.images import MARK, NOT_A_MARK, ImageConfig, image_ids, image_key
 from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, TAGS, THINK, THINK_END
 from starpod.trainer.prompts.prompt import Context, PromptConfig, fold
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Made up, so that it occurs in no template.
 _QUESTION, _REPLY, _SYSTEM = "starpod-question", "starpod-reply", "starpod-system"

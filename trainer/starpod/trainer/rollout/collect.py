@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,6 @@ from starpod.client import Fleet, Session
 from starpod.trainer.agents.base import Agents, Task
 from starpod.trainer.agents.program import ProgramConfig
 from starpod.trainer.data.episode import Episode, Group
-from starpod.trainer.parallel import Parallel
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.expert_start import open_near_success
@@ -22,6 +21,9 @@ from starpod.trainer.rollout.play import OWN_REWARD, play
 from starpod.trainer.rollout.saved_starts import SavedStart, open_saved
 from starpod.trainer.rollout.search import Search, SearchConfig
 from starpod.trainer.section import Section
+
+if TYPE_CHECKING:
+    from starpod.trainer.parallel import Parallel
 
 
 class CollectConfig(Section):

@@ -14,7 +14,8 @@ from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.models.critic import SharedCritic
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.scorers.base import ScorerConfig, TurnScorer, outcome
+from starpod.trainer.scorers.base import TurnScorer, outcome
+from starpod.trainer.scorers.config import ScorerConfig
 
 
 class QScorer(TurnScorer):

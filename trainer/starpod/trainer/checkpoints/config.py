@@ -1,0 +1,15 @@
+"""Configuration of checkpoints."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from starpod.trainer.section import Section
+
+
+class CheckpointConfig(Section):
+    """Interval of checkpoints, and which are kept."""
+
+    every: int = Field(default=25, ge=1, description="Iterations between checkpoints; the last one is always saved.")
+    keep: int = Field(default=2, ge=1, description="Newest ones to keep.")
+    keep_best: bool = Field(default=True, description="Keeps the best evaluated one too.")

@@ -1,0 +1,68 @@
+"""Configuration of the optimiser, and the course of its rates."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from starpod.trainer.section import Section
+
+
+class OptimizerConfig(Section):
+    """AdamW, and how much of a batch is worked on at once."""
+
+    lr: float = Field(default=1e-6, gt=0, description="Learning rate of the policy.")
+    critic_lr: float | None = Field(
+        default=None,
+        gt=0,
+        description="Learning rate of the critic; null: 1e-3 for a value head on the policy, 1e-5 for a second model.",
+    )
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Decay rates.")
+    eps: float = Field(default=1e-8, gt=0, description="Epsilon.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="Bound of the gradient norms of policy and critic, each by itself."
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="Course of the rates after the warm-up; all but constant end at 0."
+    )
+    warmup_iterations: int = Field(default=0, ge=0, description="Iterations over which the rates rise from 0.")
+    schedule_iterations: int | None = Field(
+        default=None, ge=1, description="Iterations until the rates are 0; null: stop.iterations."
+    )
+    micro_batch_tokens: int = Field(
+        default=8192,
+        ge=1,
+        description="Tokens that a forward pass reads, with padding; changes memory, not gradients.",
+    )
+    max_logprob_gap_mean: float = Field(
+        default=0.1, gt=0, description="Nats by which engine and trainer may differ on average; above, the run fails."
+    )
+    max_logprob_gap_q99: float = Field(
+        default=0.5, gt=0, description="The same of all fresh tokens but the hundredth that differ most."
+    )
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> OptimizerConfig:
+        if self.schedule == "constant" and self.schedule_iterations is not None:
+            raise ValueError(
+                "optimizer.schedule_iterations says when the rates are 0, and optimizer.schedule constant never ends: "
+                "choose linear or cosine, or drop it"
+            )
+        return self
+
+    def rate_factor(self, iteration: int, iterations: int) -> float:
+        """What the rates are multiplied by in an iteration, counted from 1.
+
+        iterations: of the run. It depends on these two alone, so there is no state to resume.
+        """
+        done, warmup = iteration - 1, self.warmup_iterations
+        if done < warmup:
+            return iteration / (warmup + 1)
+        if self.schedule == "constant":
+            return 1.0
+        total = self.schedule_iterations or iterations
+        share = min(1.0, (done - warmup) / max(1, total - warmup))
+        return 1 - share if self.schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
