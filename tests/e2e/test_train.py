@@ -283,7 +283,7 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> 
     ("phase", "step", "saved"),
     [
         ("collect", 1, 0),
-        ("sync", 3, 2),
+        pytest.param("sync", 3, 2, marks=pytest.mark.minutes),
         pytest.param("evaluate", 0, 0, marks=pytest.mark.minutes),
         pytest.param("collect", 4, 3, marks=pytest.mark.minutes),
         pytest.param("evaluate", 4, 4, marks=pytest.mark.minutes),
@@ -429,8 +429,8 @@ def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: sig
 @pytest.mark.parametrize(
     ("phase", "words", "saved"),
     [
-        ("collecting 90000 demonstrations", ["warm_start.episodes=90000"], None),
-        ("imitating", ["warm_start.steps=100000"], None),
+        pytest.param("collecting 90000 demonstrations", ["warm_start.episodes=90000"], None, marks=pytest.mark.minutes),
+        pytest.param("imitating", ["warm_start.steps=100000"], None, marks=pytest.mark.minutes),
         ("collecting\n", ["collect.groups=3000"], "step-00000000"),
         pytest.param("evaluating", ["evaluation.episodes=5000"], "step-00000000", marks=pytest.mark.minutes),
     ],

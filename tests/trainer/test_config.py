@@ -179,7 +179,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fast", ["bfloat16", "float32"])
 def test_auto_is_the_dtype_that_the_device_is_fast_in(monkeypatch: pytest.MonkeyPatch, fast: str) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("starpod.trainer.config.fast_dtype", lambda device: asked.append(device) or fast)
+    monkeypatch.setattr("starpod.trainer.models.precision.fast_dtype", lambda device: asked.append(device) or fast)
     config = load_config("bandit_llm", ["device=cpu"])
     assert (config.model.dtype, config.model.float32_logits, asked) == (fast, fast == "bfloat16", ["cpu"])
     assert parse_config(config.to_dict()) == config
