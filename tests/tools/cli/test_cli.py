@@ -68,7 +68,7 @@ def test_each_subcommand_has_help(name: str) -> None:
     ],
 )
 def test_help_and_mistakes_do_not_wait_for_torch(words: str, status: int) -> None:
-    """Which takes seconds to load."""
+    """Loading torch takes seconds."""
     program = (
         "import sys\nfrom starpod.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\n"

@@ -54,9 +54,10 @@ class OptimizerConfig(Section):
         return self
 
     def rate_factor(self, iteration: int, iterations: int) -> float:
-        """What the rates are multiplied by in an iteration, counted from 1.
+        """The factor that an iteration multiplies the learning rates by.
 
-        iterations: of the run. It depends on these two alone, so there is no state to resume.
+        iteration: counted from 1. iterations: of the run. The factor depends on these two alone, so there is no state
+        to resume.
         """
         done, warmup = iteration - 1, self.warmup_iterations
         if done < warmup:
