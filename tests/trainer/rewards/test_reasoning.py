@@ -13,7 +13,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.claims import read_claims
 from starpod.trainer.rewards.reasoning import ReasoningConfig, judge, score_reasoning
 from starpod.trainer.rewards.scene import CannotRead, Scene, legend_of, read_scene
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ROOT, start_server
 
 # . 0123          . 012345
 # 0 G___          0 ######
@@ -22,6 +22,12 @@ from tests.support import ROOT, ServerProcess, start_server
 # 3 ___O          3 #____#
 LAKE = "G___\nO__P\n____\n___O"
 ROOM = "######\n#S_X_#\n#√___#\n#____#\n######"
+COORDINATES = "Board size: 5 rows x 6 cols (zero-indexed).\nTargets: (1, 1)\nBoxes: (1, 3)\nPlayer: (2, 2)"
+PUSH = {
+    "environment": "sokoban-v1",
+    "observation": "######\n#_PX_#\n#O___#\n######",
+    "after": "######\n#__PX#\n#O___#\n######",
+}
 CONFIG = ReasoningConfig(weight=1.0)
 
 
@@ -49,12 +55,8 @@ def verdicts(thought: str, observation: str = LAKE, environment: str = "frozen_l
     return [judge(claim, scene, None) for claim in read_claims(thought, family, legend_of(family, ""))]
 
 
-# --- frozen lake -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("thought", "expected"),
-    [
+CLAIMS: dict[tuple[str, str], list[tuple[str, list[bool | None]]]] = {
+    ("frozen_lake-v1", LAKE): [
         ("Up Left", [True, True]),
         ("Down Left", [False, True]),
         ("- Left", [False, True]),
@@ -88,63 +90,7 @@ def verdicts(thought: str, observation: str = LAKE, environment: str = "frozen_l
         ("I step down towards (2, 3) because down is where I want to go", []),
         ("I will be at (0, 3)", [None]),
     ],
-)
-def test_what_a_thought_claims_of_a_lake(thought: str, expected: list[bool | None]) -> None:
-    assert verdicts(thought) == expected
-
-
-def test_the_same_action_under_wrong_claims_earns_less() -> None:
-    right, mixed, wrong = (score(thought) for thought in ("Up Left", "Down Left", "Down Right"))
-    assert (right, mixed, wrong) == (1.0, 0.0, -1.0)
-
-
-@pytest.mark.parametrize("thought", [None, "", "Up", "Hmm, let me think about it. The goal matters.", "((((row 1 ,"])
-def test_no_claim_earns_nothing(thought: str | None) -> None:
-    assert score(thought) == 0.0
-
-
-def test_an_ill_formed_reply_earns_nothing() -> None:
-    assert score("Up Left", well_formed=False) == 0.0
-
-
-def test_saying_it_again_earns_nothing_more() -> None:
-    once = score("the goal is up")
-    assert once == 0.5
-    assert score("the goal is up. " * 50) == once
-    assert score("the goal is up. the goal is above me. I am below the goal") == once
-
-
-def test_more_claims_than_wanted_earn_nothing_more() -> None:
-    assert score("goal is up and left, I am at (1, 3), the goal is at (0, 0), right is a wall") == 1.0
-
-
-def test_saying_everything_about_a_topic_is_false() -> None:
-    assert score("the goal is up. the goal is down. the goal is left. the goal is right") == -1.0
-    everywhere = " ".join(f"hole at ({row}, {column})." for row in range(4) for column in range(4))
-    assert score(everywhere) == (2 - 14) / 16
-
-
-@pytest.mark.parametrize(
-    ("thought", "after", "expected"),
-    [
-        ("I will be at (0, 3)", "G__P\nO___\n____\n___O", 0.5),
-        ("I will be at (0, 3)", LAKE, -0.5),
-        ("I stay", LAKE, 0.5),
-        ("I will move", LAKE, -0.5),
-        ("I'll move", "G__P\nO___\n____\n___O", 0.5),
-        ("the player will be at (0, 3)", "", 0.0),  # nothing was sent: nothing came of it
-    ],
-)
-def test_the_next_state_is_compared_with_what_came(thought: str, after: str, expected: float) -> None:
-    assert score(thought, after=after) == expected
-
-
-# --- sokoban -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("thought", "expected"),
-    [
+    ("sokoban-v1", ROOM): [
         ("- Right", [True, True]),
         ("- Right - Left", [True, True, True, True]),
         ("- Right Down Left", [True, True, False, True]),
@@ -158,23 +104,56 @@ def test_the_next_state_is_compared_with_what_came(thought: str, after: str, exp
         ("the goal is at (2, 1)", [True]),
         ("wall at (0, 0)", [True]),
     ],
+    # What an observation does not tell is not judged.
+    ("sokoban-v1", COORDINATES): [
+        ("up is a wall, up is blocked, the box is up", [None, None, True]),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "observation", "thought", "expected"),
+    [(*of, *case) for of, cases in CLAIMS.items() for case in cases],
 )
-def test_what_a_thought_claims_of_a_room(thought: str, expected: list[bool | None]) -> None:
-    assert verdicts(thought, ROOM, "sokoban-v1") == expected
+def test_what_a_thought_claims(environment: str, observation: str, thought: str, expected: list[bool | None]) -> None:
+    assert verdicts(thought, observation, environment) == expected
 
 
-def test_a_pushed_box_is_seen_where_it_went() -> None:
-    before, after = "######\n#_PX_#\n#O___#\n######", "######\n#__PX#\n#O___#\n######"
-    assert score("the box will be at (1, 4)", before, "sokoban-v1", after) == 0.5
-    assert score("the box will be at (1, 3)", before, "sokoban-v1", after) == -0.5
+HOLES = " ".join(f"hole at ({row}, {column})." for row in range(4) for column in range(4))
+MOVED = "G__P\nO___\n____\n___O"
 
 
-def test_what_an_observation_does_not_tell_is_not_judged() -> None:
-    coordinates = "Board size: 5 rows x 6 cols (zero-indexed).\nTargets: (1, 1)\nBoxes: (1, 3)\nPlayer: (2, 2)"
-    assert verdicts("up is a wall, up is blocked, the box is up", coordinates, "sokoban-v1") == [None, None, True]
+@pytest.mark.parametrize(
+    ("expected", "thought", "given"),
+    [
+        # The same action under wrong claims earns less, and under none nothing.
+        (1.0, "Up Left", {}),
+        (0.0, "Down Left", {}),
+        (-1.0, "Down Right", {}),
+        *((0.0, text, {}) for text in (None, "", "Up", "Hmm, let me think. The goal matters.", "((((row 1 ,")),
+        (0.0, "Up Left", {"well_formed": False}),
+        # Saying it again, in other words or with more claims than are wanted, earns nothing more.
+        (0.5, "the goal is up", {}),
+        (0.5, "the goal is up. " * 50, {}),
+        (0.5, "the goal is up. the goal is above me. I am below the goal", {}),
+        (1.0, "goal is up and left, I am at (1, 3), the goal is at (0, 0), right is a wall", {}),
+        # Saying everything about a topic is false.
+        (-1.0, "the goal is up. the goal is down. the goal is left. the goal is right", {}),
+        ((2 - 14) / 16, HOLES, {}),
+        # The next state is compared with what came.
+        (0.5, "I will be at (0, 3)", {"after": MOVED}),
+        (-0.5, "I will be at (0, 3)", {"after": LAKE}),
+        (0.5, "I stay", {"after": LAKE}),
+        (-0.5, "I will move", {"after": LAKE}),
+        (0.5, "I'll move", {"after": MOVED}),
+        (0.0, "the player will be at (0, 3)", {"after": ""}),  # nothing was sent: nothing came of it
+        (0.5, "the box will be at (1, 4)", PUSH),
+        (-0.5, "the box will be at (1, 3)", PUSH),
+    ],
+)
+def test_what_a_thought_earns(expected: float, thought: str | None, given: dict[str, Any]) -> None:
+    assert score(thought, **given) == expected
 
-
-# --- anything ----------------------------------------------------------------------------------------------------
 
 WORDS = st.sampled_from(
     "I player goal box hole the is at will move up left right down and of me same row column (1,2) 1 3 - P G X # "
@@ -222,41 +201,41 @@ def test_every_example_of_the_documentation_is_a_claim() -> None:
         assert any(read_claims(example, family, legend_of(family, "")) for family in families), example
 
 
-# --- a served environment ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with start_server("frozen_lake-v1", "sokoban-v1") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(server.address) as fleet:
+def fleet() -> Iterator[SyncFleet]:
+    with start_server("frozen_lake-v1", "sokoban-v1") as server, SyncFleet(server.address) as fleet:
         yield fleet
 
 
-LETTERS: dict[str, dict[str, Any]] = {
-    "frozen_lake-v1": {"symbols": dict(zip("player ice hole goal edge".split(), "A.HEW", strict=True))},
-    "sokoban-v1": {"symbols": "letters"},
-}
+LAKE_LETTERS = dict(zip("player ice hole goal edge".split(), "A.HEW", strict=True))
 
 
-@pytest.mark.parametrize("symbols", ["default", "letters"])
-@pytest.mark.parametrize("environment", ["frozen_lake-v1", "sokoban-v1"])
-def test_all_formats_tell_the_same(fleet: SyncFleet, environment: str, symbols: str) -> None:
-    options = {"frozen_probability": 0.75} if environment.startswith("frozen") else {"boxes": 2, "search_depth": 30}
-    options = options | (LETTERS[environment] if symbols == "letters" else {})
-    for seed in range(15):
+@pytest.mark.parametrize(
+    ("environment", "options", "ways"),
+    [
+        ("frozen_lake-v1", {"frozen_probability": 0.75}, (6, 7)),
+        ("frozen_lake-v1", {"frozen_probability": 0.75, "symbols": LAKE_LETTERS}, (6, 7)),
+        ("sokoban-v1", {"boxes": 1, "search_depth": 30}, (3, 4, 12, 13)),
+        ("sokoban-v1", {"boxes": 2, "search_depth": 30, "symbols": "letters"}, (3, 4)),
+    ],
+)
+def test_all_formats_of_a_served_environment_tell_the_same(
+    fleet: SyncFleet, environment: str, options: dict[str, Any], ways: tuple[int, ...]
+) -> None:
+    """ways: places of the words that are ways to things, in an observation of the format `local`."""
+    for seed in range(8):
         scenes: dict[str, Scene] = {}
         for mode in ("grid", "coord", "grid_coord", "local"):
             (session,) = fleet.open(environment, seed=seed, options=options | {"observation": mode})
+            start = session.observation.text
             for action in ("Left", "Up", "Left"):
                 if not session.done:
                     session.step(action)
             scenes[mode] = read_scene(environment, session.instructions, session.observation.text)
             session.close()
+        scene = read_scene(environment, session.instructions, start)
+        told = read_claims(" ".join(start.split()[place] for place in ways), environment.partition("-v")[0], {})
+        assert told and all(judge(claim, scene, None) for claim in told), start
         whole = scenes["grid"]
         assert scenes["grid_coord"] == whole
         for mode in ("coord", "local"):
@@ -266,44 +245,3 @@ def test_all_formats_tell_the_same(fleet: SyncFleet, environment: str, symbols: 
             assert all(part.blocked(way) in (whole.blocked(way), None) for way in ("Up", "Down", "Left", "Right"))
         if environment == "frozen_lake-v1":
             assert scenes["coord"] == whole
-
-
-@pytest.mark.parametrize(
-    ("environment", "right"),
-    [("frozen_lake-v1", "{words[6]} {words[7]}"), ("sokoban-v1", "{words[3]} {words[4]} {words[12]} {words[13]}")],
-)
-def test_a_demonstration_that_reads_the_observation_scores_higher(
-    fleet: SyncFleet, environment: str, right: str
-) -> None:
-    """The same action, three thoughts: what the local observation says, nothing, and the opposite."""
-    opposite = {"Up": "Down", "Down": "Up", "Left": "Right", "Right": "Left", "-": "Up"}
-    for seed in range(20):
-        (session,) = fleet.open(environment, seed=seed, options={"observation": "local"})
-        seen = session.observation.text
-        transition = session.step("Down")
-        episode = Episode(0, 0, environment, instructions=session.instructions)
-        thought = right.format(words=seen.split())
-        wrong = " ".join(opposite[word] for word in thought.split())
-        values = []
-        for text in (thought, "so I go down", wrong):
-            turn = Turn(observation=seen, fresh=True, thought=text, actions=["Down"])
-            values.append(score_reasoning(CONFIG, turn, transition, episode))
-        assert values[0] == 1.0
-        assert values[1] == 0.0
-        assert values[2] < 0.0 or "-" in thought
-        session.close()
-
-
-def test_claims_about_the_next_state_hold_without_slips(fleet: SyncFleet) -> None:
-    options = {"observation": "coord", "success_rate": 1.0, "map": ["SFF", "FHF", "FFG"]}
-    (session,) = fleet.open("frozen_lake-v1", seed=1, options=options)
-    episode = Episode(0, 0, "frozen_lake-v1", instructions=session.instructions)
-    for action, thought, expected in (
-        ("Up", "Up is a wall, I stay", 1.0),
-        ("Right", "I will be at (0, 1)", 0.5),
-        ("Down", "I will be at (1, 1), down is a hole", 1.0),
-    ):
-        turn = Turn(observation=session.observation.text, fresh=True, thought=thought, actions=[action])
-        assert score_reasoning(CONFIG, turn, session.step(action), episode) == expected
-    assert session.done
-    session.close()

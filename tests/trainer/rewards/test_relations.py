@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client import EndReason, Transition
-from starpod.trainer.config import ConfigError, load_config, parse_config
+from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.relations import (
     Relation,
@@ -17,48 +18,38 @@ from starpod.trainer.rewards.relations import (
     describe_turn,
     fine_repetition,
     read_relations,
+    score_relations,
 )
 from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
 from starpod.trainer.rewards.scene import legend_of
 
 LAKE, AFTER = "G___\nO__P\n____\n___O", "G__P\nO___\n____\n___O"
 ROOM = "######\n#S_X_#\n#√___#\n#____#\n######"
-CONFIG = {"format_penalty": 0, "relations": {"description": 0.5, "prediction": 0.25}}
-
-
-def lake(**things: Sequence[Relation]) -> dict[str, Sequence[Relation]]:
-    return things
+PAID = {"description": 0.5, "prediction": 0.25}
+Told = dict[str, Sequence[Relation]]
+UP, DOWN, LEFT, UP_LEFT, UP_RIGHT = ("Up", "-"), ("Down", "-"), ("-", "Left"), ("Up", "Left"), ("Up", "Right")
+IN_ROOM = {"target": [LEFT], "box": [UP_RIGHT]}
 
 
 @pytest.mark.parametrize(
-    ("said", "true", "expected"),
+    ("family", "said", "true", "expected"),
     [
         # Half right on the goal, one of two holes: 0.7 * 0.5 + 0.3 * 2/3.
-        (
-            lake(goal=[("Up", "Left")], hole=[("Down", "-")]),
-            lake(goal=[("Up", "Right")], hole=[("Down", "-"), ("Up", "Left")]),
-            0.55,
-        ),
+        ("frozen_lake", {"goal": [UP_LEFT], "hole": [DOWN]}, {"goal": [UP_RIGHT], "hole": [DOWN, UP_LEFT]}, 0.55),
         # The best pairs are 1 + 0.5 of two holes.
-        (
-            lake(goal=[("Up", "-")], hole=[("Up", "Left"), ("Down", "-")]),
-            lake(goal=[("Up", "-")], hole=[("Down", "-"), ("Up", "Right")]),
-            0.925,
-        ),
-        (lake(), lake(), 1.0),
-        (lake(), lake(goal=[("Up", "-")]), 0.0),
-        (lake(goal=[("Up", "-")]), lake(goal=[("Up", "-")]), 1.0),
-        (lake(goal=[("Up", "-")] * 3), lake(goal=[("Up", "-")]), 0.5),
+        ("frozen_lake", {"goal": [UP], "hole": [UP_LEFT, DOWN]}, {"goal": [UP], "hole": [DOWN, UP_RIGHT]}, 0.925),
+        ("frozen_lake", {}, {}, 1.0),
+        ("frozen_lake", {}, {"goal": [UP]}, 0.0),
+        ("frozen_lake", {"goal": [UP]}, {"goal": [UP]}, 1.0),
+        ("frozen_lake", {"goal": [UP] * 3}, {"goal": [UP]}, 0.5),
+        # In a room both axes must be right.
+        ("sokoban", IN_ROOM | {"box": [UP]}, IN_ROOM, 0.5),
+        ("sokoban", IN_ROOM | {"box": [UP_LEFT]}, IN_ROOM, 0.5),
+        ("sokoban", IN_ROOM, IN_ROOM, 1.0),
     ],
 )
-def test_of_a_lake(said: dict[str, Sequence[Relation]], true: dict[str, Sequence[Relation]], expected: float) -> None:
-    assert compare("frozen_lake", said, true) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(("box", "expected"), [(("Up", "-"), 0.5), (("Up", "Left"), 0.5), (("Up", "Right"), 1.0)])
-def test_of_a_room_both_axes_must_be_right(box: Relation, expected: float) -> None:
-    true = {"target": [("-", "Left")], "box": [("Up", "Right")]}
-    assert compare("sokoban", {"target": [("-", "Left")], "box": [box]}, true) == expected
+def test_relations_are_compared_by_f1(family: str, said: Told, true: Told, expected: float) -> None:
+    assert compare(family, said, true) == pytest.approx(expected, abs=1e-6)
 
 
 _AXES = st.sampled_from(["Up", "-", "Down"]), st.sampled_from(["Left", "-", "Right"])
@@ -79,15 +70,14 @@ def test_no_pairing_is_better(said: list[Relation], true: list[Relation]) -> Non
 @pytest.mark.parametrize(
     ("text", "goal", "holes"),
     [
-        ("goal Up Left hole - Left", [("Up", "Left")], [("-", "Left")]),
-        ("The goal is above me and to the left; a hole is below.", [("Up", "Left")], [("Down", "-")]),
-        ("G Up Left O Down -", [("Up", "Left")], [("Down", "-")]),
-        ("the target is up", [("Up", "-")], []),
-        ("Up Left and nothing else", [], []),
-        ("", [], []),
+        ("goal Up Left hole - Left", [UP_LEFT], [LEFT]),
+        ("The goal is above me and to the left; a hole is below.", [UP_LEFT], [DOWN]),
+        ("G Up Left O Down -", [UP_LEFT], [DOWN]),
+        ("the target is up", [UP], []),
+        *((text, [], []) for text in ("Up Left and nothing else", "")),
     ],
 )
-def test_names_and_symbols_with_the_directions_after_them_are_read(
+def test_names_and_symbols_are_read_with_the_directions_after_them(
     text: str, goal: list[Relation], holes: list[Relation]
 ) -> None:
     assert read_relations(text, "frozen_lake", legend_of("frozen_lake", "")) == {"goal": goal, "hole": holes}
@@ -98,7 +88,7 @@ def test_what_is_described_is_wholly_right(environment: str, observation: str) -
     turn = Turn(observation=observation, fresh=True)
     episode = Episode(0, 0, environment, turns=[turn])
     turn.blocks["description"] = describe_turn(episode, turn, observation)["relations"]
-    assert Rewards(RewardConfig.model_validate(CONFIG)).score(turn, None, episode)["description"] == 0.5
+    assert score_relations(RelationsConfig(), turn, None, episode, "description") == 1.0
 
 
 def described(observation: str, after: str = AFTER, actions: Sequence[str] = ()) -> dict[str, str]:
@@ -106,33 +96,22 @@ def described(observation: str, after: str = AFTER, actions: Sequence[str] = ())
     return describe_turn(Episode(0, 0, "frozen_lake-v1", turns=[turn]), turn, after)
 
 
-def paid(
-    blocks: dict[str, str],
-    *,
-    observation: str = LAKE,
-    after: str = AFTER,
-    actions: Sequence[str] = (),
-    well_formed: bool = True,
-    **relations: float,
-) -> dict[str, float]:
-    turn = Turn(observation=observation, fresh=True, blocks=blocks, well_formed=well_formed, actions=list(actions))
-    transition = Transition(after, 0.0, 7, 0.0, b"", EndReason.NONE, None, None)
-    config = RewardConfig.model_validate(CONFIG | {"relations": {**CONFIG["relations"], **relations}})  # type: ignore[dict-item]
+def paid(blocks: dict[str, str], observation: str = LAKE, intended: bool = False, **values: Any) -> dict[str, float]:
+    turn = Turn(observation=observation, fresh=True, blocks=blocks, **values)
+    transition = Transition(AFTER, 0.0, 7, 0.0, b"", EndReason.NONE, None, None)
+    config = RewardConfig.model_validate({"format_penalty": 0, "relations": {**PAID, "intended": intended}})
     return Rewards(config).score(turn, transition, Episode(0, 0, "frozen_lake-v1", turns=[turn]))
 
 
 def test_a_description_is_of_the_state_before_the_turn_and_a_prediction_of_that_after_it() -> None:
     before, after = described(LAKE)["relations"], described(LAKE)["next_relations"]
-    assert paid({"description": before, "prediction": after}) == {
-        "environment": 0.0,
-        "description": 0.5,
-        "prediction": 0.25,
-    }
+    assert paid({"description": before, "prediction": after}) == {"environment": 0.0, **PAID}
     wrong = paid({"description": after, "prediction": before})
-    assert 0 < wrong["description"] < 0.5
-    assert 0 < wrong["prediction"] < 0.25
+    assert 0 < wrong["description"] < 0.5 and 0 < wrong["prediction"] < 0.25
     assert paid({}) == paid({"description": before, "prediction": after}, well_formed=False)
     assert paid({})["description"] == 0
+    with pytest.raises(RewardError, match=r"all things of the kind hole, .*options.observation to grid"):
+        paid({"description": "goal Up -"}, "P 1 3 G 0 0 Up Left _ _ # _")
 
 
 @pytest.mark.parametrize(
@@ -146,17 +125,16 @@ def test_a_description_is_of_the_state_before_the_turn_and_a_prediction_of_that_
 )
 def test_on_ice_that_slips_a_prediction_may_be_of_what_was_meant(actions: list[str], meant: str) -> None:
     """Something else came, which nobody could foresee."""
-    told = described(meant)["relations"]
+    told, came = described(meant)["relations"], described(LAKE)["next_relations"]
     assert described(LAKE, AFTER, actions)["intended_relations"] == told
     assert paid({"prediction": told}, actions=actions, intended=True)["prediction"] == 0.25
     assert paid({"prediction": told}, actions=actions)["prediction"] < 0.25
-    came = described(LAKE)["next_relations"]
     assert paid({"prediction": came}, actions=actions, intended=True)["prediction"] < 0.25
 
 
 def test_what_a_room_comes_to_is_what_was_meant() -> None:
     turn = Turn(observation=ROOM, fresh=True, actions=["Right"])
-    after = "######\n#OSX_#\n#√___#\n#____#\n######".replace("S", "P")
+    after = "######\n#OPX_#\n#√___#\n#____#\n######"
     told = describe_turn(Episode(0, 0, "sokoban-v1", turns=[turn]), turn, after)
     assert told["intended_relations"] == told["next_relations"] != told["relations"]
 
@@ -180,26 +158,20 @@ def test_what_is_repeated_most_and_wrong_is_fined() -> None:
     assert turns[0].reward == pytest.approx(0.95)
 
 
-def test_an_observation_that_hides_some_things_is_refused() -> None:
-    with pytest.raises(RewardError, match=r"all things of the kind hole, .*options.observation to grid"):
-        paid({"description": "goal Up -"}, observation="P 1 3 G 0 0 Up Left _ _ # _")
-
-
-def test_blocks_that_are_paid_for_must_be_asked_for() -> None:
-    with pytest.raises(ConfigError, match="pays for the block prediction, which replies do not have"):
-        load_config("frozen_lake", ["rewards.relations.prediction=0.1", "prompt.blocks=[description]"])
-
-
 @pytest.mark.parametrize(
-    ("relations", "sentence"),
+    ("values", "sentence"),
     [
-        ({"intended": True, "description": 0.5}, "give rewards.relations.prediction, or drop it"),
-        ({"repetition": -0.1}, "give rewards.relations.description or prediction"),
+        (
+            {"rewards": {"relations": {"prediction": 0.1}}, "prompt": {"blocks": ["description"]}},
+            "pays for the block prediction, which replies do not have",
+        ),
+        ({"rewards": {"relations": {"intended": True, "description": 0.5}}}, "prediction, or drop it"),
+        ({"rewards": {"relations": {"repetition": -0.1}}}, "give rewards.relations.description or prediction"),
     ],
 )
-def test_settings_that_change_nothing_are_refused(relations: dict[str, float], sentence: str) -> None:
+def test_settings_that_pay_for_nothing_are_refused(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        parse_config({"rewards": {"relations": relations}})
+        parse_config(values)
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
@@ -208,16 +180,14 @@ def test_settings_that_change_nothing_are_refused(relations: dict[str, float], s
 @pytest.mark.parametrize(
     ("success", "calls", "expected"), [(True, 0, 1.0), (True, 3, 1.3), (False, 5, 0.0), (None, 5, 0.0)]
 )
-def test_tools_are_paid_in_a_success_alone(success: bool | None, calls: int, expected: float) -> None:
-    turns = [Turn(fresh=True, actions=["Look"] * calls, executed=calls), Turn(fresh=False, actions=["buy"], executed=1)]
+def test_executed_tools_are_paid_in_a_success_alone(success: bool | None, calls: int, expected: float) -> None:
+    looks = ["Look"] * (calls + 1)  # the last of which is not executed
+    turns = [Turn(fresh=True, actions=looks, executed=calls), Turn(fresh=False, actions=["buy"], executed=1)]
     turns[-1].parts["environment"] = float(success or 0)
     episode = Episode(0, 0, "shop-v1", turns=turns, success=success)
     Rewards(RewardConfig.model_validate({"tools": {"bonus": 0.1, "actions": ["look"]}})).settle(episode)
     assert episode.total_reward == pytest.approx(expected)
-    assert "tools" in RewardConfig.model_validate({"tools": {"bonus": 0.1}}).names
-
-
-def test_what_was_not_executed_is_not_paid() -> None:
-    turn = Turn(fresh=True, actions=["a", "b", "c"], executed=2)
-    Rewards(RewardConfig.model_validate({"tools": {"bonus": 1}})).settle(Episode(0, 0, "x", turns=[turn], success=True))
-    assert turn.parts == {"tools": 2.0}
+    config = RewardConfig.model_validate({"tools": {"bonus": 0.1}})
+    assert "tools" in config.names
+    Rewards(config).settle(episode)
+    assert turns[-1].parts["tools"] == pytest.approx(0.1 * (calls + 1) if success else 0.0)

@@ -23,8 +23,10 @@ def arrive(reward: float, *flags: int) -> Transition:
     return Transition("G_P", reward, tuple(flags), (reward,) * len(flags), b"", EndReason.NONE, None, None)
 
 
-def score(config: dict[str, Any], turn: Turn, transition: Transition | None) -> dict[str, float]:
-    episode = Episode(0, 0, "frozen_lake-v1", seed=7, turns=[turn])
+def score(
+    config: dict[str, Any], turn: Turn, transition: Transition | None, environment: str = "frozen_lake-v1"
+) -> dict[str, float]:
+    episode = Episode(0, 0, environment, seed=7, turns=[turn])
     return Rewards(RewardConfig.model_validate(config)).score(turn, transition, episode)
 
 
@@ -39,67 +41,49 @@ def test_a_checklist_pays_for_what_begins_to_hold_and_takes_back_what_is_broken(
         turn.parts = Rewards(RewardConfig.model_validate(config)).score(turn, arrive(0.5, RAN), episode)
         paid.append(turn.parts["criteria"])
     assert paid == pytest.approx([1.4, 0.0, 0.6, -1.0, 3.0])
-    assert "criteria" not in score({}, make_turn(["Up"], criteria={"a": True}), arrive(0.5, RAN))
 
 
-@pytest.mark.parametrize("config", [{}, {"criteria": {"weight": 1}, "overlong_penalty": -1, "format_penalty": 0}])
-def test_the_parts_that_are_paid_are_known_before(config: dict[str, Any]) -> None:
-    assert RewardConfig.model_validate(config).names == set(score(config, make_turn(["Up"]), arrive(0.5, RAN)))
+UP, CUT = make_turn(["Up"]), make_turn(["Up"], finish="length")
+ILL = {"well_formed": False}
+FINED = {"format_penalty": -0.25}
+REASONING = {"reasoning": {"weight": 0.2, "claims": 1}, "format_penalty": 0}
 
 
 @pytest.mark.parametrize(
-    ("actions", "changes", "transition", "penalised"),
+    ("config", "turn", "transition", "expected"),
     [
-        (["Up"], {}, arrive(0.5, RAN), False),
-        (["Up", "Up"], {}, arrive(0.5, RAN, EXECUTED | VALID), False),  # blocked is not wrong
-        (["Up", "Up"], {}, arrive(0.5, RAN, VALID), False),  # cut off by a limit or the end: not wrong
-        (["Up", "Jump"], {"well_formed": False}, arrive(0.5, RAN, 0), True),
-        (["Up", "Jump", "Fly"], {}, arrive(0.5, RAN, 0, 0), True),  # once, however many
-        (["place 99"], {}, arrive(0.5, EXECUTED), True),  # the environment could not make sense of it
-        ([], {"well_formed": False}, None, True),
-        (["Up"], {"well_formed": False}, arrive(0.5, RAN), True),
+        ({"format_penalty": 0}, make_turn([]), None, {}),
+        (FINED, UP, arrive(0.5, RAN), {"format": 0}),
+        (FINED, make_turn(["Up", "Up"]), arrive(0.5, RAN, EXECUTED | VALID), {"format": 0}),  # blocked is not wrong
+        (FINED, make_turn(["Up", "Up"]), arrive(0.5, RAN, VALID), {"format": 0}),  # and neither is cut off by the end
+        (FINED, make_turn(["Up", "Jump"], **ILL), arrive(0.5, RAN, 0), {"format": -0.25}),
+        (FINED, make_turn(["Up", "Jump", "Fly"]), arrive(0.5, RAN, 0, 0), {"format": -0.25}),  # once, however many
+        (FINED, make_turn(["place 99"]), arrive(0.5, EXECUTED), {"format": -0.25}),  # makes no sense there
+        (FINED, make_turn([], **ILL), None, {"format": -0.25}),
+        (FINED, make_turn(["Up"], **ILL), arrive(0.5, RAN), {"format": -0.25}),
+        ({"overlong_penalty": -0.5}, UP, arrive(0.0, RAN), {"format": 0, "overlong": 0}),
+        ({"overlong_penalty": -0.5}, CUT, arrive(0.0, RAN), {"format": 0, "overlong": -0.5}),
+        (REASONING, make_turn(["Left"], thought="the goal is left"), arrive(1.0, RAN), {"reasoning": 0.2}),
+        (REASONING, make_turn(["Left"], thought="the goal is right"), arrive(1.0, RAN), {"reasoning": -0.2}),
+        (REASONING, make_turn(["Left"], thought="left then"), arrive(1.0, RAN), {"reasoning": 0}),
+        ({"criteria": {"weight": 1}, "format_penalty": 0}, make_turn([], criteria={"a": True}), None, {"criteria": 1}),
+        ({}, make_turn([], criteria={"a": True}), None, {"format": 0}),
     ],
 )
-def test_the_format_penalty_is_taken_once(
-    actions: list[str], changes: dict[str, Any], transition: Transition | None, penalised: bool
+def test_a_reward_has_the_parts_that_are_configured(
+    config: dict[str, Any], turn: Turn, transition: Transition | None, expected: dict[str, float]
 ) -> None:
-    parts = score({"format_penalty": -0.25}, make_turn(actions, **changes), transition)
-    assert parts == {"environment": 0.5 if transition else 0.0, "format": -0.25 if penalised else 0.0}
-
-
-def test_parts_that_are_off_are_not_there() -> None:
-    assert score({"format_penalty": 0}, make_turn([]), None) == {"environment": 0.0}
-
-
-def test_a_reply_that_was_cut_off_can_cost() -> None:
-    for finish, expected in (("stop", 0.0), ("length", -0.5)):
-        parts = score({"overlong_penalty": -0.5}, make_turn(["Up"], finish=finish), arrive(0.0, RAN))
-        assert parts["overlong"] == expected
-
-
-def test_reasoning_is_a_part_with_its_weight() -> None:
-    config = {"reasoning": {"weight": 0.2, "claims": 1}}
-    turn = make_turn(["Left"])
-    for thought, expected in (("the goal is left", 0.2), ("the goal is right", -0.2), ("left then", 0.0)):
-        turn.thought = thought
-        assert score(config, turn, arrive(1.0, RAN))["reasoning"] == pytest.approx(expected)
-
-
-def test_reasoning_says_where_it_cannot_be_used() -> None:
-    turn = make_turn(["Left"])
-    rewards = Rewards(RewardConfig.model_validate({"reasoning": {"weight": 0.2}}))
-    with pytest.raises(RewardError, match=r"rewards\.reasoning cannot be used here: .* not for bandit-v1"):
-        rewards.score(turn, arrive(1.0, RAN), Episode(0, 0, "bandit-v1", turns=[turn]))
+    expected = {"environment": transition.reward if transition else 0.0} | expected
+    assert score(config, turn, transition) == pytest.approx(expected)
+    assert RewardConfig.model_validate(config).names == set(expected)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        {"format_penalty": 0.1},
+        *({"format_penalty": value} for value in (0.1, float("nan"))),
         {"overlong_penalty": 1},
-        {"format_penalty": float("nan")},
-        {"shaping": {"format": 1.0}},
-        {"shaping": {"x": {"wieght": 1}}},
+        *({"shaping": value} for value in ({"format": 1.0}, {"x": {"wieght": 1}})),
         {"reasoning": {"weight": -1}},
     ],
 )
@@ -139,10 +123,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "effort_rewards-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: effort-rewards\nVersion: 1.0\n")
-    names = ("effort", "last", "broken", "endless", "narrow", "constant")
-    lines = [f"{name} = effort_rewards:{name}" for name in names]
-    lines.append("absent = effort_rewards:absent")
-    (folder / "entry_points.txt").write_text("[starpod.rewards]\n" + "\n".join(lines) + "\n")
+    names = ("effort", "last", "broken", "endless", "narrow", "constant", "absent")
+    lines = "".join(f"{name} = effort_rewards:{name}\n" for name in names)
+    (folder / "entry_points.txt").write_text(f"[starpod.rewards]\n{lines}")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "effort_rewards", raising=False)
 
@@ -158,28 +141,34 @@ def test_registered_functions_are_weighted_parts() -> None:
 @pytest.mark.parametrize(
     ("shaping", "words"),
     [
-        ({"efort": 1.0}, ["no reward function 'efort'", "did you mean effort?", "starpod.rewards"]),
-        ({"absent": 1.0}, ["'absent' of effort-rewards", "cannot be loaded"]),
-        ({"narrow": 1.0}, ["'narrow' of effort-rewards", "does not take (turn, transition, episode)"]),
-        ({"constant": 1.0}, ["is a int, not a function"]),
-        ({"effort": {"parameters": {"per_tokn": 1}}}, ["'effort' of effort-rewards", "per_tokn"]),
+        ({"efort": 1.0}, r"no reward function 'efort'.*did you mean effort\?.*starpod\.rewards"),
+        ({"absent": 1.0}, "'absent' of effort-rewards.*cannot be loaded"),
+        ({"narrow": 1.0}, r"'narrow' of effort-rewards.*does not take \(turn, transition, episode\)"),
+        ({"constant": 1.0}, "is a int, not a function"),
+        ({"effort": {"parameters": {"per_tokn": 1}}}, "'effort' of effort-rewards.*per_tokn"),
     ],
 )
-def test_what_cannot_be_used_is_refused_at_the_start(shaping: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(RewardError) as caught:
+def test_what_cannot_be_used_is_refused_at_the_start(shaping: dict[str, Any], words: str) -> None:
+    with pytest.raises(RewardError, match=words):
         Rewards(RewardConfig.model_validate({"shaping": shaping}))
-    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 @pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize(
-    ("name", "words"), [("broken", ["KeyError: 'goal'"]), ("endless", ["inf, which is not a finite number"])]
+    ("config", "environment", "words"),
+    [
+        (
+            {"shaping": {"broken": 1.0}},
+            "frozen_lake-v1",
+            "'broken'.*turn 1 of frozen_lake-v1, seed 7.*KeyError: 'goal'",
+        ),
+        ({"shaping": {"endless": 1.0}}, "lake-v9", "'endless'.*turn 1 of lake-v9, seed 7.*inf, which is not a finite"),
+        (REASONING, "bandit-v1", r"rewards\.reasoning cannot be used here: .* not for bandit-v1"),
+    ],
 )
-def test_a_function_that_fails_is_named_with_the_turn(name: str, words: list[str]) -> None:
-    with pytest.raises(RewardError) as caught:
-        score({"shaping": {name: 1.0}}, make_turn(["Up"]), arrive(1.0, RAN))
-    for word in (repr(name), "turn 1 of frozen_lake-v1", "seed 7", *words):
-        assert word in str(caught.value)
+def test_a_part_that_fails_is_named_with_the_turn(config: dict[str, Any], environment: str, words: str) -> None:
+    with pytest.raises(RewardError, match=words):
+        score(config, UP, arrive(1.0, RAN), environment)
 
 
 def test_keeping_a_subgoal_costs_a_share_of_the_episode_and_changing_it_unsaid_costs_at_once() -> None:
