@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,11 @@ def make(kind: str, *, lr: float = 3e-3, budget: int = 8192, **options: Any) -> 
 
 def groups() -> list[Group]:
     """Two start states with a success and two failures each, and one of failures alone."""
-    made = [
-        group_of(built("none"), number, rewards) for number, rewards in enumerate([(1, 0, 0), (0, 1, 0), (0, 0, 0)])
-    ]
-    for group in made:
-        for episode in group.episodes:
-            episode.success = episode.total_reward > 0
-            for turn in episode.turns:
-                turn.actions = [f"action {episode.member}"]
+    made = [group_of(built("none"), number, own) for number, own in enumerate([(1, 0, 0), (0, 1, 0), (0, 0, 0)])]
+    for episode in episodes_of(made):
+        episode.success = episode.total_reward > 0
+        for turn in episode.turns:
+            turn.actions = [f"action {episode.member}"]
     return made
 
 
@@ -50,17 +48,19 @@ def weights(scorer: TurnScorer) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in scorer.model.parameters()]
 
 
-def shifted(scorer: TurnScorer, episodes: list[Episode], ratios: list[list[list[float]]]) -> None:
-    """Rewrites what the sampler said, so that each token's log-ratio is the one given."""
-    scores = ImplicitScorer._ratios  # the scorer's own log-probabilities, found by a sampler that said 0
-    for episode in episodes:
-        for turn in episode.turns:
-            turn.logprobs = [0.0] * len(turn.reply)
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> list[bool]:
+    return [torch.equal(a, b) for a, b in zip(one, other, strict=True)]
+
+
+def shifted(scorer: TurnScorer, episodes: list[Episode], ratios: list[list[float]]) -> None:
+    """Rewrites what the sampler said, so that the sum of each turn's log-ratios is the one given."""
+    assert isinstance(scorer, ImplicitScorer)
     for episode, own in zip(episodes, ratios, strict=True):
-        assert isinstance(scorer, ImplicitScorer)
-        sums = scores(scorer, scorer._batch([episode])).sums_BK[0].tolist()
+        for turn in episode.turns:
+            turn.logprobs = [0.0] * len(turn.reply)  # so that ratios are the scorer's own log-probabilities
+        sums = scorer._ratios(scorer._batch([episode])).sums_BK[0].tolist()
         for turn, wanted, found in zip(episode.turns, own, sums, strict=True):
-            turn.logprobs = [(found - sum(wanted)) / len(turn.reply)] * len(turn.reply)
+            turn.logprobs = [(found - wanted) / len(turn.reply)] * len(turn.reply)
 
 
 # --- implicit step rewards --------------------------------------------------------------------------------------------
@@ -69,60 +69,44 @@ def shifted(scorer: TurnScorer, episodes: list[Episode], ratios: list[list[list[
 def test_a_turn_is_scored_by_its_log_ratios() -> None:
     scorer = make("implicit", normalise=False)
     (episode,) = group_of(built("none"), 0, (1.0,), turns=1).episodes
-    shifted(scorer, [episode], [[[0.2, -0.1, 0.3]]])
-    assert scorer.score([episode]) == [[0.0]]  # not fitted yet, it is the policy itself
-    scorer.fits = 1
-    assert scorer.score([episode]) == [[pytest.approx(0.02, abs=1e-6)]]
-    # Until it has been fitted some times, a mere disagreement is held down.
-    shifted(scorer, [episode], [[[-50.0]]])
-    assert scorer.score([episode]) == [[-1.0]]
-    scorer.fits = 10
-    assert scorer.score([episode]) == [[pytest.approx(-2.5, abs=1e-4)]]
-
-
-def test_scores_are_divided_by_the_largest() -> None:
-    scorer = make("implicit")
+    # A scorer that was not fitted is the policy itself. Until 10 fits a mere disagreement is held down.
+    for fits, ratio, expected in ((0, 0.4, 0.0), (1, 0.4, 0.02), (1, -50.0, -1.0), (10, -50.0, -2.5)):
+        scorer.fits = fits
+        shifted(scorer, [episode], [[ratio]])
+        assert scorer.score([episode]) == [[pytest.approx(expected, abs=1e-6 if ratio > 0 else 1e-4)]]
+    scorer = make("implicit")  # which divides by the largest score
     scorer.fits = 1
     episodes = group_of(built("none"), 0, (1.0, 0.0)).episodes
-    shifted(scorer, episodes, [[[0.4], [0.8]], [[-0.2], [0.0]]])
-    assert [row[0] for row in scorer.score(episodes)] == pytest.approx([0.499988, -0.249994], abs=1e-5)
-    assert scorer.score(episodes)[0][1] == pytest.approx(0.999975, abs=1e-5)
+    shifted(scorer, episodes, [[0.4, 0.8], [-0.2, 0.0]])
+    expected = [[0.499988, 0.999975], [-0.249994, 0.0]]
+    assert scorer.score(episodes) == [pytest.approx(row, abs=1e-5) for row in expected]
 
 
 def test_the_loss_is_of_pairs_by_means_over_turns() -> None:
-    assert pair_loss(torch.tensor([0.03 - -0.01])).item() == pytest.approx(0.673347, abs=1e-6)
-    assert pair_loss(torch.tensor([0.06 - -0.01])).item() == pytest.approx(0.658760, abs=1e-6)
-    assert pair_loss(torch.tensor([0.0])).item() == pytest.approx(0.693147, abs=1e-6)
+    for margin, loss in ((0.03 - -0.01, 0.673347), (0.06 - -0.01, 0.658760), (0.0, 0.693147)):
+        assert pair_loss(torch.tensor([margin])).item() == pytest.approx(loss, abs=1e-6)
     scorer = make("implicit")
     winner = group_of(built("none"), 0, (1.0,)).episodes[0]
     loser = group_of(built("none"), 0, (0.0,), turns=1).episodes[0]
-    shifted(scorer, [winner, loser], [[[0.4], [0.8]], [[-0.2]]])
+    shifted(scorer, [winner, loser], [[0.4, 0.8], [-0.2]])
     metrics = scorer.fit([Group(0, [winner, loser])])
     assert metrics["scorer/loss"] == pytest.approx(0.673347, abs=1e-6)
     assert (metrics["scorer/pairs"], metrics["scorer/accuracy"]) == (1, 1)
 
 
 def test_pairs_are_of_one_start_state_and_of_different_outcomes() -> None:
-    episodes = episodes_of(groups())
-    better, worse = pairs_of(episodes)
+    scorer, made = make("implicit", lr=1e-2), groups()
+    better, worse = pairs_of(episodes_of(made))
     assert list(zip(better, worse, strict=True)) == [(0, 1), (0, 2), (4, 3), (4, 5)]
-    metrics = make("implicit").fit(groups())
-    assert (metrics["scorer/pairs"], metrics["scorer/groups_without_pairs"]) == (4, pytest.approx(1 / 3))
-    alike = make("implicit")
-    before = weights(alike)
-    assert alike.fit(groups()[2:]) == {"scorer/pairs": 0.0, "scorer/groups_without_pairs": 1.0}
-    assert all(torch.equal(a, b) for a, b in zip(before, weights(alike), strict=True))
-
-
-def test_a_fit_changes_the_weights_and_more_of_them_order_the_pairs() -> None:
-    """The published code takes its loss on detached log-ratios: no gradient reaches its model."""
-    scorer = make("implicit")
     before = weights(scorer)
-    first = scorer.fit(groups())
-    assert first["scorer/grad_norm"] > 0
-    assert all(not torch.equal(a, b) for a, b in zip(before, weights(scorer), strict=True))
-    for _ in range(60):
-        last = scorer.fit(groups())
+    assert scorer.fit(made[2:]) == {"scorer/pairs": 0.0, "scorer/groups_without_pairs": 1.0}
+    assert all(equal(before, weights(scorer)))
+    first = scorer.fit(made)
+    assert (first["scorer/pairs"], first["scorer/groups_without_pairs"]) == (4, pytest.approx(1 / 3))
+    # The published code takes its loss on detached log-ratios: no gradient reaches its model.
+    assert first["scorer/grad_norm"] > 0 and not any(equal(before, weights(scorer)))
+    for _ in range(15):
+        last = scorer.fit(made)
     assert last["scorer/loss"] < first["scorer/loss"] and last["scorer/accuracy"] == 1.0
 
 
@@ -130,11 +114,9 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     """By finite differences along the step that was taken: the loss falls by about the gradient's square."""
     scorer = make("implicit", beta=1.0)
     scorer.optimizer = torch.optim.SGD(scorer.model.parameters(), lr=1e-4)  # type: ignore[assignment]
-    first = scorer.fit(groups())
-    second = scorer.fit(groups())
-    fall = (first["scorer/loss"] - second["scorer/loss"]) / 1e-4
+    first, second = scorer.fit(groups()), scorer.fit(groups())
     clipped = min(first["scorer/grad_norm"], 10.0) * first["scorer/grad_norm"]
-    assert fall == pytest.approx(clipped, rel=0.05)
+    assert (first["scorer/loss"] - second["scorer/loss"]) / 1e-4 == pytest.approx(clipped, rel=0.05)
 
 
 def test_step_rewards_are_compared_within_the_group_beside_the_returns() -> None:
@@ -142,9 +124,7 @@ def test_step_rewards_are_compared_within_the_group_beside_the_returns() -> None
     rollout = a_rollout([[0, 1.06], [-0.01, 0]], groups=[0, 0], mask=[[1, 1], [1, 0]], turns=[[0, 1], [0, -1]])
     parts = [[{"environment": 0.0, "process": 0.02}, {"environment": 1.0, "process": 0.04}], [{"process": -0.01}]]
     rewards = torch.tensor([[0.02, 1.04], [-0.01, 0.0]], dtype=torch.float64)
-    rollout = type(rollout)(
-        **{**{n: getattr(rollout, n) for n in rollout.__slots__}, "rewards_BT": rewards, "parts": parts}
-    )
+    rollout = replace(rollout, rewards_BT=rewards, parts=parts)
     terms = AlgorithmConfig(preset="dapo", advantage="istar").credit_terms
     found = credit(terms, rollout, rewards)
     expected = torch.tensor([[1.005, 1.035], [-1.04, 0.0]], dtype=torch.float64)
@@ -205,24 +185,21 @@ def test_soft_labels_have_a_floor_that_the_head_reaches() -> None:
     scorer = make("q", lr=1e-2)
     assert isinstance(scorer, QScorer)
     (episode,) = group_of(built("none"), 0, (1.0,), turns=1).episodes
-    assert scorer.fit_to([episode], [[0.75]])["scorer/loss"] == pytest.approx(0.693147, abs=1e-6)
-    for _ in range(200):
-        metrics = scorer.fit_to([episode], [[0.75]])
-    assert metrics["scorer/loss"] == pytest.approx(0.562335, abs=1e-3)
+    losses = [scorer.fit_to([episode], [[0.75]])["scorer/loss"] for _ in range(60)]
+    assert losses[0] == pytest.approx(0.693147, abs=1e-6) and losses[-1] == pytest.approx(0.562335, abs=1e-3)
     assert scorer.score([episode]) == [[pytest.approx(0.75, abs=0.02)]]
 
 
 def test_a_fit_to_q_tells_turns_apart_and_moves_the_trunk() -> None:
-    scorer = make("q")
+    scorer, made = make("q", lr=1e-2), groups()
     before = weights(scorer)
-    for _ in range(80):
-        metrics = scorer.fit(groups())
+    for _ in range(25):
+        metrics = scorer.fit(made)
     names = [name for name, _ in scorer.model.named_parameters()]
-    moved = [name for name, a, b in zip(names, before, weights(scorer), strict=True) if not torch.equal(a, b)]
+    moved = [name for name, same in zip(names, equal(before, weights(scorer)), strict=True) if not same]
     assert any("layers" in name for name in moved) and "critic.head.weight" in moved
     assert metrics["scorer/target_error"] < 0.05
-    episodes = episodes_of(groups())
-    last = [row[-1] for row in scorer.score(episodes)]
+    last = [row[-1] for row in scorer.score(episodes_of(made))]
     assert min(last[0], last[4]) > max(value for place, value in enumerate(last) if place not in (0, 4))
 
 
@@ -232,49 +209,39 @@ def test_a_fit_to_q_tells_turns_apart_and_moves_the_trunk() -> None:
 @pytest.mark.parametrize("kind", ["implicit", "q"])
 def test_packing_changes_neither_scores_nor_fits(kind: str) -> None:
     whole, cut = make(kind), make(kind, budget=12)
+    made = groups()
     for scorer in (whole, cut):
-        scorer.fit(groups())
-    for one, other in zip(whole.score(episodes_of(groups())), cut.score(episodes_of(groups())), strict=True):
+        scorer.fit(made)
+    for one, other in zip(whole.score(episodes_of(made)), cut.score(episodes_of(made)), strict=True):
         assert one == pytest.approx(other, rel=1e-2, abs=1e-3)
-    first, second = whole.fit(groups()), cut.fit(groups())
-    assert first == pytest.approx(second, rel=1e-3, abs=1e-4)
+    assert whole.fit(made) == pytest.approx(cut.fit(made), rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["implicit", "q"])
 def test_a_scorer_goes_on_bit_for_bit(kind: str) -> None:
-    straight, halves = make(kind), make(kind)
-    for _ in range(4):
-        straight.fit(groups())
-    for _ in range(2):
-        halves.fit(groups())
+    straight, halves, again = make(kind), make(kind), make(kind)
+    made = groups()
+    for scorer in (straight, straight, halves):
+        scorer.fit(made)
     tensors, values = halves.state()
-    again = make(kind)
     again.load_state({name: tensor.clone() for name, tensor in tensors.items()}, values)
-    for _ in range(2):
-        again.fit(groups())
-    assert all(torch.equal(a, b) for a, b in zip(weights(straight), weights(again), strict=True))
-    assert straight.score(episodes_of(groups())) == again.score(episodes_of(groups()))
-
-
-def test_scores_become_a_part_of_the_reward_and_replace_older_ones() -> None:
-    group = groups()[0]
-    for score in (0.5, 0.25):
-        pay(group.episodes, [[score] * len(episode.turns) for episode in group.episodes])
-    turn = group.episodes[0].turns[-1]
-    assert turn.parts["process"] == 0.25 and turn.reward == sum(turn.parts.values())
+    again.fit(made)
+    assert all(equal(weights(straight), weights(again)))
+    assert straight.score(episodes_of(made)) == again.score(episodes_of(made))
 
 
 @pytest.mark.parametrize("kind", ["implicit", "q"])
-def test_turns_that_are_shared_with_a_parent_are_paid_there(kind: str) -> None:
+def test_scores_become_a_part_of_the_reward_and_shared_turns_are_paid_in_the_parent(kind: str) -> None:
     scorer = make(kind)
     scorer.fit(groups())
-    group = groups()[0]
-    parent, branch = group.episodes[0], group.episodes[1]
+    parent, branch = groups()[0].episodes[:2]
     branch.turns[0], branch.parent = parent.turns[0], (0, 1)
     scores = scorer.score([parent, branch])
     assert scores[1][0] == 0.0 and scores[0][0] != 0.0
-    pay([parent, branch], scores)
+    for paid in ([[0.5] * 2] * 2, scores):  # the second replaces the first
+        pay([parent, branch], paid)
     assert parent.turns[0].parts["process"] == scores[0][0] and branch.turns[1].parts["process"] == scores[1][1]
+    assert parent.turns[1].reward == sum(parent.turns[1].parts.values())
 
 
 def test_turns_are_scored_before_the_scorer_learns_from_them() -> None:
@@ -283,10 +250,9 @@ def test_turns_are_scored_before_the_scorer_learns_from_them() -> None:
         each.fit(groups())
     made = groups()
     expected = twin.score(episodes_of(made))
-    for group in made:
-        for episode in group.episodes:
-            for place, turn in enumerate(episode.turns):
-                turn.progress = float(place)
+    for episode in episodes_of(made):
+        for place, turn in enumerate(episode.turns):
+            turn.progress = float(place)
     metrics = score_and_fit(scorer, made)
     assert [[turn.parts["process"] for turn in each.turns] for each in episodes_of(made)] == expected
     assert {"reward/process", "scorer/loss", "scorer/score_correlation"} <= metrics.keys()
@@ -308,15 +274,14 @@ async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None
     run.begin_step()
     await run.learn(run.filter(groups()))
     assert run.metrics["scorer/pairs"] == 4
-    assert not all(torch.equal(a, b) for a, b in zip(before, weights(run.scorer), strict=True))
+    assert not all(equal(before, weights(run.scorer)))
     run.save()
     loaded = run.output.checkpoints.latest()
     assert loaded is not None
     again = make_run(tmp_path, **values)
     again.scorer = make("implicit")
     again.restore(loaded)
-    assert all(torch.equal(a, b) for a, b in zip(weights(again.scorer), weights(run.scorer), strict=True))
-    assert again.scorer.fits == 1
+    assert all(equal(weights(again.scorer), weights(run.scorer))) and again.scorer.fits == 1
     other = make_run(tmp_path, **values | {"algorithm": {"preset": "dapo", "advantage": "agent_prm"}, "scorer": "q"})
     other.scorer = make("q")
     with pytest.raises(ConfigError, match=r"scorer\.kind is q, and the run that is resumed has no such scorer"):
