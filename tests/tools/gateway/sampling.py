@@ -4,30 +4,28 @@ import asyncio
 import random
 from collections.abc import Callable
 
-import torch
-
 from starpod.gateway.lineage import Layout
 from starpod.gateway.session import Sampler
 from starpod.trainer.agents.engine import SamplingConfig
-from starpod.trainer.engines.base import EngineStats, Reply, Request
+from starpod.trainer.data.episode import Finish
+from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.prompts.conversation import Template
 from tests.trainer.chat_templates import tokenizer
 from tests.trainer.scripted_engine import ScriptedEngine
 
 
-class RandomEngine:
+class RandomEngine(ScriptedEngine):
     """Samples ids in spellings that no tokenizer would choose. Remembers what it was asked and what it gave."""
 
     def __init__(self, template: Template, words: list[str], seed: int = 0) -> None:
-        self.template = template
+        super().__init__(template, lambda request, text: "")
         self.words = words
         self.seed = seed
         self.sampled: list[tuple[Request, Reply]] = []
 
     async def generate(self, request: Request) -> Reply:
         rng = random.Random(f"{self.seed}/{request.seed}")
-        text = self.template.opening and ""
-        text += "".join(rng.choice(self.words) for _ in range(rng.randint(1, 6)))
+        text = "".join(rng.choice(self.words) for _ in range(rng.randint(1, 6)))
         ids: list[int] = []
         for character in text:  # one at a time: never merged
             ids += self.template.encode(character)
@@ -36,24 +34,10 @@ class RandomEngine:
         ids = ids or [self.template.end]
         await asyncio.sleep(rng.choice([0, 0, 0.001]))
         logprobs = [-rng.random() for _ in ids]
-        reply = Reply(
-            ids, logprobs, [rng.randint(0, 3)] * len(ids), "stop" if ids[-1] == self.template.end else "length"
-        )
+        finish: Finish = "stop" if ids[-1] == self.template.end else "length"
+        reply = Reply(ids, logprobs, [rng.randint(0, 3)] * len(ids), finish)
         self.sampled.append((request, reply))
         return reply
-
-    def forget(self, conversation: str) -> None: ...
-
-    async def pause(self) -> None: ...
-
-    async def load(self, version: int, model: torch.nn.Module) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    def stats(self) -> EngineStats:
-        return EngineStats()
-
-    async def close(self) -> None: ...
 
 
 def scripted(say: Callable[[Request, str], str], template: str = "chatml", **sampling: int) -> Sampler:

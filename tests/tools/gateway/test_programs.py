@@ -1,7 +1,6 @@
 """Episodes that a program plays: its replies and steps become turns that the trainer trains on like its own."""
 
 import asyncio
-import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -114,10 +113,8 @@ async def test_turns_are_replies_with_their_steps(server: ServerProcess, tmp_pat
         assert {turn.executed for turn in episode.turns} == {1}
         assert (episode.group, episode.task, episode.seed) == (3, "lake", 7)
         (sample,) = samples_of(episode)
-        asked = [
-            request.prompt for request in engine.requests if sample.tokens[: len(request.prompt)] == request.prompt
-        ]
-        assert len(asked) >= len(episode.turns)
+        prompts = [request.prompt for request in engine.requests]
+        assert sum(sample.tokens[: len(prompt)] == prompt for prompt in prompts) >= len(episode.turns)
     assert len({request.seed for request in engine.requests}) == len(engine.requests), "each reply has its own luck"
 
 
@@ -229,24 +226,3 @@ async def test_keys_of_other_episodes_are_refused(server: ServerProcess, tmp_pat
                 assert reply.status_code == (401 if path == "/environment" else 200)
             body = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
             assert (await http.post("/v1/chat/completions", json=body)).status_code == 401
-
-
-@pytest.mark.slow
-@pytest.mark.minutes
-def test_trains_on_the_episodes_of_a_program(tmp_path: Path) -> None:
-    import subprocess
-
-    (tmp_path / "agent.py").write_text(TOOLS + PLAYS)
-    words = [
-        f"collect.agent.command=[{sys.executable}, {tmp_path / 'agent.py'}]",
-        *("collect.groups=1", "collect.group_size=2", "collect.agent.at_once=2", "stop.iterations=1"),
-        *("evaluation.episodes=1", "evaluation.reference=[]", "evaluation.greedy=false", "warm_start.steps=2"),
-        *("warm_start.episodes=20", "algorithm=starpo-grpo", "prompt.prefill=false", "rewards.format_penalty=0"),
-    ]
-    command = [sys.executable, "-m", "starpod.cli.main", "train", "bandit", *words, "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])["metrics"]
-    assert metrics["collect/failed"] == 0
-    kept = [*(tmp_path / "run" / "episodes").glob("train-*")]
-    assert kept, "its episodes are kept like the trainer's own"

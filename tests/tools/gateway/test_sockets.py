@@ -5,10 +5,11 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import openai
@@ -22,55 +23,236 @@ from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
 from starpod.report.site import listen
 from starpod.trainer.data.batch import samples_of
-from starpod.trainer.data.files import read_episodes, read_groups
+from starpod.trainer.data.episode import Turn
+from starpod.trainer.data.files import read_episodes
 from starpod.trainer.engines.base import EngineError
 from tests.support import small_files
 from tests.tools.gateway.sampling import engine_of, scripted
 
 CALL = '<tool_call>\n{"name": "move", "arguments": {"to": "Up"}}\n</tool_call>'
-TOOL = {
-    "type": "function",
-    "function": {"name": "move", "description": "Moves.", "parameters": {"type": "object", "properties": {}}},
-}
+USER = {"role": "user", "content": "go"}
+SCHEMA = {"type": "object", "properties": {}}
+FUNCTION = {"type": "function", "name": "move", "parameters": SCHEMA, "strict": False}
+OWN = {"name": "move", "input_schema": SCHEMA}
+TOOL, OTHER = ({"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("move", "look"))
+
+
+@dataclass
+class Gateway:
+    """A gateway that listens, and clients of it: `http`, and `llm` of OpenAI, with the API key "one"."""
+
+    url: str
+    records: Records
+    http: httpx.AsyncClient
+    llm: openai.AsyncOpenAI
+
+    async def post(self, path: str, body: Any = None, key: str = "one") -> httpx.Response:
+        return await self.http.post(path, json=body or {}, headers={"authorization": f"Bearer {key}"})
+
+    async def ask(self, text: str = "hello", key: str = "one", **more: Any) -> str:
+        """The text of the reply to one message. Raises what OpenAI's client raises."""
+        llm, messages = self.llm.with_options(api_key=key), [{"role": "user", "content": text}]
+        completion = await llm.chat.completions.create(**{"model": "m", "messages": messages, **more})
+        return str(completion.choices[0].message.content or "")
+
+    def turns(self, name: str = "one") -> list[Turn]:
+        return self.records.record(name).episode.turns
 
 
 @asynccontextmanager
-async def gateway(sampler: Sampler, folder: Path, token: str = "", **limits: Any) -> AsyncIterator[tuple[str, Records]]:
+async def gateway(sampler: Sampler, folder: Path, token: str = "", **limits: Any) -> AsyncIterator[Gateway]:
     records = Records(sampler, folder, most=limits.pop("sessions", 100), begins_unknown=not token)
     records.restore()
     keys = Keys(token)
     application = create_app(records, model="test", keys=keys, more=endpoints(records, keys), **limits)
-    async with listening(application) as url:
-        yield url, records
+    async with (
+        listening(application) as url,
+        httpx.AsyncClient(base_url=url, verify=False, timeout=60) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="one", max_retries=0, http_client=http) as llm,
+    ):
+        yield Gateway(url, records, http, llm)
 
 
-def client(url: str, key: str = "one", **more: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, **{"max_retries": 0, **more})
+def says(text: str, **sampling: int) -> Sampler:
+    """A model that says the text, and "done" once a tool's result is "ok, moved"."""
+    return scripted(lambda request, prompt: "done" if "ok, moved" in prompt else text, **sampling)
+
+
+def data_of(stream: str) -> list[Any]:
+    """The data of server-sent events, but for the word that ends a stream."""
+    return [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+
+
+# --- the APIs ---------------------------------------------------------------------------------------------------------
+
+
+class Reply(NamedTuple):
+    thought: str | None
+    text: str | None
+    calls: list[tuple[str, Any]]
+    finish: str
+
+
+def read_chat(body: Any) -> Reply:
+    (choice,) = body["choices"]
+    message = choice["message"]
+    calls = [each["function"] for each in message.get("tool_calls", ())]
+    called = [(each["name"], json.loads(each["arguments"])) for each in calls]
+    return Reply(message.get("reasoning_content"), message["content"], called, choice["finish_reason"])
+
+
+def chat_back(body: Any) -> list[Any]:
+    message = body["choices"][0]["message"]
+    return [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok, moved"}]
+
+
+def read_response(body: Any) -> Reply:
+    texts = {item["type"]: item["content"][0]["text"] for item in body["output"] if item["type"] != "function_call"}
+    called = [(item["name"], json.loads(item["arguments"])) for item in body["output"] if "call_id" in item]
+    return Reply(texts.get("reasoning"), texts.get("message"), called, body["status"])
+
+
+def response_back(body: Any) -> list[Any]:
+    result = {"type": "function_call_output", "call_id": body["output"][-1]["call_id"], "output": "ok, moved"}
+    return [*body["output"], result]
+
+
+def read_message(body: Any) -> Reply:
+    thought, text = ("".join(block.get(kind, "") for block in body["content"]) or None for kind in ("thinking", "text"))
+    called = [(block["name"], block["input"]) for block in body["content"] if block["type"] == "tool_use"]
+    return Reply(thought, text, called, body["stop_reason"])
+
+
+def message_back(body: Any) -> list[Any]:
+    """Without thoughts, which a client may leave out."""
+    content = [block for block in body["content"] if block["type"] != "thinking"]
+    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "ok, moved"}
+    return [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+
+
+@dataclass(frozen=True)
+class Api:
+    """An API. body: asks for a reply, with a tool. read: a reply. back: what a client adds to the history after a call.
+
+    finishes: how a reply ends that calls a tool, and one that does not. choices: those that demand a call.
+    """
+
+    path: str
+    history: str
+    body: dict[str, Any]
+    read: Callable[[Any], Reply]
+    back: Callable[[Any], list[Any]]
+    finishes: tuple[str, str]
+    choices: tuple[Any, Any]
+
+    def after(self, reply: Any) -> dict[str, Any]:
+        """The request that follows a reply with a call."""
+        return {**self.body, self.history: self.body[self.history] + self.back(reply)}
+
+
+APIS = {
+    "chat": Api(
+        "/v1/chat/completions",
+        "messages",
+        {"messages": [{"role": "system", "content": "be good"}, USER], "tools": [TOOL]},
+        read_chat,
+        chat_back,
+        ("tool_calls", "stop"),
+        ("required", {"type": "function", "function": {"name": "move"}}),
+    ),
+    "responses": Api(
+        "/v1/responses",
+        "input",
+        {"instructions": "be good", "input": [USER], "tools": [FUNCTION]},
+        read_response,
+        response_back,
+        ("completed", "completed"),
+        ("required", {"type": "function", "name": "move"}),
+    ),
+    "messages": Api(
+        "/v1/messages",
+        "messages",
+        {"max_tokens": 9000, "system": [{"type": "text", "text": "be good"}], "messages": [USER], "tools": [OWN]},
+        read_message,
+        message_back,
+        ("tool_use", "end_turn"),
+        ({"type": "any"}, {"type": "tool", "name": "move"}),
+    ),
+}
+each_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS)
+
+
+@each_api
+async def test_a_tools_result_goes_on_from_what_was_sampled(api: Api, tmp_path: Path) -> None:
+    sampler = says(f"<think>a</think>I move.{CALL}")
+    async with gateway(sampler, tmp_path) as it:
+        first = (await it.post(api.path, api.body)).json()
+        assert api.read(first) == ("a", "I move.", [("move", {"to": "Up"})], api.finishes[0])
+        second = (await it.post(api.path, api.after(first))).json()
+        assert api.read(second) == (None, "done", [], api.finishes[1])
+        turns = it.turns()
+    assert [turn.fresh for turn in turns] == [True, False]
+    first_prompt, second_prompt = (sampler.template.tokenizer.decode(turn.prompt) for turn in turns)
+    assert "be good" in first_prompt and "move" in first_prompt and "ok, moved" in second_prompt
+
+
+@each_api
+async def test_a_call_that_is_demanded(api: Api, tmp_path: Path) -> None:
+    async with gateway(says('{"to": "Up"}}\n</tool_call>'), tmp_path) as it:
+        for choice in api.choices:
+            reply = (await it.post(api.path, {**api.body, "tool_choice": choice})).json()
+            assert api.read(reply)[2:] == ([("move", {"to": "Up"})], api.finishes[0])
+
+
+@each_api
+async def test_halves_of_surrogate_pairs_in_a_call_are_served_as_replaced(api: Api, tmp_path: Path) -> None:
+    """A model may write "\\ud83d" as an escape; no client can send that back as text."""
+    said = '<tool_call>\n{"name": "move", "arguments": {"to": "\\ud83d Up \\ud83d\\ude00"}}\n</tool_call>'
+    expected = {"to": "\N{REPLACEMENT CHARACTER} Up \N{GRINNING FACE}"}
+    async with gateway(says(said, max_reply_tokens=1000), tmp_path) as it:
+        first, again = [(await it.post(api.path, api.body)).json() for _ in range(2)]
+        assert first == again and api.read(first).calls == [("move", expected)]
+        streamed = await it.post(api.path, {**api.body, "stream": True})
+        assert json.dumps(json.dumps(expected, ensure_ascii=False), ensure_ascii=False) in streamed.text
+        assert api.read((await it.post(api.path, api.after(first))).json()).text == "done"
+        assert [turn.fresh for turn in it.turns()] == [True, False], "what was sent back is known"
+
+
+@each_api
+async def test_a_stream_that_fails_late_has_an_error_event(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_HEARTBEAT_SECONDS", 0.01)
+
+    async def fail(request: Any) -> Any:
+        await asyncio.sleep(0.1)
+        raise EngineError("the engine died")
+
+    sampler = says("x")
+    engine_of(sampler).generate = fail  # type: ignore[method-assign]
+    async with gateway(sampler, tmp_path) as it:
+        streamed = await it.post(api.path, {**api.body, "stream": True})
+    (event,) = data_of(streamed.text)
+    assert streamed.status_code == 200 and event.get("error", event)["message"] == "the engine died"
 
 
 async def test_a_conversation_is_one_sample_of_what_was_sampled(tmp_path: Path) -> None:
     sampler = scripted(lambda request, text: f"reply {text.count('user')}")
-    async with gateway(sampler, tmp_path) as (url, records):
-        llm = client(url)
-        messages: list[Any] = [{"role": "system", "content": "be good"}]
-        for question in ("a", "b", "c"):
+    messages: list[Any] = [{"role": "system", "content": "be good"}]
+    async with gateway(sampler, tmp_path) as it:
+        for question in "abc":
             messages.append({"role": "user", "content": question})
-            completion = await llm.chat.completions.create(model="m", messages=messages)
+            completion = await it.llm.chat.completions.create(model="m", messages=messages)
             messages.append(completion.choices[0].message.model_dump(exclude_none=True))
-        assert completion.choices[0].message.content == "reply 3"
-        assert completion.choices[0].finish_reason == "stop"
-        assert completion.usage is not None
-        assert completion.usage.prompt_tokens == len(engine_of(sampler).requests[-1].prompt)
-        records.record("one").reward(1.5, "")
-        records.end("one", {"success": True})
-    (group,) = read_groups(tmp_path / "episodes")
-    (episode,) = group.episodes
+        it.records.record("one").reward(1.5, "")
+        it.records.end("one", {"success": True})
+    prompt = engine_of(sampler).requests[-1].prompt
+    assert completion.usage is not None and completion.usage.prompt_tokens == len(prompt)
+    (episode,) = read_episodes(tmp_path / "episodes")
     assert (episode.total_reward, episode.success, episode.end) == (1.5, True, "terminal")
     (sample,) = samples_of(episode)
-    engine = engine_of(sampler)
-    assert sample.tokens[: len(engine.requests[-1].prompt)] == engine.requests[-1].prompt
-    text = sampler.template.tokenizer.decode(sample.tokens)
-    assert text == (
+    assert sample.tokens[: len(prompt)] == prompt
+    assert sampler.template.tokenizer.decode(sample.tokens) == (
         "<|im_start|>system\nbe good<|im_end|>\n"
         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nreply 1<|im_end|>\n"
         "<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\nreply 2<|im_end|>\n"
@@ -79,518 +261,123 @@ async def test_a_conversation_is_one_sample_of_what_was_sampled(tmp_path: Path) 
     assert sum(sample.sampled) == episode.sampled_tokens == sum(len(turn.reply) for turn in episode.turns)
 
 
-async def test_streams_say_the_same_as_whole_replies(tmp_path: Path) -> None:
-    long = "word " * 200
-    sampler = scripted(lambda request, text: f"<think>hm</think>{long}{CALL}", max_reply_tokens=1500)
-    async with gateway(sampler, tmp_path) as (url, _):
-        llm = client(url)
-        given: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": [TOOL]}
-        whole = (await llm.chat.completions.create(**given)).choices[0].message
-        text, name, arguments, thought, finish, usage = "", "", "", "", None, None
-        stream = await llm.chat.completions.create(**given, stream=True, stream_options={"include_usage": True})
-        async for chunk in stream:
-            usage = chunk.usage or usage
-            for choice in chunk.choices:
-                text += choice.delta.content or ""
-                thought += getattr(choice.delta, "reasoning_content", None) or ""
-                finish = choice.finish_reason or finish
-                for call in choice.delta.tool_calls or ():
-                    assert call.function is not None
-                    name += call.function.name or ""
-                    arguments += call.function.arguments or ""
-    assert whole.tool_calls is not None and whole.tool_calls[0].type == "function"
-    assert (text, thought, finish) == (whole.content, "hm", "tool_calls") and text == long.strip()
-    assert (name, json.loads(arguments)) == ("move", {"to": "Up"}) and usage is not None
+LONG = "word " * 100
+SAYS_ALL = f"<think>{LONG}</think>{LONG}{CALL}"
+"""A thought, a text of several pieces, and a call."""
+
+
+async def test_streams_of_chat_completions_add_up_to_whole_ones(tmp_path: Path) -> None:
+    sampler = says(SAYS_ALL, max_reply_tokens=1500)
+    async with gateway(sampler, tmp_path) as it:
+        given: Any = {"model": "m", **APIS["chat"].body}
+        whole = await it.llm.chat.completions.create(**given)
+        stream = await it.llm.chat.completions.create(**given, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    calls = [call.function for delta in deltas for call in delta.tool_calls or ()]
+    assert "".join(delta.content or "" for delta in deltas) == whole.choices[0].message.content == LONG.strip()
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == LONG.strip()
+    assert [(call.name, call.arguments) for call in calls if call] == [("move", '{"to": "Up"}')]
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason and chunks[-1].usage == whole.usage
     assert len(engine_of(sampler).requests) == 1, "a stream of the same request is a repetition"
-
-
-async def test_tool_calls_and_results_go_on_from_what_was_sampled(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: CALL if "tool_response" not in text and "tool\n" not in text else "done")
-    async with gateway(sampler, tmp_path) as (url, records):
-        llm = client(url)
-        messages: list[Any] = [{"role": "user", "content": "go"}]
-        first = (await llm.chat.completions.create(model="m", messages=messages, tools=[TOOL])).choices[0]  # type: ignore[list-item]
-        assert first.finish_reason == "tool_calls" and first.message.content is None
-        assert first.message.tool_calls
-        call = first.message.tool_calls[0]
-        messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "ok, moved"}]
-        second = (await llm.chat.completions.create(model="m", messages=messages, tools=[TOOL])).choices[0]  # type: ignore[list-item]
-        assert second.message.content == "done"
-        turns = records.record("one").episode.turns
-    assert [turn.fresh for turn in turns] == [True, False]
-    assert "ok, moved" in sampler.template.tokenizer.decode(turns[1].prompt)
-    assert "move" in sampler.template.tokenizer.decode(turns[0].prompt), "the tools are described"
-
-
-async def test_responses_with_the_same_history_as_items(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: f"<think>a</think>{CALL}" if "ok, moved" not in text else "done")
-    tool: Any = {"type": "function", "name": "move", "parameters": {"type": "object"}, "strict": False}
-    async with gateway(sampler, tmp_path) as (url, records):
-        llm = client(url)
-        history: list[Any] = [{"role": "user", "content": "go"}]
-        first = await llm.responses.create(model="m", instructions="be good", input=history, tools=[tool])
-        assert [item.type for item in first.output] == ["reasoning", "function_call"]
-        call = first.output[1]
-        assert call.type == "function_call"
-        history += [item.model_dump() for item in first.output]
-        history.append({"type": "function_call_output", "call_id": call.call_id, "output": "ok, moved"})
-        given: Any = {"model": "m", "instructions": "be good", "input": history, "tools": [tool]}
-        assert (await llm.responses.create(**given)).output_text == "done"
-        kinds = [event.type async for event in await llm.responses.create(**given, stream=True)]
-        turns = records.record("one").episode.turns
-    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
-    assert "response.output_text.delta" in kinds
-    assert [turn.fresh for turn in turns] == [True, False]
 
 
 async def test_streams_of_responses_add_up_to_whole_ones(tmp_path: Path) -> None:
-    said = "word " * 100
-    sampler = scripted(lambda request, text: f"<think>{said}</think>{said}{CALL}", max_reply_tokens=1500)
-    tool: Any = {"type": "function", "name": "move", "parameters": {"type": "object"}, "strict": False}
-    given: Any = {"model": "m", "input": "go", "tools": [tool]}
-    async with gateway(sampler, tmp_path) as (url, _):
-        llm = client(url)
-        whole = await llm.responses.create(**given)
-        texts: dict[str, str] = {}
-        numbers = []
-        async with llm.responses.stream(**given) as stream:
-            async for event in stream:
-                numbers.append(event.sequence_number)
-                if event.type.endswith(".delta"):
-                    texts[event.type] = texts.get(event.type, "") + getattr(event, "delta", "")
+    given: Any = {"model": "m", **APIS["responses"].body}
+    texts: dict[str, str] = {}
+    async with gateway(says(SAYS_ALL, max_reply_tokens=1500), tmp_path) as it:
+        whole = await it.llm.responses.create(**given)
+        async with it.llm.responses.stream(**given) as stream:
+            events = [event async for event in stream]
             final = await stream.get_final_response()
-    assert numbers == list(range(len(numbers)))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    for event in events:
+        if event.type.endswith(".delta"):
+            texts[event.type] = texts.get(event.type, "") + getattr(event, "delta", "")
     assert texts == {
-        "response.reasoning_text.delta": said.strip(),
-        "response.output_text.delta": said.strip(),
+        "response.reasoning_text.delta": LONG.strip(),
+        "response.output_text.delta": LONG.strip(),
         "response.function_call_arguments.delta": '{"to": "Up"}',
     }
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
-    assert final.output_text == whole.output_text == said.strip() and final.usage == whole.usage
-    assert len(engine_of(sampler).requests) == 1, "a stream of the same request is a repetition"
+    assert final.output_text == whole.output_text == LONG.strip() and final.usage == whole.usage
+
+
+async def test_streams_of_messages_add_up_to_whole_ones(tmp_path: Path) -> None:
+    async with gateway(says(SAYS_ALL, max_reply_tokens=1500), tmp_path) as it:
+        events = data_of((await it.post("/v1/messages", {**APIS["messages"].body, "stream": True})).text)
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta.get("thinking", "") for delta in deltas) == LONG.strip()
+    assert "".join(delta.get("text", "") for delta in deltas) == LONG.strip()
+    assert [delta["partial_json"] for delta in deltas if "partial_json" in delta] == ['{"to": "Up"}']
+    kinds = [event["type"] for event in events]
+    assert kinds[-5:] == [
+        *("content_block_start", "content_block_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+    assert kinds[0] == "message_start" and events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
 async def test_responses_that_were_cut_say_so(tmp_path: Path) -> None:
-    async with gateway(scripted(lambda request, text: "word " * 50, max_reply_tokens=8), tmp_path) as (url, _):
-        llm = client(url)
-        whole = await llm.responses.create(model="m", input="go", max_output_tokens=4)
+    given: Any = {"model": "m", "input": "go", "max_output_tokens": 4}
+    async with gateway(says(LONG), tmp_path) as it:
+        whole = await it.llm.responses.create(**given)
         assert whole.status == "incomplete" and whole.usage is not None and whole.usage.output_tokens == 4
         assert whole.incomplete_details is not None and whole.incomplete_details.reason == "max_output_tokens"
-        stream = await llm.responses.create(model="m", input="go", max_output_tokens=4, stream=True)
-        assert [event.type async for event in stream][-1] == "response.incomplete"
-
-
-async def test_responses_are_not_stored(tmp_path: Path) -> None:
-    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, _):
-        llm = client(url)
-        first = await llm.responses.create(model="m", input="go")
-        with pytest.raises(openai.BadRequestError, match="send the whole history as `input`") as caught:
-            await llm.responses.create(model="m", input="on", previous_response_id=first.id)
-        assert caught.value.code == "unsupported_parameter"
-        with pytest.raises(openai.NotFoundError, match="has no GET /v1/responses"):
-            await llm.responses.retrieve(first.id)
-
-
-async def test_a_stream_of_responses_that_fails_late_has_an_error_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "_HEARTBEAT_SECONDS", 0.05)
-    sampler = scripted(lambda request, text: "x")
-
-    async def fail(request: Any) -> Any:
-        await asyncio.sleep(0.2)
-        raise EngineError("the engine died")
-
-    engine_of(sampler).generate = fail  # type: ignore[method-assign]
-    async with gateway(sampler, tmp_path) as (url, _):
-        (event,) = [each async for each in await client(url).responses.create(model="m", input="go", stream=True)]
-    assert event.type == "error" and (event.code, event.message) == ("engine_failed", "the engine died")
-
-
-async def test_messages_of_anthropic_over_plain_http(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: f"<think>a</think>I move.{CALL}" if "ok, moved" not in text else "done")
-    tool = {"name": "move", "description": "Moves.", "input_schema": {"type": "object"}}
-    async with gateway(sampler, tmp_path) as (url, records), httpx.AsyncClient(base_url=url) as http:
-        headers = {"x-api-key": "one", "anthropic-version": "2023-06-01"}
-        body: dict[str, Any] = {
-            "model": "m",
-            "max_tokens": 1000,
-            "system": [{"type": "text", "text": "be good"}],
-            "messages": [{"role": "user", "content": "go"}],
-            "tools": [tool],
-        }
-        first = (await http.post("/v1/messages", json=body, headers=headers)).json()
-        assert [block["type"] for block in first["content"]] == ["thinking", "text", "tool_use"]
-        assert first["stop_reason"] == "tool_use" and first["content"][2]["input"] == {"to": "Up"}
-        result = {"type": "tool_result", "tool_use_id": first["content"][2]["id"], "content": "ok, moved"}
-        body["messages"] += [
-            {"role": "assistant", "content": first["content"][1:]},  # a client may leave thoughts out
-            {"role": "user", "content": [result]},
-        ]
-        second = (await http.post("/v1/messages", json=body, headers=headers)).json()
-        assert second["content"] == [{"type": "text", "text": "done", "citations": None}]
-        streamed = await http.post("/v1/messages", json={**body, "stream": True}, headers=headers)
-        turns = records.record("one").episode.turns
-    names = [line.removeprefix("event: ") for line in streamed.text.splitlines() if line.startswith("event: ")]
-    assert names == [
-        *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
-        *("message_delta", "message_stop"),
-    ]
-    assert [turn.fresh for turn in turns] == [True, False]
+        events = [event.type async for event in await it.llm.responses.create(**given, stream=True)]
+        assert events[-1] == "response.incomplete"
 
 
 async def test_anthropics_stop_sequences_and_counts_of_tokens(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: "one, two, three")
-    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
-        headers = {"x-api-key": "one"}
-        body: dict[str, Any] = {"model": "m", "system": "be good", "messages": [{"role": "user", "content": "go"}]}
-        counted = (await http.post("/v1/messages/count_tokens", json=body, headers=headers)).json()
-        body |= {"max_tokens": 100, "stop_sequences": ["four", "two"]}
-        whole = (await http.post("/v1/messages", json=body, headers=headers)).json()
-        streamed = await http.post("/v1/messages", json={**body, "stream": True}, headers=headers)
-        other = (await http.post("/v1/messages", json={**body, "stop_sequences": ["4"]}, headers=headers)).json()
-        unknown = await http.post("/v1/messages/count_tokens", json={"messages": [{"role": "nobody"}]}, headers=headers)
+    body: dict[str, Any] = {"system": "be good", "messages": [USER]}
+    async with gateway(says("one, two, three"), tmp_path) as it:
+
+        async def post(path: str = "", **more: Any) -> httpx.Response:
+            return await it.http.post(f"/v1/messages{path}", json={**body, **more}, headers={"x-api-key": "one"})
+
+        counted = (await post("/count_tokens")).json()
+        whole = (await post(stop_sequences=["four", "two"])).json()
+        streamed = data_of((await post(stop_sequences=["four", "two"], stream=True)).text)
+        other = (await post(stop_sequences=["4"])).json()
     assert counted == {"input_tokens": whole["usage"]["input_tokens"]}
-    assert (whole["stop_reason"], whole["stop_sequence"], whole["content"][0]["text"]) == (
-        "stop_sequence",
-        "two",
-        "one, ",
-    )
-    events = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line.startswith("data")]
-    assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "two"}
+    stopped = {"stop_reason": "stop_sequence", "stop_sequence": "two"}
+    assert streamed[-2]["delta"] == stopped == {name: whole[name] for name in stopped}
+    assert whole["content"][0]["text"] == "one, "
     assert (other["stop_reason"], other["stop_sequence"]) == ("end_turn", None)
-    assert unknown.status_code == 400 and unknown.json()["type"] == "error"
 
 
-OTHER = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+BEGUN = '<tool_call>\n{"name": "move", "arguments":'
 
 
 @pytest.mark.parametrize(
-    ("choice", "tools", "begun", "finish"),
+    ("choice", "tools", "begun"),
     [
-        ("auto", [TOOL], "", "tool_calls"),
-        ("none", [TOOL], "", "stop"),
-        ("required", [TOOL], '<tool_call>\n{"name": "move", "arguments":', "tool_calls"),
-        ("required", [TOOL, OTHER], '<tool_call>\n{"name": "', "tool_calls"),
-        (
-            {"type": "function", "function": {"name": "move"}},
-            [TOOL, OTHER],
-            '<tool_call>\n{"name": "move", "arguments":',
-            "tool_calls",
-        ),
+        ("auto", [TOOL], ""),
+        ("none", [TOOL], ""),
+        ("required", [TOOL], BEGUN),
+        ("required", [TOOL, OTHER], '<tool_call>\n{"name": "'),
+        (APIS["chat"].choices[1], [TOOL, OTHER], BEGUN),
     ],
 )
-async def test_a_choice_of_tool_is_honoured(tmp_path: Path, choice: Any, tools: Any, begun: str, finish: str) -> None:
+async def test_a_choice_of_tool_is_honoured(tmp_path: Path, choice: Any, tools: Any, begun: str) -> None:
     """A call that must be is begun in the prompt: the beginning is not sampled, and not trained on."""
-    sampler = scripted(lambda request, text: CALL.removeprefix(begun))
-    async with gateway(sampler, tmp_path) as (url, records):
-        messages: list[Any] = [{"role": "user", "content": "go"}]
-        given: Any = {"model": "m", "messages": messages, "tools": tools, "tool_choice": choice}
-        first = (await client(url).chat.completions.create(**given)).choices[0]
-        assert first.finish_reason == finish
-        if finish == "stop":
-            assert first.message.content == CALL
+    sampler, api = says(CALL.removeprefix(begun)), APIS["chat"]
+    body = {"messages": [USER], "tools": tools, "tool_choice": choice}
+    async with gateway(sampler, tmp_path) as it:
+        first = (await it.post(api.path, body)).json()
+        if choice == "none":
+            assert api.read(first) == (None, CALL, [], "stop")
         else:
-            (call,) = first.message.tool_calls or ()
-            assert call.type == "function" and (call.function.name, json.loads(call.function.arguments)) == (
-                "move",
-                {"to": "Up"},
-            )
-            messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "moved"}]
-            await client(url).chat.completions.create(**given)
-        episode = records.record("one").episode
+            assert api.read(first) == (None, None, [("move", {"to": "Up"})], "tool_calls")
+            await it.post(api.path, {**body, "messages": [USER, *api.back(first)]})
+        episode = it.records.record("one").episode
     decode = sampler.template.tokenizer.decode
     assert decode(episode.turns[0].prompt).endswith(f"<|im_start|>assistant\n{begun}")
     assert sampler.template.decode(episode.turns[0].reply) == CALL.removeprefix(begun)
     assert episode.turns[0].text == CALL
     (sample,) = samples_of(episode)
-    assert decode(sample.tokens).count(CALL) == len(episode.turns)
-    assert sum(sample.sampled) == sum(len(turn.reply) for turn in episode.turns)
-
-
-@pytest.mark.parametrize(
-    ("choice", "problem"),
-    [
-        ("sometimes", "use auto, none, required, or name a function"),
-        ({"type": "function", "function": {"name": "jump"}}, "wants jump, and `tools` has move"),
-    ],
-)
-async def test_a_choice_that_cannot_be_met_is_refused(tmp_path: Path, choice: Any, problem: str) -> None:
-    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, _):
-        given: Any = {"messages": [{"role": "user", "content": "go"}], "tools": [TOOL], "tool_choice": choice}
-        with pytest.raises(openai.BadRequestError, match=problem):
-            await client(url).chat.completions.create(model="m", **given)
-
-
-async def test_a_choice_of_tool_in_the_other_apis(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: '{"to": "Up"}}\n</tool_call>')
-    tool = {"name": "move", "input_schema": {"type": "object"}}
-    response_tool: Any = {"type": "function", "name": "move", "parameters": {"type": "object"}, "strict": False}
-    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
-        body = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "go"}], "tools": [tool]}
-        for choice in ({"type": "any"}, {"type": "tool", "name": "move"}):
-            reply = await http.post("/v1/messages", json={**body, "tool_choice": choice}, headers={"x-api-key": "a"})
-            assert reply.json()["stop_reason"] == "tool_use"
-        for named in ("required", {"type": "function", "name": "move"}):
-            given: Any = {"input": "go", "tools": [response_tool], "tool_choice": named}
-            response = await client(url).responses.create(model="m", **given)
-            assert [item.type for item in response.output] == ["function_call"] and response.tool_choice is not None
-
-
-async def test_errors_have_the_shape_of_the_api_that_was_called(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: "x", max_episode_tokens=300)
-    async with gateway(sampler, tmp_path, most_body_bytes=10_000) as (url, _), httpx.AsyncClient(base_url=url) as http:
-        llm = client(url)
-        with pytest.raises(openai.BadRequestError, match="context is 300 tokens") as caught:
-            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "word " * 300}])
-        assert caught.value.code == "context_length_exceeded"
-        with pytest.raises(openai.BadRequestError, match="`n` is not supported"):
-            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}], n=2)
-        with pytest.raises(openai.APIStatusError) as large:
-            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "a" * 20_000}])
-        assert large.value.status_code == 413
-        picture: Any = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-        with pytest.raises(openai.BadRequestError, match="takes text alone"):
-            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": picture}])
-        with pytest.raises(openai.NotFoundError, match="has no POST /v1/embeddings"):
-            await llm.embeddings.create(model="m", input="a")
-        bad = await http.post("/v1/messages", json={"messages": [{"role": "bot", "content": ""}]})
-        assert bad.status_code == 400
-        assert bad.json()["error"]["type"] == "invalid_request_error" and bad.json()["type"] == "error"
-        assert (await http.post("/v1/chat/completions", content="{}")).status_code == 415
-        assert (await http.get("/v1/models", headers={"host": "evil.example"})).status_code == 421
-        streamed = await http.post(
-            "/v1/chat/completions", json={"stream": True, "messages": []}, headers=_bearer("one")
-        )
-        assert streamed.status_code == 400, "an error before the first byte of a stream has its status"
-
-
-async def test_keys_are_given_out_by_who_has_the_token(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: "x")
-    async with gateway(sampler, tmp_path, token="secret") as (url, _), httpx.AsyncClient(base_url=url) as http:
-        assert (await http.post("/sessions", json={}, headers=_bearer("wrong"))).status_code == 401
-        begun = (await http.post("/sessions", json={"name": "a", "group": 3}, headers=_bearer("secret"))).json()
-        again = (await http.post("/sessions", json={"name": "a", "group": 3}, headers=_bearer("secret"))).json()
-        assert begun == again and begun["group"] == 3
-        for wrong in ("a", "a.", "b." + begun["api_key"].partition(".")[2], "secret"):
-            with pytest.raises(openai.AuthenticationError):
-                await _ask(client(url, wrong))
-        with pytest.raises(openai.AuthenticationError, match="names no session"):
-            await _ask(client(url, Keys("secret").key("never-begun")))
-        await _ask(client(url, begun["api_key"]))
-        shown = (await http.get("/sessions/a", headers=_bearer("secret"))).json()
-        assert shown["replies"] == 1
-        for _ in range(2):  # by its key a reward is given once, and an end is one
-            paid = await http.post("/sessions/a/reward", json={"value": 2, "key": "k"}, headers=_bearer("secret"))
-            assert paid.json()["return"] == 2
-        for _ in range(2):
-            over = await http.post("/sessions/a/end", json={}, headers=_bearer("secret"))
-            assert over.json() == {"name": "a", "over": True, "return": 2}
-        with pytest.raises(openai.APIStatusError) as gone:
-            await _ask(client(url, begun["api_key"]), "another")
-        assert gone.value.status_code == 410
-
-
-async def test_sessions_are_bounded(tmp_path: Path) -> None:
-    async with gateway(scripted(lambda request, text: "x"), tmp_path, sessions=2) as (url, _):
-        for key in ("a", "b", "a"):
-            await _ask(client(url, key))
-        with pytest.raises(openai.RateLimitError, match="2 sessions run"):
-            await _ask(client(url, "c"))
-
-
-async def test_a_session_that_nobody_calls_is_ended_as_failed(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: "x")
-    async with gateway(sampler, tmp_path, sessions=2) as (url, records), httpx.AsyncClient() as http:
-        records.idle_seconds = 600.0
-        await _ask(client(url, "dead"))
-        await _ask(client(url, "alive"))
-        with pytest.raises(openai.RateLimitError, match="2 sessions run"):
-            await _ask(client(url, "third"))
-        records.record("dead").called -= 601
-        records.end_idle(time.monotonic())
-        await _ask(client(url, "third"))
-        counts = (await http.get(f"{url}/sessions")).json()
-        assert counts == {"live": 2, "most": 2, "over": 1, "abandoned": 1}
-        with pytest.raises(openai.APIStatusError, match="is over"):
-            await _ask(client(url, "dead"), "again")
-        sampling, go, generate = asyncio.Event(), asyncio.Event(), engine_of(sampler).generate
-
-        async def wait(request: Any) -> Any:
-            sampling.set()
-            await go.wait()
-            return await generate(request)
-
-        engine_of(sampler).generate = wait  # type: ignore[method-assign]
-        busy = asyncio.create_task(_ask(client(url, "alive"), "slow"))
-        await sampling.wait()
-        records.record("alive").called -= 601
-        records.end_idle(time.monotonic())
-        go.set()
-        assert await busy == "x"
-    (group,) = read_groups(tmp_path / "episodes")
-    (episode,) = group.failed
-    assert episode.error == "nobody called the session for 10 minutes"
-    async with gateway(sampler, tmp_path) as (_, records):
-        assert records.counts() == {"live": 2, "most": 100, "over": 1, "abandoned": 1}
-
-
-async def test_a_repeated_request_has_the_same_reply(tmp_path: Path) -> None:
-    release = asyncio.Event()
-    sampler = scripted(lambda request, text: f"reply {request.seed}")
-    engine = engine_of(sampler)
-    sample = engine.generate
-
-    async def slow(request: Any) -> Any:
-        await release.wait()
-        return await sample(request)
-
-    engine.generate = slow  # type: ignore[method-assign]
-    async with gateway(sampler, tmp_path) as (url, records):
-        with pytest.raises(openai.APITimeoutError):
-            await _ask(client(url, timeout=0.2))
-        both = asyncio.gather(_ask(client(url)), _ask(client(url)))
-        await asyncio.sleep(0.1)
-        release.set()
-        replies = {*await both, await _ask(client(url))}
-        assert len(replies) == 1 and len(engine.requests) == 1
-        assert len(records.record("one").episode.turns) == 1
-        other = await client(url).chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "hello"}], seed=7
-        )
-        assert other.choices[0].message.content not in replies, "another seed asks for another sample"
-
-
-def test_a_replys_body_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
-    with closing(listen("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
-        connection, _ = listener.accept()
-        with connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-async def test_what_was_heard_of_outlives_the_gateway(tmp_path: Path) -> None:
-    def sampler() -> Sampler:
-        return scripted(lambda request, text: f"<think>a</think>{CALL} {request.seed}", "qwen3")
-
-    messages: list[Any] = [{"role": "user", "content": "go"}]
-    async with gateway(sampler(), tmp_path) as (url, records):
-        first = (await client(url).chat.completions.create(model="m", messages=messages)).choices[0].message
-        await _ask(client(url, "ended"))
-        records.record("one").reward(0.5, "k")
-        records.end("ended", {"end": "failed", "error": "the grader broke"})
-    journal = tmp_path / "sessions" / "one.jsonl"
-    journal.write_text(journal.read_text() + '{"kind": "rew')  # a line that the kill cut
-    async with gateway(again := sampler(), tmp_path) as (url, records):
-        repeated = (await client(url).chat.completions.create(model="m", messages=messages)).choices[0].message
-        assert repeated == first and not engine_of(again).requests
-        records.record("one").reward(0.5, "k")
-        messages += [first, {"role": "user", "content": "on"}]
-        await client(url).chat.completions.create(model="m", messages=messages)
-        turns = records.record("one").episode.turns
-        assert [turn.reward for turn in turns] == [0.5, 0.0]
-        with pytest.raises(openai.APIStatusError) as gone:
-            await _ask(client(url, "ended"), "other")
-        assert gone.value.status_code == 410
-        records.end("one", {})
-    episodes = [each for group in read_groups(tmp_path / "episodes") for each in group.members]
-    assert [(each.end, each.error, len(each.turns)) for each in episodes] == [
-        ("terminal", "", 2),
-        ("failed", "the grader broke", 1),
-    ]
-
-
-async def test_an_end_that_a_kill_cut_is_finished(tmp_path: Path) -> None:
-    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, records):
-        await _ask(client(url))
-        records.record("one").log("end", end="terminal", success=None, error="")
-    for _ in range(2):
-        async with gateway(scripted(lambda request, text: "x"), tmp_path):
-            pass
-    (group,) = read_groups(tmp_path / "episodes")
-    assert len(group.episodes) == 1
-
-
-async def test_each_session_is_one_member_of_a_group(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: "x")
-    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
-        for name in ("a", "b", "c", "b"):
-            begun = (await http.post("/sessions", json={"name": name, "group": 5})).json()
-            assert begun["member"] == "abc".index(name)
-        taken = await http.post("/sessions", json={"name": "d", "group": 5, "member": 1})
-        assert taken.status_code == 409
-        assert taken.json()["error"] == {
-            "message": "member 1 of group 5 is the session b: give another, or none for the next free one",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": "member_taken",
-        }
-        for name in ("a", "b"):
-            await _ask(client(url, name))
-            await http.post(f"/sessions/{name}/end", json={})
-        assert (await http.post("/sessions", json={"name": "d", "group": 5, "member": 1})).status_code == 409
-    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
-        for member in (1, 2):  # of one that is over, and of one that goes on
-            again = await http.post("/sessions", json={"name": "d", "group": 5, "member": member})
-            assert again.status_code == 409
-        assert (await http.post("/sessions", json={"name": "d", "group": 5})).json()["member"] == 3
-        await _ask(client(url, "alone"))
-        for name in ("c", "d", "alone"):
-            await http.post(f"/sessions/{name}/end", json={})
-    episodes = [(each.group, each.member) for each in read_episodes(tmp_path / "episodes")]
-    assert episodes == [(5, 0), (5, 1), (5, 2), (5, 3), (6, 0)]
-
-
-async def test_a_reward_after_the_end_is_refused_like_all_else(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: "x")
-    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
-        await _ask(client(url))
-        await http.post("/sessions/one/end", json={})
-        late = await http.post("/sessions/one/reward", json={"value": 1, "key": "k"})
-        never = await http.post("/sessions/two/reward", json={"value": 1, "key": "k"})
-    assert (late.status_code, late.json()["error"]["code"]) == (410, "session_over")
-    assert (never.status_code, never.json()["error"]["code"]) == (404, "no_session")
-
-
-async def test_halves_of_surrogate_pairs_in_a_call_are_served_as_replaced(tmp_path: Path) -> None:
-    """A model may write "\\ud83d" as an escape; no client can send that back as text."""
-    said = '<tool_call>\n{"name": "move", "arguments": {"to": "\\ud83d Up \\ud83d\\ude00"}}\n</tool_call>'
-    sampler = scripted(lambda request, text: said if "moved" not in text else "done", max_reply_tokens=1000)
-    expected = {"to": "\N{REPLACEMENT CHARACTER} Up \N{GRINNING FACE}"}
-    async with gateway(sampler, tmp_path) as (url, records), httpx.AsyncClient(base_url=url) as http:
-        llm = client(url)
-        given: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": [TOOL]}
-        first, again = [(await llm.chat.completions.create(**given)).choices[0].message for _ in range(2)]
-        assert first == again and first.tool_calls and first.tool_calls[0].type == "function"
-        arguments = first.tool_calls[0].function.arguments
-        assert json.loads(arguments) == expected
-        chunks = [each async for each in await llm.chat.completions.create(**given, stream=True)]
-        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-        assert [call.function and call.function.arguments for call in calls] == [arguments]
-        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "moved"}
-        given["messages"] += [first, result]
-        assert (await llm.chat.completions.create(**given)).choices[0].message.content == "done"
-
-        tool: Any = {"type": "function", "name": "move", "parameters": {"type": "object"}, "strict": False}
-        (item,) = (await llm.responses.create(model="m", input="go", tools=[tool])).output
-        assert item.type == "function_call" and item.arguments == arguments
-
-        body: dict[str, Any] = {"max_tokens": 1000, "messages": [{"role": "user", "content": "go"}]}
-        body["tools"] = [{"name": "move", "input_schema": {"type": "object"}}]
-        whole = (await http.post("/v1/messages", json=body, headers={"x-api-key": "two"})).json()
-        assert whole["content"][0]["input"] == expected
-        streamed = await http.post("/v1/messages", json={**body, "stream": True}, headers={"x-api-key": "two"})
-        assert json.dumps(json.dumps(expected, ensure_ascii=False), ensure_ascii=False) in streamed.text
-        moved = {"type": "tool_result", "tool_use_id": whole["content"][0]["id"], "content": "moved"}
-        body["messages"] += [
-            {"role": "assistant", "content": whole["content"]},
-            {"role": "user", "content": [moved]},
-        ]
-        await http.post("/v1/messages", json=body, headers={"x-api-key": "two"})
-        for name in ("one", "two"):
-            turns = records.record(name).episode.turns
-            assert [turn.fresh for turn in turns if "moved" in turn.observation] == [False], (
-                "what was sent back is known"
-            )
+    assert decode(sample.tokens).count(CALL) == 1 and sum(sample.sampled) == episode.sampled_tokens
 
 
 @pytest.mark.parametrize(
@@ -603,168 +390,311 @@ async def test_halves_of_surrogate_pairs_in_a_call_are_served_as_replaced(tmp_pa
     ],
 )
 async def test_what_no_client_could_read_as_a_call_is_none(tmp_path: Path, said: str) -> None:
-    sampler = scripted(lambda request, text: said, max_reply_tokens=20_000, max_episode_tokens=30_000)
-    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
-        body = {"max_tokens": 20_000, "messages": [{"role": "user", "content": "go"}], "tools": [{"name": "move"}]}
-        reply = await http.post("/v1/messages", json=body, headers={"x-api-key": "one"})
-    assert reply.status_code == 200
-    assert reply.json()["content"] == [{"type": "text", "text": said, "citations": None}]
+    async with gateway(says(said, max_reply_tokens=20_000, max_episode_tokens=30_000), tmp_path) as it:
+        reply = await it.post("/v1/messages", {**APIS["messages"].body, "max_tokens": 20_000})
+    assert read_message(reply.json()) == (None, said, [], "end_turn")
 
 
-async def test_a_long_prompt_is_encoded_beside_the_event_loop(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: "x", max_episode_tokens=100_000)
-    encode, go = sampler.template.encode, threading.Event()
+# --- what is refused --------------------------------------------------------------------------------------------------
 
-    def slow(text: str) -> list[int]:
-        assert go.wait(5), "/health is answered meanwhile"
-        return encode(text)
-
-    async with gateway(sampler, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
-        sampler.template.encode = slow  # type: ignore[method-assign]
-        body = {"messages": [{"role": "user", "content": "a" * 30_000}]}
-        long = [
-            asyncio.create_task(http.post("/v1/chat/completions", json=body, headers=_bearer("one"))),
-            asyncio.create_task(http.post("/v1/messages/count_tokens", json=body, headers=_bearer("one"))),
-        ]
-        for _ in range(10):
-            assert (await http.get("/health")).status_code == 200
-        assert not any(each.done() for each in long)
-        go.set()
-        replies = [await each for each in long]
-    assert [each.status_code for each in replies] == [200, 200]
-    assert replies[1].json()["input_tokens"] == replies[0].json()["usage"]["prompt_tokens"]
-
-
-async def test_messages_are_bounded(tmp_path: Path) -> None:
-    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, _):
-        with pytest.raises(openai.BadRequestError, match="has 10001 messages; send at most 10000"):
-            await client(url).chat.completions.create(model="m", messages=[{"role": "user", "content": ""}] * 10_001)
-
-
-async def test_what_can_never_fit_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
-    sampler = scripted(lambda request, text: "x")
-    longest = max(map(len, sampler.template.tokenizer.get_vocab()))
-    room = sampler.sampling.max_episode_tokens - sampler.sampling.least_room
-    encode = sampler.template.encode
-    encoded: list[int] = []
-
-    def counting(text: str) -> list[int]:
-        encoded.append(len(text))
-        return encode(text)
-
-    async with gateway(sampler, tmp_path) as (url, _):
-        sampler.template.encode = counting  # type: ignore[method-assign]
-        for fits, text in ((True, "a"), (False, "a" * 7_900_000), (False, "a" * (room + 1) * longest)):
-            encoded.clear()
-            if fits:
-                await _ask(client(url), text)
-            else:
-                with pytest.raises(openai.BadRequestError, match=r"has at least \d+ tokens") as caught:
-                    await _ask(client(url), text)
-                assert caught.value.code == "context_length_exceeded"
-            assert bool(encoded) == fits
-        encoded.clear()  # the longest token, as often as it fits
-        with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens"):
-            await _ask(client(url), "a" * room * longest)
-        assert max(encoded) > room * longest
-
-
-HALF = '"\\ud800"'
-USER = '{"role": "user", "content": "go"}'
+HALF = "\ud800"
+CHAT, RESPONSES, MESSAGES = (api.path for api in APIS.values())
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "told"),
     [
-        ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": {HALF}}}]}}'),
-        ("/v1/messages", f'{{"max_tokens": 9, "messages": [{{"role": "user", "content": {HALF}}}]}}'),
-        ("/v1/messages/count_tokens", f'{{"messages": [{{"role": "user", "content": {HALF}}}]}}'),
-        ("/v1/responses", f'{{"input": {HALF}}}'),
+        (CHAT, {"messages": [USER], "n": 2}, "`n` is not supported"),
+        (CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "sometimes"}, "use auto, none, required, or name"),
         (
-            "/v1/chat/completions",
-            f'{{"messages": [{USER}], "tools": [{{"type": "function", "function": {{"name": {HALF}}}}}]}}',
+            CHAT,
+            {"messages": [USER], "tools": [TOOL], "tool_choice": {"function": {"name": "jump"}}},
+            "wants jump, and `tools` has move",
         ),
-        ("/v1/messages", f'{{"messages": [{USER}], "tools": [{{"name": {HALF}, "input_schema": {{}}}}]}}'),
-        ("/v1/responses", f'{{"input": "go", "tools": [{{"type": "function", "name": {HALF}}}]}}'),
-        (
-            "/v1/responses",
-            '{"input": "go", "tools": [{"type": "function", "name": "f", "parameters": {"most": 1e999}}]}',
-        ),
-        ("/sessions/one/reward", '{"value": 1' + "0" * 400 + "}"),
-        ("/sessions/one/reward", '{"value": 1e308}'),
-        ("/sessions/one/end", f'{{"error": {HALF}}}'),
-        ("/sessions", '{"group": 1' + "0" * 400 + "}"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "takes text alone"),
+        (CHAT, {"messages": [USER] * 10_001}, "has 10001 messages; send at most 10000"),
+        (CHAT, {"messages": [], "stream": True}, "there is no message"),
+        (RESPONSES, {"input": "go", "previous_response_id": "x"}, "send the whole history as `input`"),
+        (MESSAGES, {"messages": [{"role": "bot", "content": ""}]}, "the role 'bot'"),
+        (f"{MESSAGES}/count_tokens", {"messages": [{"role": "nobody"}]}, "the role 'nobody'"),
+        (CHAT, {"messages": [{"role": "user", "content": HALF}]}, "not JSON"),
+        (f"{MESSAGES}/count_tokens", {"messages": [{"role": "user", "content": HALF}]}, "not JSON"),
+        (RESPONSES, '{"input": "go", "tools": [{"type": "function", "name": "f", "parameters": 1e999}]}', "not JSON"),
+        ("/sessions/one/reward", {"value": 10**400}, "`value` must be a number"),
+        ("/sessions/one/reward", {"value": 1e308}, "`value` must be a number"),
+        ("/sessions/one/end", {"error": HALF}, "not JSON"),
+        ("/sessions", {"group": 10**400}, "`group` must be at least 0, and at most"),
     ],
 )
-async def test_what_cannot_be_used_is_the_callers_mistake(tmp_path: Path, path: str, body: str) -> None:
-    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, records):
-        await _ask(client(url))
-        async with httpx.AsyncClient(base_url=url) as http:
-            headers = {**_bearer("one"), "content-type": "application/json"}
-            reply = await http.post(path, content=body, headers=headers)
-        assert reply.status_code == 400 and reply.json()["error"]["message"]
-        records.end("one", {})
+async def test_what_cannot_be_used_is_the_callers_mistake(tmp_path: Path, path: str, body: Any, told: str) -> None:
+    async with gateway(says("x"), tmp_path) as it:
+        await it.ask()
+        headers = {"authorization": "Bearer one", "content-type": "application/json"}
+        text = body if isinstance(body, str) else json.dumps(body)
+        reply = await it.http.post(path, content=text, headers=headers)
+        assert reply.status_code == 400 and told in reply.json()["error"]["message"]
+        it.records.end("one", {})
 
 
 @pytest.mark.parametrize("depth", [5_000, 990, 960])
 async def test_arguments_that_are_nested_too_deeply_are_the_callers_mistake(tmp_path: Path, depth: int) -> None:
-    async with gateway(scripted(lambda request, text: "x", max_episode_tokens=20_000), tmp_path) as (url, _):
-        function = {"name": "move", "arguments": "[" * depth + "]" * depth}
-        asked = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
-        body = {"messages": [{"role": "user", "content": "go"}, asked, {"role": "tool", "content": "x"}]}
-        async with httpx.AsyncClient(base_url=url) as http:
-            reply = await http.post("/v1/chat/completions", json=body, headers=_bearer("one"))
+    function = {"name": "move", "arguments": "[" * depth + "]" * depth}
+    asked = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    async with gateway(says("x", max_episode_tokens=20_000), tmp_path) as it:
+        reply = await it.post(CHAT, {"messages": [USER, asked, {"role": "tool", "content": "x"}]})
     assert reply.status_code in ((400,) if depth > 1_000 else (200, 400)), "how deep is too deep, depends on the stack"
 
 
-def _post(url: str, length: int, sent: int) -> tuple[int, float]:
-    """The status that a plain client gets which writes its whole body before it reads, and for how many seconds."""
+async def test_errors_have_the_shape_of_the_api_that_was_called(tmp_path: Path) -> None:
+    async with gateway(says("x", max_episode_tokens=300), tmp_path, most_body_bytes=10_000) as it:
+        with pytest.raises(openai.BadRequestError, match="context is 300 tokens") as caught:
+            await it.ask("word " * 300)
+        assert caught.value.code == "context_length_exceeded"
+        with pytest.raises(openai.APIStatusError) as large:
+            await it.ask("a" * 20_000)
+        assert large.value.status_code == 413
+        with pytest.raises(openai.NotFoundError, match="has no POST /v1/embeddings"):
+            await it.llm.embeddings.create(model="m", input="a")
+        with pytest.raises(openai.NotFoundError, match="has no GET /v1/responses"):
+            await it.llm.responses.retrieve("any")
+        bad = (await it.post(MESSAGES, {"messages": [{"role": "bot"}]})).json()
+        assert (bad["type"], bad["error"]["type"]) == ("error", "invalid_request_error")
+        assert (await it.http.post(CHAT, content="{}")).status_code == 415
+        assert (await it.http.get("/v1/models", headers={"host": "evil.example"})).status_code == 421
+
+
+def _post(url: str, length: int, sent: int) -> bytes:
+    """What a plain client gets which writes its whole body before it reads."""
     host, _, port = url.removeprefix("http://").rpartition(":")
-    began = time.monotonic()
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         connection.sendall(f"{head}content-length: {length}\r\n\r\n".encode())
         connection.sendall(b"a" * sent)
-        reply = b""
-        while part := connection.recv(1 << 16):
-            reply += part
-    assert b'"code":"body_too_large"' in reply
-    return int(reply.split()[1]), time.monotonic() - began
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 async def test_a_body_that_is_too_large_is_read_to_its_end_or_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is closed with unread data is reset, and loses its response."""
-    async with gateway(scripted(lambda request, text: "x"), tmp_path) as (url, _):
-        status, _ = await asyncio.to_thread(_post, url, 50_000_000, 50_000_000)
-        assert status == 413
-        monkeypatch.setattr(app, "_LINGER_SECONDS", 0.2)
-        status, seconds = await asyncio.to_thread(_post, url, 50_000_000, 1_000)
-        assert status == 413 and 0.2 <= seconds < 5
+    async with gateway(says("x"), tmp_path) as it:
+        for sent in (50_000_000, 1_000):
+            reply = await asyncio.to_thread(_post, it.url, 50_000_000, sent)
+            assert reply.startswith(b"HTTP/1.1 413 ") and b'"code":"body_too_large"' in reply
+            monkeypatch.setattr(app, "_LINGER_SECONDS", 0.2)
+
+
+def test_a_replys_body_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
+    with closing(listen("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_a_long_prompt_is_encoded_beside_the_event_loop(tmp_path: Path) -> None:
+    sampler = says("x", max_episode_tokens=100_000)
+    encode, go = sampler.template.encode, threading.Event()
+
+    def slow(text: str) -> list[int]:
+        assert go.wait(5), "/health is answered meanwhile"
+        return encode(text)
+
+    sampler.template.encode = slow  # type: ignore[method-assign]
+    async with gateway(sampler, tmp_path) as it:
+        body = {"messages": [{"role": "user", "content": "a" * 30_000}]}
+        long = [asyncio.create_task(it.post(path, body)) for path in (CHAT, f"{MESSAGES}/count_tokens")]
+        for _ in range(10):
+            assert (await it.http.get("/health")).status_code == 200
+        assert not any(each.done() for each in long)
+        go.set()
+        reply, counted = [(await each).json() for each in long]
+    assert counted["input_tokens"] == reply["usage"]["prompt_tokens"]
+
+
+async def test_what_can_never_fit_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
+    sampler, encoded = says("x"), [0]
+    longest = max(map(len, sampler.template.tokenizer.get_vocab()))
+    room = sampler.sampling.max_episode_tokens - sampler.sampling.least_room
+    encode = sampler.template.encode
+    sampler.template.encode = lambda text: encoded.append(len(text)) or encode(text)  # type: ignore
+    async with gateway(sampler, tmp_path) as it:
+        await it.ask("a")
+        assert encoded.pop()
+        for length, told in ((7_900_000, "at least "), ((room + 1) * longest, "at least "), (room * longest, "")):
+            encoded[:] = [0]
+            with pytest.raises(openai.BadRequestError, match=rf"has {told}\d+ tokens") as caught:
+                await it.ask("a" * length)
+            assert caught.value.code == "context_length_exceeded" and (max(encoded) >= length) == (not told)
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+async def test_keys_are_given_out_by_who_has_the_token(tmp_path: Path) -> None:
+    async with gateway(says("x"), tmp_path, token="secret") as it:
+        assert (await it.post("/sessions", {}, key="wrong")).status_code == 401
+
+        async def control(path: str = "", **body: Any) -> Any:
+            return (await it.post(f"/sessions{path}", body, key="secret")).json()
+
+        begun = await control(name="a", group=3)
+        assert begun == await control(name="a", group=3) and begun["group"] == 3
+        for wrong in (
+            "a",
+            "a.",
+            "b." + begun["api_key"].partition(".")[2],
+            "secret",
+            Keys("secret").key("never-begun"),
+        ):
+            with pytest.raises(openai.AuthenticationError, match="names no session"):
+                await it.ask(key=wrong)
+        await it.ask(key=begun["api_key"])
+        shown = await it.http.get("/sessions/a", headers={"authorization": "Bearer secret"})
+        assert shown.json()["replies"] == 1
+        for _ in range(2):  # by its key a reward is given once, and an end is one
+            assert (await control("/a/reward", value=2, key="k"))["return"] == 2
+        for _ in range(2):
+            assert await control("/a/end") == {"name": "a", "over": True, "return": 2}
+        with pytest.raises(openai.APIStatusError) as gone:
+            await it.ask("another", key=begun["api_key"])
+        assert gone.value.status_code == 410
+
+
+async def test_a_session_that_nobody_calls_is_ended_as_failed(tmp_path: Path) -> None:
+    sampler = says("x")
+    sampling, go, generate = asyncio.Event(), asyncio.Event(), engine_of(sampler).generate
+
+    async def wait(request: Any) -> Any:
+        sampling.set()
+        await go.wait()
+        return await generate(request)
+
+    async with gateway(sampler, tmp_path, sessions=2) as it:
+        it.records.idle_seconds = 600.0
+        for key in ("dead", "alive", "dead"):
+            await it.ask(key=key)
+        with pytest.raises(openai.RateLimitError, match="2 sessions run"):
+            await it.ask(key="third")
+        it.records.record("dead").called -= 601
+        it.records.end_idle(time.monotonic())
+        await it.ask(key="third")
+        assert (await it.http.get("/sessions")).json() == {"live": 2, "most": 2, "over": 1, "abandoned": 1}
+        with pytest.raises(openai.APIStatusError, match="is over"):
+            await it.ask("again", key="dead")
+        engine_of(sampler).generate = wait  # type: ignore[method-assign]
+        busy = asyncio.create_task(it.ask("slow", key="alive"))
+        await sampling.wait()
+        it.records.record("alive").called -= 601
+        it.records.end_idle(time.monotonic())
+        go.set()
+        assert await busy == "x"
+    (episode,) = read_episodes(tmp_path / "episodes")
+    assert (episode.end, episode.error) == ("failed", "nobody called the session for 10 minutes")
+    async with gateway(sampler, tmp_path) as it:
+        assert it.records.counts() == {"live": 2, "most": 100, "over": 1, "abandoned": 1}
+
+
+async def test_a_repeated_request_has_the_same_reply(tmp_path: Path) -> None:
+    sampler, release = scripted(lambda request, text: f"reply {request.seed}"), asyncio.Event()
+    engine = engine_of(sampler)
+    sample = engine.generate
+
+    async def slow(request: Any) -> Any:
+        await release.wait()
+        return await sample(request)
+
+    engine.generate = slow  # type: ignore[method-assign]
+    async with gateway(sampler, tmp_path) as it:
+        with pytest.raises(openai.APITimeoutError):
+            await it.ask(timeout=0.2)
+        both = asyncio.gather(it.ask(), it.ask())
+        await asyncio.sleep(0.1)
+        release.set()
+        replies = {*await both, await it.ask()}
+        assert len(replies) == len(engine.requests) == len(it.turns()) == 1
+        assert await it.ask(seed=7) not in replies, "another seed asks for another sample"
+
+
+async def test_each_session_is_one_member_of_a_group(tmp_path: Path) -> None:
+    async with gateway(says("x"), tmp_path) as it:
+        for name in ("a", "b", "c", "b"):
+            begun = await it.post("/sessions", {"name": name, "group": 5})
+            assert begun.json()["member"] == "abc".index(name)
+        taken = await it.post("/sessions", {"name": "d", "group": 5, "member": 1})
+        assert taken.status_code == 409
+        assert taken.json()["error"] == {
+            "message": "member 1 of group 5 is the session b: give another, or none for the next free one",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "member_taken",
+        }
+        for name in ("a", "b"):
+            await it.ask(key=name)
+            await it.post(f"/sessions/{name}/end")
+        assert (await it.post("/sessions", {"name": "d", "group": 5, "member": 1})).status_code == 409
+        for path, status, code in (("a", 410, "session_over"), ("z", 404, "no_session")):
+            late = await it.post(f"/sessions/{path}/reward", {"value": 1, "key": "k"})
+            assert (late.status_code, late.json()["error"]["code"]) == (status, code)
+    async with gateway(says("x"), tmp_path) as it:
+        for member in (1, 2):  # of one that is over, and of one that goes on
+            assert (await it.post("/sessions", {"name": "d", "group": 5, "member": member})).status_code == 409
+        assert (await it.post("/sessions", {"name": "d", "group": 5})).json()["member"] == 3
+        await it.ask(key="alone")
+        for name in ("c", "d", "alone"):
+            await it.post(f"/sessions/{name}/end")
+    episodes = [(each.group, each.member) for each in read_episodes(tmp_path / "episodes")]
+    assert episodes == [(5, 0), (5, 1), (5, 2), (5, 3), (6, 0)]
+
+
+# --- what outlives the gateway ----------------------------------------------------------------------------------------
+
+
+async def test_what_was_heard_of_outlives_the_gateway(tmp_path: Path) -> None:
+    body: dict[str, Any] = {"messages": [USER]}
+    samplers = [scripted(lambda request, text: f"<think>a</think>{CALL} {request.seed}", "qwen3") for _ in range(2)]
+    async with gateway(samplers[0], tmp_path) as it:
+        first = (await it.post(CHAT, body)).json()
+        await it.ask(key="ended")
+        it.records.record("one").reward(0.5, "k")
+        it.records.end("ended", {"end": "failed", "error": "the grader broke"})
+    journal = tmp_path / "sessions" / "one.jsonl"
+    journal.write_text(journal.read_text() + '{"kind": "rew')  # a line that the kill cut
+    async with gateway(samplers[1], tmp_path) as it:
+        assert (await it.post(CHAT, body)).json() == first and not engine_of(samplers[1]).requests
+        it.records.record("one").reward(0.5, "k")
+        await it.post(CHAT, {"messages": [USER, first["choices"][0]["message"], {"role": "user", "content": "on"}]})
+        assert [turn.reward for turn in it.turns()] == [0.5, 0.0]
+        with pytest.raises(openai.APIStatusError) as gone:
+            await it.ask("other", key="ended")
+        assert gone.value.status_code == 410
+        it.records.record("one").log("end", end="terminal", success=None, error="")  # and a kill before it is written
+    for _ in range(2):
+        async with gateway(samplers[1], tmp_path):
+            pass
+    episodes = [(each.end, each.error, len(each.turns)) for each in read_episodes(tmp_path / "episodes")]
+    assert episodes == [("terminal", "", 2), ("failed", "the grader broke", 1)]
 
 
 async def test_a_journal_that_cannot_be_read_fails_its_session_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sampler = scripted(lambda request, text: "x")
-    async with gateway(sampler, tmp_path) as (url, records):
+    sampler, journals = says("x"), tmp_path / "sessions"
+    async with gateway(sampler, tmp_path) as it:
         for name in ("cut", "headless", "sound"):
-            await _ask(client(url, name))
-        records.record("cut").reward(2.0, "")
-    journals = tmp_path / "sessions"
+            await it.ask(key=name)
+        it.records.record("cut").reward(2.0, "")
     for name, damaged in (("cut", 2), ("headless", 0)):
         lines = (journals / f"{name}.jsonl").read_text().splitlines(keepends=True)
         lines[damaged] = lines[damaged][:9] + lines[damaged]  # as a line that another was written behind
         (journals / f"{name}.jsonl").write_text("".join(lines))
     for _ in range(2):
-        async with gateway(sampler, tmp_path) as (url, records):
-            assert await _ask(client(url, "sound"), "again") == "x"
+        async with gateway(sampler, tmp_path) as it:
+            assert await it.ask("again", key="sound") == "x"
             for name in ("cut", "headless"):
                 with pytest.raises(openai.APIStatusError, match="is over") as gone:
-                    await _ask(client(url, name), "again")
+                    await it.ask("again", key=name)
                 assert gone.value.status_code == 410
-            assert records.counts()["live"] == 1 and records.counts()["over"] == 2
+            assert it.records.counts()["live"] == 1 and it.records.counts()["over"] == 2
     (failed,) = read_episodes(tmp_path / "episodes")
     assert (failed.end, failed.error) == ("failed", "line 3 of the session's journal cannot be read")
     assert len(failed.turns) == 1
@@ -776,34 +706,22 @@ async def test_a_journal_that_cannot_be_read_fails_its_session_alone(
 async def test_what_a_full_disk_did_not_take_has_not_been(tmp_path: Path) -> None:
     sampler = scripted(lambda request, text: f"reply {len(engine_of(sampler).requests)}")
     journal = tmp_path / "sessions" / "one.jsonl"
-    messages: list[Any] = [{"role": "user", "content": "go"}]
-    async with gateway(sampler, tmp_path) as (url, records), httpx.AsyncClient(base_url=url) as http:
+    messages: list[Any] = [USER]
+    async with gateway(sampler, tmp_path) as it:
         with small_files(20):
-            assert (await http.post("/sessions", json={"name": "one", "group": 0})).status_code == 500
-        assert (await http.post("/sessions", json={"name": "one", "group": 0})).json()["member"] == 0
+            assert (await it.post("/sessions", {"name": "one", "group": 0})).status_code == 500
+        assert (await it.post("/sessions", {"name": "one", "group": 0})).json()["member"] == 0
         for _ in range(2):
             before = journal.read_bytes()
             with small_files(len(before) + 20):
-                with pytest.raises(openai.InternalServerError):
-                    await client(url).chat.completions.create(model="m", messages=messages)
+                assert (await it.post(CHAT, {"messages": messages})).status_code == 500
                 assert journal.read_bytes() == before
-            reply = (await client(url).chat.completions.create(model="m", messages=messages)).choices[0].message
-            messages += [reply, {"role": "user", "content": "on"}]
-        turns = records.record("one").episode.turns
-        assert [turn.fresh for turn in turns] == [True, False] and reply.content == "reply 4"
-    async with gateway(sampler, tmp_path) as (url, records):
-        repeated = await client(url).chat.completions.create(model="m", messages=messages[:-2])
-        assert repeated.choices[0].message == reply
-        records.end("one", {})
+            reply = (await it.post(CHAT, {"messages": messages})).json()
+            messages += [reply["choices"][0]["message"], {"role": "user", "content": "on"}]
+        assert [turn.fresh for turn in it.turns()] == [True, False] and read_chat(reply).text == "reply 4"
+    async with gateway(sampler, tmp_path) as it:
+        assert (await it.post(CHAT, {"messages": messages[:-2]})).json() == reply
+        it.records.end("one", {})
     (episode,) = read_episodes(tmp_path / "episodes")
     (sample,) = samples_of(episode)
     assert sample.tokens == [*engine_of(sampler).requests[-1].prompt, *episode.turns[-1].reply]
-
-
-async def _ask(llm: openai.AsyncOpenAI, text: str = "hello") -> str:
-    completion = await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
-    return completion.choices[0].message.content or ""
-
-
-def _bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
