@@ -1,7 +1,7 @@
 """A server of troublesome environments in the test's own event loop, reached over a real socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from starpod.env_server.config import ServerConfig, ServerLimits
+from starpod.env_server.config import ServerConfig
+from starpod.env_server.environment import Environment
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
 from starpod.env_server.session import SessionTable
@@ -32,6 +33,20 @@ class Failure:
     metadata: dict[str, str]
     fields: list[str]
     retry_after: float | None
+
+    @property
+    def limit(self) -> tuple[str, str | None]:
+        """The reason and, where a limit was reached, its name."""
+        return self.reason, self.metadata.get("limit")
+
+    @property
+    def bug(self) -> tuple[str, str, str | None]:
+        """Code, reason, and what became of the session."""
+        return self.code, self.reason, self.metadata.get("session")
+
+
+LOST = ("INTERNAL", "ENVIRONMENT_BUG", "lost")
+INTACT = ("INTERNAL", "ENVIRONMENT_BUG", "intact")
 
 
 def failure_of(error: grpc.aio.AioRpcError) -> Failure:
@@ -61,13 +76,37 @@ class Client:
         self.channel = channel
         self.stub = EnvironmentServiceStub(channel)
 
+    def ask(self, method: str, session: pb.Session | None = None, **fields: Any) -> Any:
+        """A call of the contract by its name, about a session."""
+        if session is not None:
+            fields["session_id"] = session.session_id
+        return getattr(self.stub, method)(getattr(pb, f"{method}Request")(**fields))
+
     async def open(self, environment: str, **fields: Any) -> pb.Session:
-        response = await self.stub.Open(pb.OpenRequest(environment_id=environment, **{"seed": 1, **fields}))
-        return response.sessions[0]
+        (session,) = (await self.ask("Open", environment_id=environment, **{"seed": 1, **fields})).sessions
+        return session  # type: ignore[no-any-return]
+
+    async def group(self, environment: str, count: int, **fields: Any) -> Sequence[pb.Session]:
+        response = await self.ask("Open", environment_id=environment, count=count, **{"seed": 1, **fields})
+        return response.sessions  # type: ignore[no-any-return]
 
     async def step(self, session: pb.Session, index: int, *actions: str, epoch: int = 1, **call: Any) -> pb.Transition:
         request = step_request(session, index, *actions, epoch=epoch)
         return (await self.stub.Step(request, **call)).transition
+
+    async def fork(self, session: pb.Session, step_index: int = 0, **fields: Any) -> Sequence[pb.Session]:
+        fork = self.ask("Fork", session, **{"epoch": 1, "step_index": step_index, **fields})
+        return (await fork).sessions  # type: ignore[no-any-return]
+
+    async def snapshot(self, session: pb.Session) -> pb.SessionSnapshot:
+        return (await self.ask("Snapshot", session)).snapshot  # type: ignore[no-any-return]
+
+    async def close(self, *sessions: pb.Session) -> None:
+        await self.ask("Close", session_ids=[session.session_id for session in sessions])
+
+    async def live(self) -> int:
+        """How many sessions there are."""
+        return (await self.ask("Describe")).live_sessions  # type: ignore[no-any-return]
 
     @property
     def table(self) -> SessionTable:
@@ -101,6 +140,91 @@ async def entered() -> None:
     assert await asyncio.to_thread(Waiting.entered.wait, 30)
 
 
+Row = tuple[Any, ...]
+"""A session, the index of its step, and the actions."""
+
+
+class Stream:
+    """One stream, which numbers its calls. replies: by number; a step's is its transition, an error's a Failure."""
+
+    def __init__(self, client: Client) -> None:
+        self.call = client.stub.Stream()
+        self.replies: dict[int, Any] = {}
+        self.timings: list[pb.ServerTiming] = []
+        self._sent = 0
+
+    async def send(self, *rows: Row, calls: Sequence[pb.Call] = (), request: pb.StreamRequest | None = None) -> None:
+        """Sends steps in columns, and calls, in one message. Rows are numbered before calls."""
+        message = request or columns(*rows)
+        message.calls.extend(calls)
+        for place, call in enumerate(message.calls):
+            call.call_id = self._sent + len(message.steps.call_ids) + place
+        message.steps.call_ids[:] = range(self._sent, self._sent + len(message.steps.call_ids))
+        self._sent += len(message.steps.call_ids) + len(message.calls)
+        await self.call.write(message)
+
+    async def until(self, count: int) -> None:
+        """Until so many calls are answered."""
+        while len(self.replies) < count:
+            response = await asyncio.wait_for(self.call.read(), 60)
+            assert response is not grpc.aio.EOF, await self.call.details()
+            arrived: dict[int, Any] = transitions_of(response)
+            for reply in response.replies:
+                answer = getattr(reply, reply.WhichOneof("response"))
+                answer = answer.transition if isinstance(answer, pb.StepResponse) else answer
+                arrived[reply.call_id] = read_status(answer) if reply.HasField("error") else answer
+            assert not arrived.keys() & self.replies.keys(), "answered twice"
+            self.replies.update(arrived)
+            self.timings.append(response.timing)
+
+    async def ask(self, *rows: Row, calls: Sequence[pb.Call] = (), request: pb.StreamRequest | None = None) -> Any:
+        """The replies to one message in the order of its calls, when all that was sent is answered."""
+        first = self._sent
+        await self.send(*rows, calls=calls, request=request)
+        await self.until(self._sent)
+        return [self.replies[number] for number in range(first, self._sent)]
+
+
+def columns(*rows: Row) -> pb.StreamRequest:
+    request = pb.StreamRequest()
+    if rows:
+        request.steps.call_ids[:] = range(len(rows))
+        request.steps.session_ids[:] = [row[0].session_id for row in rows]
+        request.steps.epochs[:] = [1] * len(rows)
+        request.steps.step_indices[:] = [row[1] for row in rows]
+        request.steps.action_counts[:] = [len(row) - 2 for row in rows]
+        request.steps.actions[:] = [action for row in rows for action in row[2:]]
+    return request
+
+
+def transitions_of(response: pb.StreamResponse) -> dict[int, pb.Transition]:
+    """The columns of a response as the transitions that they stand for, by call id."""
+    table = response.transitions
+    ended = dict(zip(table.ended_rows, zip(table.end_reasons, table.end_successes, strict=True), strict=True))
+    counts = list(table.outcome_counts) or [1] * len(table.call_ids)
+    shares = list(table.outcome_rewards) or list(table.rewards)
+    found, start = {}, 0
+    for row, call_id in enumerate(table.call_ids):
+        reason, success = ended.get(row, (0, 0))
+        flags = table.outcome_flags[start : start + counts[row]]
+        found[call_id] = pb.Transition(
+            observation=pb.Observation(
+                parts=[pb.Part(text=table.texts[row])], state_key=table.state_keys[row] if table.state_keys else b""
+            ),
+            reward=table.rewards[row],
+            outcomes=[
+                pb.Outcome(executed=bool(flag & 1), valid=bool(flag & 2), effective=bool(flag & 4), reward=share)
+                for flag, share in zip(flags, shares[start : start + counts[row]], strict=True)
+            ],
+            terminated=reason == pb.END_REASON_TERMINAL,
+            truncated=reason > pb.END_REASON_TERMINAL,
+            end_reason=reason,
+            success=None if success == 0 else success == 2,
+        )
+        start += counts[row]
+    return found
+
+
 @pytest.fixture(autouse=True)
 def gate() -> Iterator[None]:
     """Closes the gate of waiting-v1, and opens it after the test: a thread that waits there would keep Python alive."""
@@ -114,13 +238,18 @@ Serve = Callable[..., Awaitable[Client]]
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
-    """Starts servers with the given limits and configuration; stops them after the test."""
+async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
+    """Starts servers of the given environments, else of all troublesome ones; stops them after the test."""
+
+    async def nothing_tried(_: EnvironmentServer) -> None:
+        """Trying a confined process of each class takes longer than most tests; sessions start confined ones anyway."""
+
+    monkeypatch.setattr(EnvironmentServer, "_try_sandbox", nothing_tried)
     async with AsyncExitStack() as stack:
 
-        async def start(*, limits: ServerLimits | None = None, **config: Any) -> Client:
-            registry = Registry(troublesome.ALL)
-            server = EnvironmentServer(registry, ServerConfig(port=0, limits=limits or ServerLimits(), **config))
+        async def start(*environments: type[Environment], **config: Any) -> Client:
+            registry = Registry(environments or troublesome.ALL)
+            server = EnvironmentServer(registry, ServerConfig(port=0, **config))
             await server.start()
             stack.push_async_callback(server.stop, 0)
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))

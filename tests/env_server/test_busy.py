@@ -1,16 +1,18 @@
 """Pictures from a pool that others use: an overload, never a lost session, a half-done turn or a server that waits."""
 
+from typing import Any
+
 import pytest
 
 from starpod.env_server import Busy, Limits
 from starpod.env_server.episode import Episode, TooLate, Want
 from starpod.env_server.threads import THREAD_NAME
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Failure, Serve, text_of
-from tests.env_server.test_stream import Stream, columns, read_status
+from tests.env_server.conftest import Client, Failure, Serve, Stream, text_of
 from tests.env_server.troublesome import Crowded
 
 HERE = ("crowded-v1", "crowded_thread-v1")
+PICTURE = pb.Want(image=True)
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +21,14 @@ def nobody_draws() -> None:
     Crowded.drawn_on.clear()
 
 
+def go(client: Client, session: pb.Session, turn: int = 0, count: int = 1) -> Any:
+    """Steps, and shows a picture of it."""
+    return client.ask("Step", session, epoch=1, step_index=turn, actions=[pb.Action(text="go")] * count, want=PICTURE)
+
+
 def expect_overload(failure: Failure) -> None:
-    assert (failure.code, failure.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
-    assert (failure.metadata["limit"], failure.metadata["advice"]) == ("environment", "retry")
-    assert (failure.message, failure.retry_after) == ("everybody draws", 0.25)
+    assert (failure.code, *failure.limit) == ("RESOURCE_EXHAUSTED", "OVERLOADED", "environment")
+    assert (failure.metadata["advice"], failure.message, failure.retry_after) == ("retry", "everybody draws", 0.25)
 
 
 def picture_of(holder: pb.Session | pb.Transition) -> bytes:
@@ -34,38 +40,28 @@ def picture_of(holder: pb.Session | pb.Transition) -> bytes:
 @pytest.mark.parametrize("environment", HERE)
 async def test_open_reset_and_render_can_be_tried_again(client: Client, environment: str) -> None:
     Crowded.taken = 2
-    want = pb.Want(image=True)
     for _ in range(2):
-        expect_overload(await client.fails(client.open(environment, seed=7, want=want, key="once")))
-        assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 0
-    session = await client.open(environment, seed=7, want=want, key="once")
+        expect_overload(await client.fails(client.open(environment, seed=7, want=PICTURE, key="once")))
+        assert await client.live() == 0
+    session = await client.open(environment, seed=7, want=PICTURE, key="once")
     assert picture_of(session) == b"700"
-    render = pb.RenderRequest(session_id=session.session_id, mode="png")
-    reset = pb.ResetRequest(session_id=session.session_id, epoch=1, seed=8)
-    for call in (lambda: client.stub.Render(render), lambda: client.stub.Reset(reset)):
+    for method, fields in (("Render", {"mode": "png"}), ("Reset", {"epoch": 1, "seed": 8})):
         Crowded.taken = 1
-        expect_overload(await client.fails(call()))
-        await call()
-    assert (await client.stub.Render(render)).data == b"800"
+        expect_overload(await client.fails(client.ask(method, session, **fields)))
+        await client.ask(method, session, **fields)
+    assert (await client.ask("Render", session, mode="png")).data == b"800"
 
 
 @pytest.mark.parametrize("environment", [*HERE, "crowded_process-v1"])
 async def test_a_turn_whose_picture_is_not_to_be_had_was_not_made(client: Client, environment: str) -> None:
     session = await client.open(environment, seed=2)
-    want = pb.Want(image=True)
-    request = pb.StepRequest(
-        session_id=session.session_id, epoch=1, step_index=0, actions=[pb.Action(text="go")] * 2, want=want
-    )
     Crowded.taken = 1  # in this process; the one of class `process` has its own
-    expect_overload(await client.fails(client.stub.Step(request)))
-    shown = await client.stub.Render(pb.RenderRequest(session_id=session.session_id, mode="text"))
-    assert shown.data == b"200 of start 2"
-    del request.actions[1]  # nothing was made, so other actions may follow
-    made = (await client.stub.Step(request)).transition
+    expect_overload(await client.fails(go(client, session, count=2)))
+    assert (await client.ask("Render", session)).data == b"200 of start 2"
+    made = (await go(client, session)).transition  # nothing was made, so other actions may follow
     assert (picture_of(made), len(made.outcomes)) == (b"201", 1)
-    assert (await client.stub.Step(request)).transition == made
-    ended = await client.step(session, 1, "go")
-    assert not ended.truncated  # the turn that was not made counts against no limit
+    assert (await go(client, session)).transition == made
+    assert not (await client.step(session, 1, "go")).truncated  # what was not made counts against no limit
     assert (await client.step(session, 2, "go")).end_reason == pb.END_REASON_MAX_TURNS
 
 
@@ -75,18 +71,15 @@ async def test_pictures_that_cannot_be_drawn_here_are_refused_and_cost_nothing(
 ) -> None:
     session = await client.open(environment, seed=1)
     Crowded.closed = True
-    step = pb.StepRequest(
-        session_id=session.session_id, epoch=1, actions=[pb.Action(text="go")], want=pb.Want(image=True)
-    )
     for call in (
-        client.stub.Step(step),
-        client.stub.Render(pb.RenderRequest(session_id=session.session_id, mode="png")),
-        client.stub.Open(pb.OpenRequest(environment_id=environment, want=pb.Want(image=True))),
+        go(client, session),
+        client.ask("Render", session, mode="png"),
+        client.open(environment, want=PICTURE),
     ):
         failure = await client.fails(call)
         assert (failure.reason, failure.metadata["capability"]) == ("UNSUPPORTED", "render")
         assert "no brush: install one" in failure.message
-    assert (await client.stub.Describe(pb.DescribeRequest())).live_sessions == 1
+    assert await client.live() == 1
     assert text_of(await client.step(session, 0, "go")) == "101 of start 1"
 
 
@@ -96,61 +89,44 @@ async def test_a_step_that_has_to_wait_can_be_tried_again(client: Client, enviro
     Crowded.taken = 1
     expect_overload(await client.fails(client.step(session, 0, "wait", "go")))
     assert text_of(await client.step(session, 0, "wait", "go")) == "102 of start 1"
-    Crowded.taken = 2  # columns try once more by themselves
-    stream = Stream(client)
-    await stream.send(columns([(1, session, 1, ("wait",))]))
-    await stream.until(1)
-    if environment == "crowded_thread-v1":
-        Crowded.taken = 0
-    expect_overload(read_status(stream.replies[1]))
+    Crowded.taken = 1 + (environment == "crowded-v1")  # columns try once more by themselves
+    expect_overload(*await Stream(client).ask((session, 1, "wait")))
     assert text_of(await client.step(session, 1, "wait")) == "103 of start 1"
 
 
 async def test_busy_in_mid_turn_is_a_bug_where_the_turn_cannot_be_undone(client: Client) -> None:
-    session = await client.open("crowded-v1", seed=1)
+    inline, threaded = [await client.open(environment, seed=1) for environment in HERE]
     Crowded.taken = 1
-    failure = await client.fails(client.step(session, 0, "go", "wait"))
+    failure = await client.fails(client.step(inline, 0, "go", "wait"))
     assert (failure.reason, failure.metadata["session"]) == ("ENVIRONMENT_BUG", "lost")
     assert "raise it before anything has changed" in failure.message
-    threaded = await client.open("crowded_thread-v1", seed=1)
     Crowded.taken = 1
     expect_overload(await client.fails(client.step(threaded, 0, "go", "wait")))
     assert text_of(await client.step(threaded, 0, "go", "wait")) == "102 of start 1"
 
 
 async def test_pictures_are_drawn_on_threads_in_unary_calls_and_in_columns(client: Client, serve: Serve) -> None:
-    want = pb.Want(image=True)
-    session = await client.open("crowded-v1", want=want)
-    stream = Stream(client)
-    await stream.send(columns([(1, session, 0, ("go",))]))
-    await stream.until(1)
-    assert picture_of(stream.replies[1].transition) == b"101"
-    fork = pb.ForkRequest(session_id=session.session_id, epoch=1, step_index=1)
-    (copy,) = (await client.stub.Fork(fork)).sessions
-    taken = (await client.stub.Snapshot(pb.SnapshotRequest(session_id=session.session_id))).snapshot
+    session = await client.open("crowded-v1", want=PICTURE)
+    (turn,) = await Stream(client).ask((session, 0, "go"))
+    assert picture_of(turn) == b"101"
+    (copy,) = await client.fork(session, 1)
     other = await serve()
-    (restored,) = (await other.stub.Restore(pb.RestoreRequest(snapshot=taken, want=want))).sessions
+    (restored,) = (await other.ask("Restore", snapshot=await client.snapshot(session), want=PICTURE)).sessions
     for server, each in ((client, copy), (other, restored)):
-        stream = Stream(server)
-        await stream.send(columns([(1, each, 1, ("go",))]))
-        await stream.until(1)
-        assert picture_of(stream.replies[1].transition) == b"102"
-    await client.stub.Render(pb.RenderRequest(session_id=session.session_id, mode="png"))
+        (turn,) = await Stream(server).ask((each, 1, "go"))
+        assert picture_of(turn) == b"102"
+    await client.ask("Render", session, mode="png")
     assert Crowded.drawn_on and all(name.startswith(THREAD_NAME) for name in Crowded.drawn_on)
 
 
 @pytest.mark.parametrize("environment", [*HERE, "crowded_process-v1"])
 async def test_the_seed_reaches_the_environment_and_its_copies(client: Client, environment: str) -> None:
-    group = (await client.stub.Open(pb.OpenRequest(environment_id=environment, seed=2**63, count=2))).sessions
-    assert {text_of(session) for session in group} == {f"{2**63 * 100} of start {2**63}"}
-    session = group[0]
-    reset = pb.ResetRequest(session_id=session.session_id, epoch=1, seed=5)
-    assert text_of((await client.stub.Reset(reset)).session) == "500 of start 5"
-    fork = pb.ForkRequest(session_id=session.session_id, epoch=2, step_index=0, randomness=pb.FORK_RANDOMNESS_RESEED)
-    (copy,) = (await client.stub.Fork(fork)).sessions
-    taken = (await client.stub.Snapshot(pb.SnapshotRequest(session_id=copy.session_id))).snapshot
-    (restored,) = (await client.stub.Restore(pb.RestoreRequest(snapshot=taken))).sessions
-    assert text_of(copy) == text_of(restored) == "500 of start 5"
+    session, other = await client.group(environment, 2, seed=2**63)
+    assert text_of(session) == text_of(other) == f"{2**63 * 100} of start {2**63}"
+    reset = (await client.ask("Reset", session, epoch=1, seed=5)).session
+    (copy,) = await client.fork(session, epoch=2, randomness=pb.FORK_RANDOMNESS_RESEED)
+    (restored,) = (await client.ask("Restore", snapshot=await client.snapshot(copy))).sessions
+    assert text_of(reset) == text_of(copy) == text_of(restored) == "500 of start 5"
 
 
 def test_an_environment_that_is_busy_when_it_has_been_counted_is_wrong() -> None:

@@ -94,15 +94,12 @@ async def test_servers_that_share_a_journal_replay_each_others_sessions(serve: S
 
 
 @pytest.mark.parametrize("durable", [True, False])
-async def test_it_is_deterministic_with_a_journal_that_lasts(serve: Serve, tmp_path: Path, durable: bool) -> None:
+async def test_a_judge_is_asked_until_it_replies(serve: Serve, model: Model, tmp_path: Path, durable: bool) -> None:
+    """It is deterministic with a journal that lasts."""
     fleet = await serve(journal=tmp_path if durable else None)
     (spec,) = fleet.replicas[0].specs
     assert spec.capabilities.deterministic is durable
-
-
-@pytest.mark.parametrize("durable", [True, False])
-async def test_a_judge_is_asked_until_it_replies(serve: Serve, model: Model, tmp_path: Path, durable: bool) -> None:
-    session = await opened(await serve(journal=tmp_path if durable else None))
+    session = await opened(fleet)
     model.failing = [200, 500, 429]  # the user replies, the judge does not, twice
     assert await say(session, "hello") == ((f"1: {START} | hello | 0.002", 0.003),)
     assert model.refused == 2
@@ -111,14 +108,18 @@ async def test_a_judge_is_asked_until_it_replies(serve: Serve, model: Model, tmp
 
 @pytest.mark.parametrize("line", ["hello", "swallow"])
 async def test_a_judge_that_goes_on_failing_is_no_reward(serve: Serve, model: Model, line: str) -> None:
-    """Whatever the environment makes of it."""
-    session = await opened(await serve(patience=0.5))
+    """Whatever the environment makes of it. Copies of the turn that failed ask only for what is missing."""
+    fleet = await serve(patience=0.5)
+    session = await opened(fleet)
     model.failing = [200] + [500] * 100
     with pytest.raises(Overloaded, match="HTTP Error 500"):
         await session.step(line)
     assert await session.render() == f"0: {START}"
     model.failing = []
-    assert await say(session, line) == ((f"1: {START} | {line} | 0.002", 0.003),)
+    (fork,) = await session.fork()
+    restored = await fleet.restore(await session.snapshot())
+    for each in (session, fork, restored):
+        assert await say(each, line) == ((f"1: {START} | {line} | 0.002", 0.003),)
     model.asked_once(3)
 
 
@@ -170,19 +171,6 @@ async def test_a_fork_shares_what_was_asked_and_with_the_same_luck_what_will_be(
     others = await session.fork(2, reseed=True)
     assert len({await say(each, "again") for each in [session, *others]}) == 3
     assert sum(model.asked.values()) == 5 + 3 * 2
-
-
-async def test_copies_of_a_turn_that_failed_ask_only_for_what_is_missing(serve: Serve, model: Model) -> None:
-    fleet = await serve(patience=0.2)
-    session = await opened(fleet)
-    model.failing = [200] + [500] * 100
-    with pytest.raises(Overloaded):
-        await session.step("hello")
-    model.failing = []
-    (fork,) = await session.fork()
-    restored = await fleet.restore(await session.snapshot())
-    assert len({await say(each, "hello") for each in (session, fork, restored)}) == 1
-    model.asked_once(3)
 
 
 async def test_members_of_a_group_share_the_start_and_not_the_judge(serve: Serve, model: Model) -> None:

@@ -22,7 +22,6 @@ from starpod.env_server.server import ServerError
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Serve, entered, step_request
 from tests.env_server.troublesome import Waiting
-from tests.support import start_server
 
 
 class Http:
@@ -36,6 +35,15 @@ class Http:
         response = await self.caller.post(path, json=body)
         assert response.status_code == status, response.text
         return response.json()
+
+    async def get(self, path: str, status: int = 200) -> Any:
+        response = await self.caller.get(path)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    async def refused(self, path: str, status: int, **body: Any) -> str:
+        """The reason of an error."""
+        return str((await self.call(path, status, **body))["details"][0]["reason"])
 
     async def open(self, environment: str, **fields: Any) -> str:
         reply = await self.call("/v1/sessions:open", environment_id=environment, seed=1, **fields)
@@ -68,13 +76,9 @@ async def http(serve_http: ServeHttp) -> Http:
     return await serve_http()
 
 
-def reason_of(error: Any) -> str:
-    return str(error["details"][0]["reason"])
-
-
 async def test_an_episode_over_http_is_that_of_grpc(http: Http) -> None:
-    session = await http.open("walk-v1")
-    other = await http.client.open("walk-v1")
+    """And a session is one over both."""
+    session, other = await http.open("walk-v1"), await http.client.open("walk-v1")
     for index, action in enumerate(("Right", "Left", "Right")):
         over_http = await http.step(session, index, action)
         over_grpc = await http.client.stub.Step(step_request(other, index, action))
@@ -82,26 +86,9 @@ async def test_an_episode_over_http_is_that_of_grpc(http: Http) -> None:
         assert [part["text"] for part in observed] == [part.text for part in over_grpc.transition.observation.parts]
         assert over_http["transition"]["reward"] == over_grpc.transition.reward
         assert over_http["next_step_index"] == over_grpc.next_step_index == index + 1
-
-
-async def test_a_session_is_one_over_both(http: Http) -> None:
-    session = pb.Session(session_id=await http.open("walk-v1"))
-    await http.client.step(session, 0, "Right")
-    assert (await http.step(session.session_id, 1, "Right"))["next_step_index"] == 2
-    await http.call("/v1/sessions:close", session_ids=[session.session_id])
-    failure = await http.client.fails(http.client.step(session, 2, "Right"))
-    assert failure.reason == "UNKNOWN_SESSION"
-
-
-async def test_a_repeated_step_is_played_once(http: Http) -> None:
-    session = await http.open("walk-v1")
-    first = await http.step(session, 0, "Right")
-    assert await http.step(session, 0, "Right") == first
-    error = await http.step(session, 0, "Left", status=400)
-    assert reason_of(error) == "OUT_OF_ORDER"
-    assert error["code"] == 9
-    expected = {"expected_epoch": "1", "expected_step_index": "1", "advice": "give_up"}
-    assert error["details"][0]["metadata"] == expected
+    assert (await http.step(other.session_id, 3, "Right"))["next_step_index"] == 4
+    await http.call("/v1/sessions:close", session_ids=[other.session_id])
+    assert (await http.client.fails(http.client.step(other, 4, "Right"))).reason == "UNKNOWN_SESSION"
 
 
 async def test_a_caller_who_leaves_finds_its_step_played_once(http: Http) -> None:
@@ -114,30 +101,6 @@ async def test_a_caller_who_leaves_finds_its_step_played_once(http: Http) -> Non
     assert (await http.step(session, 1, "0"))["next_step_index"] == 2
 
 
-async def test_a_key_makes_open_and_fork_safe_to_repeat(http: Http) -> None:
-    session = await http.open("walk-v1", key="once")
-    assert await http.open("walk-v1", key="once") == session
-    reused = await http.call("/v1/sessions:open", 400, environment_id="walk-v1", seed=2, key="once")
-    assert reason_of(reused) == "KEY_REUSED"
-    fork = {"epoch": 1, "step_index": 0, "count": 2, "key": "twice", "randomness": "FORK_RANDOMNESS_RESEED"}
-    first = await http.call(f"/v1/sessions/{session}:fork", **fork)
-    assert len(first["sessions"]) == 2
-    assert await http.call(f"/v1/sessions/{session}:fork", **fork) == first
-    mistyped = await http.call(f"/v1/sessions/{session}:fork", 400, **(fork | {"randomness": "RESEED", "key": "new"}))
-    assert "FORK_RANDOMNESS_KEEP or FORK_RANDOMNESS_RESEED" in mistyped["message"]
-
-
-async def test_a_snapshot_travels(http: Http) -> None:
-    session = await http.open("walk-v1")
-    await http.step(session, 0, "Right")
-    saved = await http.call(f"/v1/sessions/{session}:snapshot")
-    restored = await http.call("/v1/sessions:restore", snapshot=saved["snapshot"])
-    copy = restored["sessions"][0]["session_id"]
-    assert restored["sessions"][0]["step_index"] == 1
-    original = await http.step(session, 1, "Right")
-    assert await http.step(copy, 1, "Right") == original
-
-
 async def test_the_other_calls(http: Http) -> None:
     session = await http.open("walk-v1")
     reset = await http.call(f"/v1/sessions/{session}:reset", epoch=1, seed="7")
@@ -145,12 +108,15 @@ async def test_the_other_calls(http: Http) -> None:
     picture = await http.call(f"/v1/sessions/{session}:render", mode="text")
     assert picture["mime"].startswith("text/plain") and base64.b64decode(picture["data"])
     assert (await http.call("/v1/sessions:renew", session_ids=[session, "gone"]))["missing"] == ["gone"]
-    everything = (await http.caller.get("/v1/environments")).json()
+    everything = await http.get("/v1/environments")
     assert len(everything["environments"]) > 3
     assert not everything["capabilities"]["stream"]
-    one = (await http.caller.get("/v1/environments/walk-v1")).json()
+    one = await http.get("/v1/environments/walk-v1")
     assert [each["id"] for each in one["environments"]] == ["walk-v1"] * 2
-    assert (await http.caller.get("/v1/environments/wlk-v1")).status_code == 404
+    await http.get("/v1/environments/wlk-v1", 404)
+    fork = {"epoch": 2, "randomness": "RESEED"}
+    mistyped = await http.call(f"/v1/sessions/{session}:fork", 400, **fork)
+    assert "FORK_RANDOMNESS_KEEP or FORK_RANDOMNESS_RESEED" in mistyped["message"]
 
 
 async def test_camel_case_unknown_fields_and_numbers_as_text_are_taken(http: Http) -> None:
@@ -160,7 +126,7 @@ async def test_camel_case_unknown_fields_and_numbers_as_text_are_taken(http: Htt
 
 async def test_errors_have_the_status_of_their_code_and_tell_when_to_try_again(serve_http: ServeHttp) -> None:
     http = await serve_http(limits=ServerLimits(max_sessions=1))
-    await http.open("walk-v1")
+    session = await http.open("walk-v1")
     response = await http.caller.post("/v1/sessions:open", json={"environment_id": "walk-v1"})
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
@@ -169,7 +135,15 @@ async def test_errors_have_the_status_of_their_code_and_tell_when_to_try_again(s
     assert details["RetryInfo"]["retry_delay"].endswith("s")
     bad = await http.call("/v1/sessions:open", 400, environment_id="walk-v1", options={"nonsense": 1})
     assert "nonsense" in bad["details"][1]["field_violations"][0]["field"]
-    assert reason_of(await http.call("/v1/sessions:open", 404, environment_id="none-v1")) == "UNKNOWN_ENVIRONMENT"
+    assert await http.refused("/v1/sessions:open", 404, environment_id="none-v1") == "UNKNOWN_ENVIRONMENT"
+    errors = next(each for each in http.client.server.metrics.collect() if each.name == "starpod_errors")
+    assert {"method": "Open", "reason": "UNKNOWN_ENVIRONMENT"} in [sample.labels for sample in errors.samples]
+    error = await http.step(session, 1, "Left", status=400)
+    assert (error["code"], error["details"][0]["reason"]) == (9, "OUT_OF_ORDER")
+    expected = {"expected_epoch": "1", "expected_step_index": "0", "advice": "give_up"}
+    assert error["details"][0]["metadata"] == expected
+    response = await http.caller.post(f"/v1/sessions/{session}:step", json={"epoch": 1})
+    assert "environment;dur=" in response.headers["server-timing"]
 
 
 async def test_a_batch_is_answered_by_events_as_its_calls_finish(http: Http) -> None:
@@ -193,19 +167,13 @@ async def test_a_batch_is_answered_by_events_as_its_calls_finish(http: Http) -> 
 
 
 async def test_health_and_draining(serve_http: ServeHttp) -> None:
-    http = await serve_http(drain_seconds=60)
-    session = await http.open("walk-v1")
-    assert (await http.caller.get("/v1/health")).json() == {"status": "SERVING"}
-    assert (await http.caller.get("/v1/health?service=walk-v1")).status_code == 200
-    assert (await http.caller.get("/v1/health?service=none-v1")).status_code == 404
-    draining = asyncio.create_task(http.client.server.drain())
-    await asyncio.sleep(0.1)
-    response = await http.caller.get("/v1/health")
-    assert (response.status_code, response.json()) == (503, {"status": "NOT_SERVING"})
-    assert reason_of(await http.call("/v1/sessions:open", 503, environment_id="walk-v1")) == "DRAINING"
-    await http.step(session, 0, "Right")
-    await http.call("/v1/sessions:close", session_ids=[session])
-    await asyncio.wait_for(draining, 30)
+    http = await serve_http(drain_seconds=0)
+    assert await http.get("/v1/health") == {"status": "SERVING"}
+    await http.get("/v1/health?service=walk-v1")
+    await http.get("/v1/health?service=none-v1", 404)
+    await http.client.server.drain()
+    assert await http.get("/v1/health", 503) == {"status": "NOT_SERVING"}
+    assert await http.refused("/v1/sessions:open", 503, environment_id="walk-v1") == "DRAINING"
 
 
 async def test_tokens_and_their_limits(serve_http: ServeHttp, tmp_path: Path) -> None:
@@ -213,51 +181,27 @@ async def test_tokens_and_their_limits(serve_http: ServeHttp, tmp_path: Path) ->
     tokens.write_text("secret-one sessions=1\nsecret-two\n")
     http = await serve_http(token_file=tokens, headers={"authorization": "Bearer secret-one"})
     session = await http.open("walk-v1")
-    assert (await http.call("/v1/sessions:open", 429, environment_id="walk-v1"))["details"][0]["metadata"][
-        "limit"
-    ] == "token_sessions"
-    for headers in ({"authorization": ""}, {"authorization": "Bearer wrong"}, {"authorization": "secret-one"}):
+    full = await http.call("/v1/sessions:open", 429, environment_id="walk-v1")
+    assert full["details"][0]["metadata"]["limit"] == "token_sessions"
+    for authorization in ("", "Bearer wrong", "secret-one"):
+        http.caller.headers["authorization"] = authorization
         for path in ("/v1/sessions:open", f"/v1/sessions/{session}:step", "/v1/sessions:stream"):
-            response = await http.caller.post(path, json={}, headers=headers)
-            assert response.status_code == 401
-            assert response.headers["www-authenticate"] == "Bearer"
-            assert reason_of(response.json()) == "UNAUTHENTICATED"
-    other = {"authorization": "Bearer secret-two"}
-    stolen = await http.caller.post(f"/v1/sessions/{session}:step", json={"epoch": 1}, headers=other)
-    assert reason_of(stolen.json()) == "UNKNOWN_SESSION"
+            response = await http.caller.post(path, json={})
+            assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+            assert response.json()["details"][0]["reason"] == "UNAUTHENTICATED"
+    http.caller.headers["authorization"] = "Bearer secret-two"
+    assert await http.refused(f"/v1/sessions/{session}:step", 404, epoch=1) == "UNKNOWN_SESSION"
 
 
-async def test_tls_and_client_certificates(serve_http: ServeHttp, tmp_path: Path) -> None:
+async def test_client_certificates(serve_http: ServeHttp, tmp_path: Path) -> None:
     ca = trustme.CA()
     ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both"))
     ca.cert_pem.write_to_path(str(tmp_path / "ca"))
     trusting = ssl.create_default_context(cafile=tmp_path / "ca")
-    tls = await serve_http(tls=TLS(tmp_path / "both", tmp_path / "both"), verify=trusting)
-    assert tls.client.server.http_address.startswith("https://")
-    assert (await tls.caller.get("/v1/health")).status_code == 200
     mtls = await serve_http(tls=TLS(tmp_path / "both", tmp_path / "both", tmp_path / "ca"), verify=trusting)
+    assert mtls.client.server.http_address.startswith("https://")
     with pytest.raises(httpx.TransportError):
         await mtls.caller.get("/v1/health")
-    ca.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client"))
-    trusting = ssl.create_default_context(cafile=tmp_path / "ca")
-    trusting.load_cert_chain(tmp_path / "client")
-    url = mtls.client.server.http_address
-    async with httpx.AsyncClient(base_url=url, verify=trusting, trust_env=False) as known:
-        assert (await known.get("/v1/health")).status_code == 200
-
-
-async def test_calls_are_counted_and_timed_as_over_grpc(http: Http) -> None:
-    await http.call("/v1/sessions:open", 404, environment_id="none-v1")
-    errors = next(each for each in http.client.server.metrics.collect() if each.name == "starpod_errors")
-    assert {"method": "Open", "reason": "UNKNOWN_ENVIRONMENT"} in [sample.labels for sample in errors.samples]
-    session = await http.open("walk-v1")
-    response = await http.caller.post(f"/v1/sessions/{session}:step", json={"epoch": 1})
-    assert "environment;dur=" in response.headers["server-timing"]
-
-
-async def test_a_port_in_use_stops_the_start(http: Http, serve: Serve) -> None:
-    with pytest.raises(ServerError, match="in use; choose another --http"):
-        await serve(http=HTTP(int(http.client.server.http_address.rpartition(":")[2])))
 
 
 async def test_a_missing_package_is_named(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,18 +209,6 @@ async def test_a_missing_package_is_named(serve: Serve, monkeypatch: pytest.Monk
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ServerError, match=r"--http needs its extra; .* '\.\[http\]'"):
         await serve(http=HTTP(0))
-
-
-def test_each_worker_has_a_port_that_describe_names() -> None:
-    with start_server("bandit", "--http", "0", "--workers", "2") as server:
-        ready = server.ready
-        url = next(word.rstrip(",") for word in ready.split() if word.startswith("http://"))
-        first = httpx.get(f"{url}/v1/environments", trust_env=False).json()
-        assert len(first["endpoints"]) == 2
-        assert url == f"http://{first['endpoints'][0]}"
-        second = httpx.get(f"http://{first['endpoints'][1]}/v1/environments", trust_env=False).json()
-        assert second["instance_id"] != first["instance_id"]
-        assert second["endpoints"] == first["endpoints"]
 
 
 def test_numbers_that_json_does_not_have_are_spelt() -> None:

@@ -13,14 +13,14 @@ import pytest
 from mcp.client import Client as McpClient
 
 from starpod.env_server import Environment, EnvironmentSpec, Outcome, Tool, ToolCall
-from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
+from starpod.env_server.config import HTTP, ServerLimits
 from starpod.env_server.limits import Quota
-from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer, ServerError
+from starpod.env_server.server import ServerError
 from starpod.environments.frozen_lake import FrozenLake
+from tests.env_server.conftest import Serve, entered
 from tests.env_server.troublesome import Waiting, Walk
 
-Serve = Callable[..., Awaitable[str]]
+ServeMcp = Callable[..., Awaitable[str]]
 MODERN, HANDSHAKE = "auto", "legacy"
 
 
@@ -52,48 +52,59 @@ class Desk(Environment):
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+def serve_mcp(serve: Serve) -> ServeMcp:
     """Starts servers; gives the URL of MCP."""
-    async with contextlib.AsyncExitStack() as stack:
 
-        async def start(**config: Any) -> str:
-            environments = (FrozenLake, Walk, Waiting, Desk)
-            settings = ServerConfig(port=0, http=HTTP(0, mcp=True), **config)
-            server = EnvironmentServer(Registry(environments), settings)
-            await server.start()
-            stack.push_async_callback(server.stop, 0)
-            return f"{server.http_address}/mcp"
+    async def start(**config: Any) -> str:
+        client = await serve(FrozenLake, Walk, Waiting, Desk, http=HTTP(0, mcp=True), **config)
+        return f"{client.server.http_address}/mcp"
 
-        yield start
+    return start
 
 
 def texts(result: Any) -> list[str]:
     return [part.text for part in result.content if part.type == "text"]
 
 
+async def mcp(url: str, tool: str, **arguments: Any) -> Any:
+    """A tool's result, called by a client that comes for this alone."""
+    async with McpClient(url) as client:
+        return await client.call_tool(tool, arguments)
+
+
+def next_of(result: Any) -> int:
+    """The index of the next step."""
+    facts = result["structuredContent"] if isinstance(result, dict) else result.structured_content
+    return int(facts["next_step_index"])
+
+
 @pytest.mark.parametrize("mode", [MODERN, HANDSHAKE])
-async def test_an_episode(serve: Serve, mode: Any) -> None:
-    url = await serve()
-    async with McpClient(f"{url}/frozen_lake-v1/one", mode=mode) as client:
+async def test_an_episode(serve_mcp: ServeMcp, mode: Any) -> None:
+    url = f"{await serve_mcp()}/frozen_lake-v1"
+    async with McpClient(f"{url}/one", mode=mode) as client, McpClient(f"{url}/two", mode=mode) as other:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == {"reset", "observe", "step", "fork", "close"}
         assert tools["step"].input_schema["properties"]["actions"]["items"]["enum"] == ["Left", "Down", "Right", "Up"]
-        schema = tools["reset"].input_schema
-        jsonschema.Draft202012Validator(schema).validate({"seed": 3, "options": {"success_rate": 1.0}})
-        assert not jsonschema.Draft202012Validator(schema).is_valid({"options": {"success_rate": "ice"}})
+        validator = jsonschema.Draft202012Validator(tools["reset"].input_schema)
+        validator.validate({"seed": 3, "options": {"success_rate": 1.0}})
+        assert not validator.is_valid({"options": {"success_rate": "ice"}})
         early = await client.call_tool("step", {"actions": ["Right"]})
         assert early.is_error and "call reset" in texts(early)[0]
         began = await client.call_tool("reset", {"seed": 3, "options": {"success_rate": 1.0}, "image": True})
         assert [part.type for part in began.content].count("image") == 1
-        played = await client.call_tool("step", {"actions": ["Right"]})
-        assert played.structured_content["next_step_index"] == 1
+        step = {"actions": ["Right"], "step_index": 0}
+        played = await client.call_tool("step", step)
+        assert next_of(played) == 1
+        async with McpClient(f"{url}/one", mode=mode) as again:  # after a lost connection, say
+            assert (await again.call_tool("step", step)).content == played.content
+            wrong = await again.call_tool("step", {"actions": ["Left"], "step_index": 0})
+        assert wrong.is_error and wrong.structured_content["details"][0]["reason"] == "OUT_OF_ORDER"
         shown = await client.call_tool("observe", {})
         picture = await client.call_tool("observe", {"image": True})
         assert [part.type for part in picture.content] == ["image"]
-        assert (await client.call_tool("fork", {"name": "two"})).structured_content["next_step_index"] == 1
-        async with McpClient(f"{url}/frozen_lake-v1/two", mode=mode) as other:
-            assert texts(await other.call_tool("observe", {})) == texts(shown)
-            await other.call_tool("step", {"actions": ["Down"]})
+        assert next_of(await client.call_tool("fork", {"name": "two"})) == 1
+        assert texts(await other.call_tool("observe", {})) == texts(shown)
+        await other.call_tool("step", {"actions": ["Down"]})
         assert texts(await client.call_tool("observe", {})) == texts(shown)
         taken = await client.call_tool("fork", {"name": "two"})
         assert taken.is_error and "in use" in texts(taken)[0]
@@ -101,24 +112,9 @@ async def test_an_episode(serve: Serve, mode: Any) -> None:
         assert (await client.call_tool("step", {"actions": ["Right"]})).is_error
 
 
-@pytest.mark.parametrize("mode", [MODERN, HANDSHAKE])
-async def test_a_step_index_makes_a_turn_safe_to_repeat(serve: Serve, mode: Any) -> None:
-    url = await serve()
-    async with McpClient(f"{url}/walk-v1/one", mode=mode) as client:
-        await client.call_tool("reset", {"seed": 1})
-        step = {"actions": ["Right"], "step_index": 0}
-        first = await client.call_tool("step", step)
-        async with McpClient(f"{url}/walk-v1/one", mode=mode) as again:  # after a lost connection, say
-            assert (await again.call_tool("step", step)).content == first.content
-            other = await again.call_tool("step", {"actions": ["Left"], "step_index": 0})
-        assert other.is_error and other.structured_content["details"][0]["reason"] == "OUT_OF_ORDER"
-        second = await client.call_tool("step", {"actions": ["Right"], "step_index": 1})
-        assert second.structured_content["next_step_index"] == 2
-
-
-async def test_programs_bring_what_tools_have_no_arguments_for(serve: Serve) -> None:
+async def test_programs_bring_what_tools_have_no_arguments_for(serve_mcp: ServeMcp) -> None:
     """Further fields of the request in `_meta`; the contract's reply comes back there."""
-    url = await serve()
+    url = await serve_mcp()
     async with McpClient(f"{url}/walk-v1/one") as client:
 
         async def call(tool: str, arguments: dict[str, Any], **fields: Any) -> Any:
@@ -138,12 +134,10 @@ async def test_programs_bring_what_tools_have_no_arguments_for(serve: Serve) -> 
         assert last["transition"]["end_reason"] == "END_REASON_MAX_TURNS"
         again = await call("reset", {}, epoch=1, seed="1")
         assert again["session"]["observation"]["state_key"] == session["observation"]["state_key"]
+        await client.call_tool("close", {})
         for wrong in ({"limits": 3}, {"count": 2}):
-            async with McpClient(f"{url}/walk-v1/other") as other:
-                refused = await other.call_tool("reset", {}, meta={"starpod.v1/request": wrong})  # type: ignore[typeddict-unknown-key]
-            assert refused.structured_content["details"][0]["reason"] == "BAD_ARGUMENT"
-        plain = await client.call_tool("observe", {})
-        assert "starpod.v1/reply" not in (plain.meta or {})
+            assert (await call("reset", {}, **wrong))["details"][0]["reason"] == "BAD_ARGUMENT"
+        assert "starpod.v1/reply" not in ((await client.call_tool("observe", {})).meta or {})
 
 
 class Bare:
@@ -170,96 +164,96 @@ class Bare:
         return (await self.send(number, "tools/call", name=tool, arguments=arguments))["result"]
 
 
-async def test_the_same_request_in_an_mcp_session_is_played_once(serve: Serve) -> None:
-    async with httpx.AsyncClient(base_url=f"{await serve()}/walk-v1", trust_env=False, timeout=30) as caller:
-        bare = Bare(caller)
-        await bare.begin()
+@contextlib.asynccontextmanager
+async def callers(url: str, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=30) as caller:
+        yield caller
+
+
+async def begun(caller: httpx.AsyncClient, token: str = "") -> Bare:
+    bare = Bare(caller)
+    if token:
+        bare.headers["authorization"] = f"Bearer {token}"
+    await bare.begin()
+    return bare
+
+
+async def test_the_same_request_in_an_mcp_session_is_played_once(serve_mcp: ServeMcp) -> None:
+    async with callers(f"{await serve_mcp()}/walk-v1") as caller:
+        bare = await begun(caller)
         await bare.call(1, "reset", seed=1)
         first = await bare.call(2, "step", actions=["Right"])
         assert await bare.call(2, "step", actions=["Right"]) == first
-        assert (await bare.call(3, "step", actions=["Right"]))["structuredContent"]["next_step_index"] == 2
-        other = Bare(caller)  # another session of MCP has another session of the environment
-        await other.begin()
+        assert next_of(await bare.call(3, "step", actions=["Right"])) == 2
+        other = await begun(caller)  # another session of MCP has another session of the environment
         assert (await other.call(2, "step", actions=["Right"]))["isError"]
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["by its request id", "by what it asks"])
-async def test_a_fork_asked_for_again_is_the_same(serve: Serve, same: bool) -> None:
+@pytest.mark.parametrize("number", [3, 4], ids=["by its request id", "by what it asks"])
+async def test_a_fork_asked_for_again_is_the_same(serve_mcp: ServeMcp, number: int) -> None:
     """While nobody has played the copy: then its name is in use."""
-    async with httpx.AsyncClient(base_url=f"{await serve()}/walk-v1/one", trust_env=False, timeout=30) as caller:
-        bare = Bare(caller)
-        await bare.begin()
+    url = f"{await serve_mcp()}/walk-v1"
+    async with callers(f"{url}/one") as caller:
+        bare = await begun(caller)
         await bare.call(1, "reset", seed=1)
         await bare.call(2, "step", actions=["Right"])
         first = await bare.call(3, "fork", name="two")
         assert not first["isError"]
-        assert await bare.call(3 if same else 4, "fork", name="two") == first
-        at_two = httpx.URL(str(caller.base_url).removesuffix("one/") + "two")
-        played = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "step"}}
-        played["params"]["arguments"] = {"actions": ["Right"]}  # type: ignore[index]
-        moved = (await caller.post(at_two, json=played, headers=bare.headers)).json()["result"]
-        assert moved["structuredContent"]["next_step_index"] == 2
+        assert await bare.call(number, "fork", name="two") == first
+        assert next_of(await mcp(f"{url}/two", "step", actions=["Right"])) == 2
         assert "in use" in (await bare.call(5, "fork", name="two"))["content"][0]["text"]
         assert not (await bare.call(6, "fork", name="three"))["isError"]
         await bare.call(7, "step", actions=["Right"])
         assert "in use" in (await bare.call(8, "fork", name="three"))["content"][0]["text"]  # it is of another turn
 
 
-async def test_a_tokens_sessions_leave_others_theirs(serve: Serve, tmp_path: Path) -> None:
+TOKENS = "secret-one name=one\nsecret-two name=two\n"
+
+
+async def test_a_tokens_sessions_leave_others_theirs(serve_mcp: ServeMcp, tmp_path: Path) -> None:
     """Clients of the older protocol begin as many sessions of MCP as they like; those of environments are counted."""
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret-one name=one\nsecret-two name=two\n")
-    url = await serve(token_file=tokens, quota=Quota(sessions=2), limits=ServerLimits(max_sessions=8))
-    async with httpx.AsyncClient(base_url=f"{url}/walk-v1", trust_env=False, timeout=30) as caller:
-
-        async def begun(token: str) -> Bare:
-            bare = Bare(caller)
-            bare.headers["authorization"] = f"Bearer secret-{token}"
-            await bare.begin()
-            return bare
-
-        greedy = [await begun("one") for _ in range(20)]
-        assert len({bare.headers["mcp-session-id"] for bare in greedy}) == 20
+    (tmp_path / "tokens").write_text(TOKENS)
+    limits = ServerLimits(max_sessions=8)
+    url = await serve_mcp(token_file=tmp_path / "tokens", quota=Quota(sessions=2), limits=limits)
+    async with callers(f"{url}/walk-v1") as caller:
+        greedy = [await begun(caller, "secret-one") for _ in range(10)]
+        assert len({bare.headers["mcp-session-id"] for bare in greedy}) == 10
         results = [await bare.call(1, "reset", seed=1) for bare in greedy]
-        assert [result["isError"] for result in results] == [False] * 2 + [True] * 18
+        assert [result["isError"] for result in results] == [False] * 2 + [True] * 8
         info, retry = results[2]["structuredContent"]["details"]
         assert (info["reason"], info["metadata"]["limit"]) == ("OVERLOADED", "token_sessions")
         assert retry["retry_delay"]
-        assert not (await (await begun("two")).call(1, "reset", seed=1))["isError"]
+        assert not (await (await begun(caller, "secret-two")).call(1, "reset", seed=1))["isError"]
         assert not (await greedy[0].call(2, "step", actions=["Right"]))["isError"]
 
 
-async def test_to_begin_sessions_of_mcp_is_to_call(serve: Serve, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret-one name=one\n")
-    url = await serve(token_file=tokens, quota=Quota(calls_per_second=0.5))
-    headers = {"authorization": "Bearer secret-one", "accept": "application/json"}
+async def test_to_begin_sessions_of_mcp_is_to_call(serve_mcp: ServeMcp, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(TOKENS)
+    url = await serve_mcp(token_file=tmp_path / "tokens", quota=Quota(calls_per_second=0.5))
     ask = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
-    async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=30) as caller:
-        replies = [await caller.post("/walk-v1", json=ask) for _ in range(5)]
-    refused = replies[-1]
+    async with callers(url, authorization="Bearer secret-one", accept="application/json") as caller:
+        *_, refused = [await caller.post("/walk-v1", json=ask) for _ in range(5)]
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     info = refused.json()["details"][0]
     assert (info["reason"], info["metadata"]["limit"]) == ("OVERLOADED", "token_calls_per_second")
 
 
-async def test_a_caller_who_leaves_has_played_its_turn_once(serve: Serve) -> None:
-    url = await serve()
+async def test_a_caller_who_leaves_has_played_its_turn_once(serve_mcp: ServeMcp) -> None:
+    url = await serve_mcp()
     async with McpClient(f"{url}/waiting-v1/one") as client:
         await client.call_tool("reset", {})
         leaving = asyncio.create_task(client.call_tool("step", {"actions": ["gate"], "step_index": 0}))
-        assert await asyncio.to_thread(Waiting.entered.wait, 30)
+        await entered()
         leaving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await leaving
         Waiting.opened.set()
-        again = await client.call_tool("step", {"actions": ["gate"], "step_index": 0})
-        assert again.structured_content["next_step_index"] == 1
-        assert (await client.call_tool("step", {"actions": ["0"]})).structured_content["next_step_index"] == 2
+        assert next_of(await client.call_tool("step", {"actions": ["gate"], "step_index": 0})) == 1
+        assert next_of(await client.call_tool("step", {"actions": ["0"]})) == 2
 
 
-async def test_an_environments_own_tools(serve: Serve) -> None:
-    url = await serve()
+async def test_an_environments_own_tools(serve_mcp: ServeMcp) -> None:
+    url = await serve_mcp()
     async with McpClient(f"{url}/desk-v1/one") as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert "step" not in tools
@@ -273,8 +267,8 @@ async def test_an_environments_own_tools(serve: Serve) -> None:
         assert (await client.call_tool("nothing", {})).is_error
 
 
-async def test_wrong_arguments_change_nothing(serve: Serve) -> None:
-    url = await serve(limits=ServerLimits(max_sessions=1))
+async def test_wrong_arguments_change_nothing(serve_mcp: ServeMcp) -> None:
+    url = await serve_mcp(limits=ServerLimits(max_sessions=1))
     async with McpClient(f"{url}/walk-v1/one") as client:
         await client.call_tool("reset", {"seed": 1})
         for tool, arguments in (
@@ -290,39 +284,37 @@ async def test_wrong_arguments_change_nothing(serve: Serve) -> None:
             ("fork", {"name": "two"}),  # beyond max_sessions
         ):
             assert (await client.call_tool(tool, arguments)).is_error, (tool, arguments)
-        played = await client.call_tool("step", {"actions": ["Right"], "step_index": 0})
-        assert played.structured_content["next_step_index"] == 1
+        assert next_of(await client.call_tool("step", {"actions": ["Right"], "step_index": 0})) == 1
 
 
-async def test_tokens_hosts_and_bodies_are_those_of_http(serve: Serve, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret-one name=one\nsecret-two name=two\n")
-    url = await serve(token_file=tokens)
-    ask = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-    one = {"authorization": "Bearer secret-one", "accept": "application/json, text/event-stream"}
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as caller:
-        assert (await caller.post("/walk-v1/a", json=ask)).status_code == 401
-        assert (await caller.post("/walk-v1/a", json=ask, headers={**one, "host": "evil.example"})).status_code == 421
-        assert (await caller.get("/walk-v1/a", headers=one)).status_code == 405
-        assert (await caller.delete("/walk-v1/a", headers=one)).status_code == 405
-        assert (await caller.post("/none-v1/a", json=ask, headers=one)).status_code == 404
-        assert (await caller.post(f"/walk-v1/{'n' * 129}", json=ask, headers=one)).status_code == 400
-        longer = {**one, "mcp-session-id": "n" * 129}
-        assert (await caller.post("/walk-v1", json=ask, headers=longer)).status_code == 400
-        wide = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"a":[' + b"1," * 100_000 + b"1]}}"
-        body = {**one, "content-type": "application/json"}
-        assert (await caller.post("/walk-v1/a", content=wide, headers=body)).status_code == 400
-        assert (await caller.post("/walk-v1/a", content=b"{}", headers=one)).status_code == 415
-        bares = [Bare(caller), Bare(caller)]
-        for bare, token in zip(bares, ("one", "two"), strict=True):
-            bare.headers["authorization"] = f"Bearer secret-{token}"
-            caller.base_url = httpx.URL(f"{url}/walk-v1/shared")
-            await bare.begin()
-        await bares[0].call(1, "reset", seed=1)
-        assert (await bares[1].call(1, "step", actions=["Right"]))["isError"]  # a name is a tenant's own
+async def test_tokens_hosts_and_bodies_are_those_of_http(serve_mcp: ServeMcp, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(TOKENS)
+    url = await serve_mcp(token_file=tmp_path / "tokens")
+    ask = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}'
+    wide = ask.replace(b"{}", b'{"a":[' + b"1," * 100_000 + b"1]}")
+    known = {"authorization": "Bearer secret-one", "accept": "application/json, text/event-stream"}
+    async with callers(url) as caller:
+        for status, method, path, body, changes in (
+            (401, "POST", "walk-v1/a", ask, {"authorization": ""}),
+            (421, "POST", "walk-v1/a", ask, {"host": "evil.example"}),
+            (405, "GET", "walk-v1/a", b"", {}),
+            (405, "DELETE", "walk-v1/a", b"", {}),
+            (404, "POST", "none-v1/a", ask, {}),
+            (400, "POST", f"walk-v1/{'n' * 129}", ask, {}),
+            (400, "POST", "walk-v1", ask, {"mcp-session-id": "n" * 129}),
+            (400, "POST", "walk-v1/a", wide, {}),
+            (415, "POST", "walk-v1/a", b"{}", {"content-type": ""}),
+        ):
+            headers = {**known, "content-type": "application/json", **changes}
+            response = await caller.request(method, path, content=body, headers=headers)
+            assert response.status_code == status, (path, changes)
+    async with callers(f"{url}/walk-v1/shared") as caller:
+        one, two = [await begun(caller, f"secret-{name}") for name in ("one", "two")]
+        await one.call(1, "reset", seed=1)
+        assert (await two.call(1, "step", actions=["Right"]))["isError"]  # a name is a tenant's own
 
 
-async def test_a_missing_package_is_named(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_package_is_named(serve_mcp: ServeMcp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "starpod.env_server.mcp.service", None)
     with pytest.raises(ServerError, match=r"--mcp needs its extra; .* '\.\[mcp\]'"):
-        await serve()
+        await serve_mcp()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,16 @@ from typing import Any
 import httpx
 import pytest
 
-from starpod.client import SyncFleet, ToolCall
 from starpod.env_server import Environment, EnvironmentSpec, Outcome
-from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
-from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.config import HTTP, ServerLimits
+from starpod.env_server.hosting.ors import host
 from starpod.environments.frozen_lake import FrozenLake
+from starpod.v1 import environment_pb2 as pb
+from tests.env_server.conftest import Serve, text_of
 from tests.env_server.test_mcp import Desk
 from tests.env_server.troublesome import Waiting, Walk
-from tests.support import start_server
 
-Serve = Callable[..., Awaitable["Caller"]]
+ServeOrs = Callable[..., Awaitable["Caller"]]
 LAKE = "frozen_lake-v1"
 SURROGATE = "\ud800"
 
@@ -79,23 +78,20 @@ class Caller:
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+async def serve_ors(serve: Serve) -> AsyncIterator[ServeOrs]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(token: str = "", **config: Any) -> Caller:
-            environments = (FrozenLake, Desk, Waiting, Walk, Forging)
-            server = EnvironmentServer(Registry(environments), ServerConfig(port=0, http=HTTP(0, ors=True), **config))
-            await server.start()
-            stack.push_async_callback(server.stop, 0)
+            client = await serve(FrozenLake, Desk, Waiting, Walk, Forging, http=HTTP(0, ors=True), **config)
             headers = {"x-api-key": token} if token else {}
-            client = httpx.AsyncClient(base_url=server.http_address, headers=headers)
-            return Caller(await stack.enter_async_context(client))
+            http = httpx.AsyncClient(base_url=client.server.http_address, headers=headers)
+            return Caller(await stack.enter_async_context(http))
 
         yield start
 
 
-async def test_an_episode(serve: Serve) -> None:
-    caller = await serve()
+async def test_an_episode(serve_ors: ServeOrs) -> None:
+    caller = await serve_ors()
     assert LAKE in await caller.get("/list_environments")
     assert [split["name"] for split in await caller.get(f"/{LAKE}/splits")] == ["train", "test"]
     assert await caller.post(f"/{LAKE}/num_tasks", {"split": "train"}) == {"num_tasks": 1000}
@@ -137,8 +133,8 @@ def _text(shown: Any) -> str:
     return str(part["text"])
 
 
-async def test_a_call_is_made_once_however_often_it_is_asked_for(serve: Serve) -> None:
-    caller = await serve()
+async def test_a_call_is_made_once_however_often_it_is_asked_for(serve_ors: ServeOrs) -> None:
+    caller = await serve_ors()
     await caller.begin("desk-v1", split="train", index=5)
     id, first = await caller.call("desk-v1", "write", {"word": "one"})
     for _ in range(2):
@@ -154,22 +150,20 @@ async def test_a_call_is_made_once_however_often_it_is_asked_for(serve: Serve) -
     assert third["output"]["blocks"][0]["text"] == "one two three"
 
 
-async def test_a_hang_up_cancels_no_turn(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Waiting, "opened", threading.Event())
-    caller = await serve()
+async def test_a_hang_up_cancels_no_turn(serve_ors: ServeOrs) -> None:
+    caller = await serve_ors()
     await caller.begin("waiting-v1", task_spec={"seed": 1})
     call = {"name": "step", "input": {"actions": ["gate"]}}
     with pytest.raises(httpx.ReadTimeout):
         await caller.http.post("/waiting-v1/call", json=call, headers=caller.headers, timeout=0.2)
     Waiting.opened.set()
-    _, result = await caller.call("waiting-v1", "step", call["input"], task_id="0")
-    assert result["output"]["blocks"][0]["text"] == "gate"
-    _, following = await caller.call("waiting-v1", "step", {"actions": ["1"]})
-    assert following["output"]["blocks"][0]["text"] == "gate,1"
+    for action, again, seen in (("gate", {"task_id": "0"}, "gate"), ("1", {}, "gate,1")):
+        _, result = await caller.call("waiting-v1", "step", {"actions": [action]}, **again)
+        assert result["output"]["blocks"][0]["text"] == seen
 
 
-async def test_wrong_calls_are_the_policys(serve: Serve) -> None:
-    caller = await serve()
+async def test_wrong_calls_are_the_policys(serve_ors: ServeOrs) -> None:
+    caller = await serve_ors()
     await caller.begin("desk-v1", split="train", index=0)
     assert (await caller.call("desk-v1", "fly", {}))[1]["reason"] == "not_found"
     assert (await caller.call("desk-v1", "write", {"word": SURROGATE}))[1]["reason"] == "input_validation"
@@ -179,14 +173,17 @@ async def test_wrong_calls_are_the_policys(serve: Serve) -> None:
     assert (await caller.call(LAKE, "step", {"actions": ["Up"]}))[0] == "0"
 
 
-async def test_a_bug_is_no_result(serve: Serve) -> None:
-    caller = await serve()
-    await caller.begin("forging-v1", split="train", index=0)
-    events = await caller.events("/forging-v1/call", {"name": "step", "input": {"actions": ["go"]}})
-    assert [name for name, _ in events] == ["task_id", "error"] and "ENVIRONMENT_BUG" in events[-1][1]
-    await caller.begin("walk-v1", split="train", index=0)
-    events = await caller.events("/walk-v1/call", {"name": "step", "input": {"actions": ["bug"]}})
-    assert events[-1][0] == "error" and "a bug on purpose" in events[-1][1]
+@pytest.mark.parametrize(
+    ("environment", "action", "told"),
+    [("forging-v1", "go", "ENVIRONMENT_BUG"), ("walk-v1", "bug", "a bug on purpose")],
+)
+async def test_a_bug_is_no_result(serve_ors: ServeOrs, environment: str, action: str, told: str) -> None:
+    caller = await serve_ors()
+    await caller.begin(environment, split="train", index=0)
+    (task, _), (error, text) = await caller.events(
+        f"/{environment}/call", {"name": "step", "input": {"actions": [action]}}
+    )
+    assert (task, error) == ("task_id", "error") and told in text
 
 
 @pytest.mark.parametrize(
@@ -208,27 +205,27 @@ async def test_a_bug_is_no_result(serve: Serve) -> None:
         ("/fly", {}, 404, "there is no POST"),
         (f"/{LAKE}/call", {"name": "step", "input": {}}, 404, "create it first"),
         (f"/{LAKE}/fly", {}, 404, "there is no POST"),
+        *(  # ids that no call has
+            ("/desk-v1/call", {"name": "write", "input": {"word": "one"}, "task_id": id}, 400, "none that this server")
+            for id in ("9" * 20, "9" * 5_000, str(2**32), "-1", "\u0663", 0, [], True)
+        ),
     ],
 )
-async def test_what_is_refused_is_told(serve: Serve, path: str, body: Any, status: int, told: str) -> None:
-    caller = await serve()
-    caller.headers["x-session-id"] = "mine"
+async def test_what_is_refused_is_told(serve_ors: ServeOrs, path: str, body: Any, status: int, told: str) -> None:
+    """Before the response begins; the session goes on."""
+    caller = await serve_ors()
+    if "task_id" in body:
+        await caller.begin("desk-v1", split="train", index=5)
+    else:
+        caller.headers["x-session-id"] = "mine"
     response = await caller.post(path, body)
     assert response.status_code == status and told in response.text
+    if "task_id" in body:
+        assert (await caller.call("desk-v1", "write", {"word": "one"}))[0] == "0"
 
 
-@pytest.mark.parametrize("task_id", ["9" * 20, "9" * 5_000, str(2**32), "-1", "\u0663", 0, [], True])
-async def test_an_id_that_no_call_has_is_refused(serve: Serve, task_id: Any) -> None:
-    """Before the response begins; the session goes on."""
-    caller = await serve()
-    await caller.begin("desk-v1", split="train", index=5)
-    refused = await caller.post("/desk-v1/call", {"name": "write", "input": {"word": "one"}, "task_id": task_id})
-    assert refused.status_code == 400 and "task_id: is none that this server gave" in refused.text
-    assert (await caller.call("desk-v1", "write", {"word": "one"}))[0] == "0"
-
-
-async def test_a_deleted_id_is_not_created_again(serve: Serve) -> None:
-    caller = await serve()
+async def test_a_deleted_id_is_not_created_again(serve_ors: ServeOrs) -> None:
+    caller = await serve_ors()
     task = {"env_name": "desk-v1", "split": "train", "index": 5}
     caller.headers["x-session-id"] = "mine"
     for _ in range(2):
@@ -241,32 +238,27 @@ async def test_a_deleted_id_is_not_created_again(serve: Serve) -> None:
     assert (await caller.call("desk-v1", "write", {"word": "one"}))[1]["ok"]
 
 
-async def test_tokens_are_asked_for(serve: Serve, tmp_path: Path) -> None:
+async def test_tokens_and_limits_hold(serve_ors: ServeOrs, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("a-long-enough-token\n")
-    caller = await serve(token_file=tokens)
-    assert (await caller.http.get("/list_environments")).status_code == 401
-    known = await serve(token="a-long-enough-token", token_file=tokens)
-    await known.begin(LAKE, split="train", index=0)
-    assert (await known.call(LAKE, "step", {"actions": ["Right"]}))[1]["ok"]
-
-
-async def test_sessions_are_bounded(serve: Serve) -> None:
-    caller = await serve(limits=ServerLimits(max_sessions=2))
+    known = await serve_ors(token="a-long-enough-token", token_file=tokens, limits=ServerLimits(max_sessions=2))
     for _ in range(2):
-        await caller.begin(LAKE, split="train", index=0)
-    refused = await caller.begin(LAKE, split="train", index=0)
+        await known.begin(LAKE, split="train", index=0)
+    assert (await known.call(LAKE, "step", {"actions": ["Right"]}))[1]["ok"]
+    refused = await known.begin(LAKE, split="train", index=0)
     assert refused.status_code == 429 and refused.headers["retry-after"]
+    known.http.headers.pop("x-api-key")
+    assert (await known.http.get("/list_environments")).status_code == 401
 
 
-def test_the_command_serves_it_and_hosts_it_again() -> None:
+async def test_what_it_serves_is_hosted_again(serve_ors: ServeOrs, serve: Serve) -> None:
     """Our own hosting of such servers plays our own server of it."""
-    with start_server("frozen_lake", "--http", "0", "--ors-server") as inner:
-        url = inner.ready.split("as JSON at ")[1].split(",")[0]
-        with start_server("--ors", f"{url}/{LAKE}#deterministic=yes") as outer, SyncFleet(outer.address) as fleet:
-            (session,) = fleet.open("ors-frozen_lake-v1", seed=3)
-            with SyncFleet(inner.address) as own:
-                (direct,) = own.open(LAKE, seed=3)
-                for action in ("Right", "Down", "Right"):
-                    there, here = session.step(ToolCall("step", {"actions": [action]})), direct.step(action)
-                    assert (there.observation.text, there.reward) == (here.observation.text, here.reward)
+    url = (await serve_ors()).http.base_url
+    hosted = await asyncio.to_thread(host, f"{url}/{LAKE}#deterministic=yes")
+    outer, inner = await serve(hosted), await serve(FrozenLake)
+    there, here = await outer.open(hosted.spec.id, seed=3), await inner.open(LAKE, seed=3)
+    for index, action in enumerate(("Right", "Down", "Right")):
+        call = pb.ToolCall(name="step", arguments_json=json.dumps({"actions": [action]}))
+        reply = await outer.ask("Step", there, epoch=1, step_index=index, actions=[pb.Action(tool_call=call)])
+        expected = await inner.step(here, index, action)
+        assert (text_of(reply.transition), reply.transition.reward) == (text_of(expected), expected.reward)

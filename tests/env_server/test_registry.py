@@ -30,11 +30,6 @@ def variant(**changes: Any) -> type[Environment]:
     return type("Variant", (Walk,), {"spec": dataclasses.replace(Walk.spec, **changes)})
 
 
-def test_built_in_environments_are_installed() -> None:
-    installed = {"bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1", "webshop-v1"}
-    assert installed <= set(Registry.installed().ids)
-
-
 def test_only_what_is_asked_for_is_imported() -> None:
     code = (
         "import sys; from starpod.env_server.registry import Registry\n"
@@ -45,23 +40,13 @@ def test_only_what_is_asked_for_is_imported() -> None:
     assert done.stdout == "bandit-v1 sudoku-v1\nTrue\n"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bandit",
-        "countdown",
-        "desk",
-        "frozen_lake",
-        "game_2048",
-        "house",
-        "rubiks_cube",
-        "search_qa",
-        "sokoban",
-        "sudoku",
-        "tic_tac_toe",
-        "word_problems",
-    ],
+COPIED = (
+    *("bandit", "countdown", "desk", "frozen_lake", "game_2048", "house", "rubiks_cube", "search_qa", "sokoban"),
+    *("sudoku", "tic_tac_toe", "word_problems"),
 )
+
+
+@pytest.mark.parametrize("name", COPIED)
 def test_a_copy_of_a_built_in_environment_is_an_environment_of_its_own(name: str, tmp_path: Path) -> None:
     original = importlib.import_module(f"starpod.environments.{name}")
     assert original.__file__ is not None
@@ -118,10 +103,9 @@ def test_versions_are_ordered_by_number_not_by_text() -> None:
 def test_a_snapshot_goes_to_its_own_version_or_to_one_that_says_so() -> None:
     assert Registry([Walk, OldWalk]).find_restorer("walk-v1", "1.0.0") is OldWalk
     assert Registry([Walk]).find_restorer("walk-v1", "1.0.5") is Walk
-    with pytest.raises(CallError, match="INCOMPATIBLE_SNAPSHOT"):
-        Registry([Walk]).find_restorer("walk-v1", "2.0.0")
-    with pytest.raises(CallError, match="INCOMPATIBLE_SNAPSHOT"):
-        Registry([Walk]).find_restorer("walk-v1", "'; drop table")
+    for version in ("2.0.0", "'; drop table"):
+        with pytest.raises(CallError, match="INCOMPATIBLE_SNAPSHOT"):
+            Registry([Walk]).find_restorer("walk-v1", version)
 
 
 @pytest.mark.parametrize("text", ["~=1.0", "1.x", ">= <", "1.0;2.0", ">=1.0.0.0.0"])

@@ -4,8 +4,8 @@ import asyncio
 import json
 import logging
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,40 +15,39 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from starpod.env_server.auth import Authenticator, TokenFileError
-from starpod.env_server.config import TLS, ServerConfig
+from starpod.env_server.config import HTTP, TLS, ServerConfig
 from starpod.env_server.logs import JSONFormatter, TextFormatter
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.env_server.conftest import Client, Serve
+from tests.env_server.conftest import Client, Serve, Stream
 from tests.env_server.troublesome import ALL
 from tests.support import held_port
 from tests.waiting import eventually
 
 
+async def status(channel: grpc.aio.Channel, service: str = "walk-v1") -> str:
+    reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
+
 async def test_health_per_environment_and_while_draining(serve: Serve) -> None:
     client = await serve(drain_seconds=60)
-    health = health_pb2_grpc.HealthStub(client.channel)
-
-    async def status(service: str) -> str:
-        reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
-        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
-
     services = ["", "starpod.v1.EnvironmentService", "walk-v1", "fragile-v1"]
-    assert [await status(service) for service in services] == ["SERVING"] * 4
+    assert [await status(client.channel, service) for service in services] == ["SERVING"] * 4
     with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
-        await status("nothing-v1")
+        await status(client.channel, "nothing-v1")
     session = await client.open("walk-v1")
     draining = asyncio.create_task(client.server.drain())
-    await asyncio.sleep(0.1)
-    assert [await status(service) for service in services] == ["NOT_SERVING"] * 4
-    assert (await client.stub.Describe(pb.DescribeRequest())).draining
+    await eventually(lambda: client.server.worker.draining)
+    assert [await status(client.channel, service) for service in services] == ["NOT_SERVING"] * 4
+    assert (await client.ask("Describe")).draining
     failure = await client.fails(client.open("walk-v1"))
     assert (failure.code, failure.reason, failure.metadata["advice"]) == ("UNAVAILABLE", "DRAINING", "reopen")
     await client.step(session, 0, "Right")
     assert not draining.done()
-    await client.stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
+    await client.close(session)
     await asyncio.wait_for(draining, 30)
 
 
@@ -63,9 +62,7 @@ async def test_reflection_shows_the_contract(client: Client) -> None:
         with grpc.insecure_channel(client.server.address) as channel:
             return list(ProtoReflectionDescriptorDatabase(channel).get_services())
 
-    with ThreadPoolExecutor(1) as pool:
-        found = await asyncio.get_running_loop().run_in_executor(pool, services)
-    assert "starpod.v1.EnvironmentService" in found and "grpc.health.v1.Health" in found
+    assert {"starpod.v1.EnvironmentService", "grpc.health.v1.Health"} <= set(await asyncio.to_thread(services))
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
@@ -85,33 +82,33 @@ async def test_tokens_keep_strangers_out_and_tenants_apart(serve: Serve, tmp_pat
         ):
             failure = await client.fails(call)
             assert (failure.code, failure.reason) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
-    alpha = (await client.stub.Open(request, metadata=bearer("alpha-token"))).sessions[0]
-    beta = (await client.stub.Open(request, metadata=bearer("beta-token"))).sessions[0]
-    assert alpha.session_id != beta.session_id
-    step = pb.StepRequest(session_id=alpha.session_id, epoch=1, step_index=0, actions=[pb.Action(text="Right")])
+    alpha, beta = [
+        (await client.stub.Open(request, metadata=bearer(f"{name}-token"))).sessions[0].session_id
+        for name in ("alpha", "beta")
+    ]
+    assert alpha != beta
+    step = pb.StepRequest(session_id=alpha, epoch=1, step_index=0, actions=[pb.Action(text="Right")])
     stranger = await client.fails(client.stub.Step(step, metadata=bearer("beta-token")))
     assert stranger.reason == "UNKNOWN_SESSION"
-    await client.stub.Close(pb.CloseRequest(session_ids=[alpha.session_id]), metadata=bearer("beta-token"))
+    await client.stub.Close(pb.CloseRequest(session_ids=[alpha]), metadata=bearer("beta-token"))
     await client.stub.Step(step, metadata=bearer("alpha-token"))
 
 
 def test_a_token_file_without_tokens_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# nothing\n")
-    with pytest.raises(TokenFileError, match="holds no token"):
-        Authenticator(tmp_path / "empty")
-    with pytest.raises(TokenFileError, match="cannot read"):
-        Authenticator(tmp_path / "missing")
+    for name, problem in (("empty", "holds no token"), ("missing", "cannot read")):
+        with pytest.raises(TokenFileError, match=problem):
+            Authenticator(tmp_path / name)
 
 
-async def test_tls_and_mtls(serve: Serve, tmp_path: Path) -> None:
+async def test_tls_and_mtls_and_a_health_port_that_needs_no_certificate(serve: Serve, tmp_path: Path) -> None:
     ca, stranger_ca = trustme.CA(), trustme.CA()
-    certificate = ca.issue_cert("127.0.0.1", "localhost")
-    paths = {name: tmp_path / name for name in ("certificate", "key", "ca")}
-    certificate.cert_chain_pems[0].write_to_path(str(paths["certificate"]))
-    certificate.private_key_pem.write_to_path(str(paths["key"]))
-    ca.cert_pem.write_to_path(str(paths["ca"]))
-    tls = await serve(tls=TLS(paths["certificate"], paths["key"]))
-    mtls = await serve(tls=TLS(paths["certificate"], paths["key"], client_ca=paths["ca"]))
+    both, authority = tmp_path / "both", tmp_path / "ca"
+    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(both))
+    ca.cert_pem.write_to_path(str(authority))
+    tls = await serve(tls=TLS(both, both))
+    with held_port() as port:
+        mtls = await serve(tls=TLS(both, both, client_ca=authority), health_port=port)
 
     async def describe(client: Client, issuer: trustme.CA | None) -> str:
         key = chain = None
@@ -125,53 +122,36 @@ async def test_tls_and_mtls(serve: Serve, tmp_path: Path) -> None:
             except grpc.aio.AioRpcError as error:
                 return error.code().name
 
-    assert await describe(tls, None) == "starpod"
-    assert await describe(mtls, ca) == "starpod"
-    assert await describe(mtls, None) == "UNAVAILABLE"
-    assert await describe(mtls, stranger_ca) == "UNAVAILABLE"
+    assert [await describe(tls, None), await describe(mtls, ca)] == ["starpod"] * 2
+    assert [await describe(mtls, None), await describe(mtls, stranger_ca)] == ["UNAVAILABLE"] * 2
     with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
         await tls.stub.Describe(pb.DescribeRequest(), timeout=30)  # without TLS
-
-
-async def test_a_health_port_needs_no_certificate(serve: Serve, tmp_path: Path) -> None:
-    ca = trustme.CA()
-    ca.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both"))
-    ca.cert_pem.write_to_path(str(tmp_path / "ca"))
-    tls = TLS(tmp_path / "both", tmp_path / "both", client_ca=tmp_path / "ca")
-    with held_port() as port:
-        client = await serve(tls=tls, health_port=port)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{client.server.config.health_port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="walk-v1")
-        assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert await status(channel) == "SERVING"
         with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):  # health, and nothing else
             await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())
-        await client.server.drain()
-        assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await mtls.server.drain()
+        assert await status(channel) == "NOT_SERVING"
 
 
-async def test_all_that_is_counted_of_sessions_begins_with_zero(serve: Serve) -> None:
-    client = await serve()
-    families = {family.name: family for family in client.server.metrics.collect()}
-    for name in ("live_sessions", "sessions_opened", "sessions_reaped", "sessions_lost"):
-        values = {sample.labels["environment"]: sample.value for sample in families[f"starpod_{name}"].samples}
-        assert values == dict.fromkeys(client.server.worker.registry.ids, 0)
+@pytest.mark.parametrize("option", ["port", "health_port", "metrics_port", "http"])
+async def test_a_port_in_use_stops_the_start(client: Client, option: str) -> None:
+    port = client.server.port
+    config: dict[str, Any] = {"port": 0, option: HTTP(port) if option == "http" else port}
+    server = EnvironmentServer(Registry(ALL), ServerConfig(**config))
+    named = option.replace("_", "-")
+    with pytest.raises(ServerError, match=f"^port {port} of 127.0.0.1 is in use; choose another --{named}$"):
+        await server.start()
+    await server.stop()
 
 
-async def test_a_port_in_use_or_missing_files_stop_the_start(client: Client, tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="is in use; choose another --port"):
-        await EnvironmentServer(Registry(ALL), ServerConfig(port=client.server.port)).start()
-    taken = EnvironmentServer(Registry(ALL), ServerConfig(port=0, health_port=client.server.port))
-    with pytest.raises(ServerError, match="is in use; choose another --health-port"):
-        await taken.start()
-    await taken.stop()
+async def test_missing_tls_files_stop_the_start(tmp_path: Path) -> None:
     tls = TLS(tmp_path / "no", tmp_path / "none")
-    with pytest.raises(ServerError, match=r"cannot read the TLS file .*/none: No such file"):
-        await EnvironmentServer(Registry(ALL), ServerConfig(port=0, tls=tls)).start()
-    (tmp_path / "none").write_text("no key")
-    (tmp_path / "no").write_text("no certificate")
-    with pytest.raises(ServerError, match="must be PEM"):
-        await EnvironmentServer(Registry(ALL), ServerConfig(port=0, tls=tls)).start()
+    for problem in (r"cannot read the TLS file .*/none: No such file", "must be PEM"):
+        with pytest.raises(ServerError, match=problem):
+            await EnvironmentServer(Registry(ALL), ServerConfig(port=0, tls=tls)).start()
+        (tmp_path / "none").write_text("no key")
+        (tmp_path / "no").write_text("no certificate")
 
 
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)])
@@ -186,21 +166,15 @@ def test_tokens_in_the_clear_are_warned_of(
 async def test_metrics_count_what_happened(serve: Serve) -> None:
     with held_port() as port:
         client = await serve(metrics_port=port)
-    session, gone = [await client.open("walk-v1") for _ in range(2)]
+    families = {family.name: family for family in client.server.metrics.collect()}
+    for name in ("live_sessions", "sessions_opened", "sessions_reaped", "sessions_lost"):  # all begin with zero
+        values = {sample.labels["environment"]: sample.value for sample in families[f"starpod_{name}"].samples}
+        assert values == dict.fromkeys(client.server.worker.registry.ids, 0)
+    session, gone, broken = [await client.open("walk-v1") for _ in range(3)]
     for index in range(3):
         await client.step(session, index, "Right")
-    stream = client.stub.Stream()
-    rows = pb.StepColumns(
-        call_ids=range(40),
-        session_ids=[session.session_id] * 40,
-        epochs=[1] * 40,
-        step_indices=range(3, 43),
-        actions=["Right"] * 40,
-    )
-    await stream.write(pb.StreamRequest(steps=rows))
-    await stream.read()
+    await Stream(client).ask(*((session, index, "Right") for index in range(3, 43)))
     await client.fails(client.step(gone, 9, "Right"))
-    broken = await client.open("walk-v1")
     await client.fails(client.step(broken, 0, "bug"))
     client.table[gone.session_id].touched -= 1000
     await eventually(lambda: gone.session_id not in client.table)
@@ -208,15 +182,18 @@ async def test_metrics_count_what_happened(serve: Serve) -> None:
     text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url).read())).decode()
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     walk = '{environment="walk-v1"}'
-    assert float(values[f"starpod_step_seconds_count{walk}"]) == 43
     assert float(values[f"starpod_step_seconds_sum{walk}"]) > 0
-    assert float(values[f"starpod_sessions_opened_total{walk}"]) == 3
-    assert float(values[f"starpod_sessions_reaped_total{walk}"]) == 1
-    assert float(values[f"starpod_sessions_lost_total{walk}"]) == 1
-    assert float(values['starpod_errors_total{method="Step",reason="OUT_OF_ORDER"}']) == 1
-    assert float(values['starpod_errors_total{method="Step",reason="ENVIRONMENT_BUG"}']) == 1
-    assert float(values["starpod_streams"]) == 1
-    assert float(values["starpod_calls_in_flight"]) == 0
+    expected = {
+        f"starpod_step_seconds_count{walk}": 43,
+        f"starpod_sessions_opened_total{walk}": 3,
+        f"starpod_sessions_reaped_total{walk}": 1,
+        f"starpod_sessions_lost_total{walk}": 1,
+        'starpod_errors_total{method="Step",reason="OUT_OF_ORDER"}': 1,
+        'starpod_errors_total{method="Step",reason="ENVIRONMENT_BUG"}': 1,
+        "starpod_streams": 1,
+        "starpod_calls_in_flight": 0,
+    }
+    assert {name: float(values[name]) for name in expected} == expected
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -232,19 +209,16 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-async def test_spans_continue_the_callers_trace() -> None:
+async def test_spans_continue_the_callers_trace(serve: Serve) -> None:
     collector, backend = Collector(), grpc.aio.server()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, backend)
     port = backend.add_insecure_port("127.0.0.1:0")
     await backend.start()
-    server = EnvironmentServer(Registry(ALL), ServerConfig(port=0, otlp_endpoint=f"127.0.0.1:{port}"))
-    await server.start()
+    client = await serve(otlp_endpoint=f"127.0.0.1:{port}")
     trace = "0af7651916cd43dd8448eb211c80319c"
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        metadata = (("traceparent", f"00-{trace}-b7ad6b7169203331-01"),)
-        await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest(), metadata=metadata)
-    await asyncio.to_thread(server._tracer.close)
-    await server.stop()
+    metadata = (("traceparent", f"00-{trace}-b7ad6b7169203331-01"),)
+    await client.stub.Describe(pb.DescribeRequest(), metadata=metadata)
+    await asyncio.to_thread(client.server._tracer.close)
     await backend.stop(None)
     assert collector.spans == [("starpod.v1.EnvironmentService/Describe", trace)]
 
@@ -254,16 +228,3 @@ def test_logs_are_lines_or_objects() -> None:
     entry = json.loads(JSONFormatter().format(record))
     assert (entry["level"], entry["message"], entry["session"]) == ("warning", "session lost", "abc")
     assert TextFormatter().format(record).endswith("WARNING session lost  [session=abc]")
-
-
-async def test_errors_without_a_status_cannot_happen(client: Client) -> None:
-    """Every failure carries google.rpc details, also one that the server did not foresee."""
-
-    async def explode(*_: object) -> None:
-        raise ZeroDivisionError("oops")
-
-    client.server.calls.render = explode  # type: ignore[method-assign,assignment]
-    client.server.worker.registry = None  # type: ignore[assignment]
-    for call in (client.stub.Render(pb.RenderRequest(session_id="x")), client.stub.Describe(pb.DescribeRequest())):
-        failure = await client.fails(call)
-        assert (failure.code, failure.reason, failure.metadata["advice"]) == ("INTERNAL", "SERVER_BUG", "give_up")

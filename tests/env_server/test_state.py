@@ -7,7 +7,7 @@ import random
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.env_server.state import StateError, decode, encode
@@ -31,10 +31,11 @@ values = st.recursive(
         st.sets(keys),
         st.frozensets(keys),
     ),
-    max_leaves=20,
+    max_leaves=8,
 )
 
 
+@settings(max_examples=50)
 @given(values)
 def test_values_come_back_equal_and_of_their_type(value: object) -> None:
     back = decode(encode(value))

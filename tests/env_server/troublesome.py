@@ -30,6 +30,13 @@ def specify(name: str, title: str, *, version: str = "1.0.0", **more: Any) -> En
     return EnvironmentSpec(id=f"{name}-v1", version=version, title=title, **more)
 
 
+def elsewhere(base: type[Environment], concurrency: Concurrency) -> type[Environment]:
+    """The same environment in another class of concurrency, which is in its id."""
+    name, where = base.spec.id.removesuffix("-v1"), concurrency.value
+    spec = dataclasses.replace(base.spec, id=f"{name}_{where}-v1", concurrency=concurrency)
+    return type(f"{base.__name__}{where.title()}", (base,), {"spec": spec, "__module__": __name__})
+
+
 class Walk(Environment):
     """Inline and stochastic: a step adds luck; `info` and friends on demand. It has no words for a start at 10."""
 
@@ -209,6 +216,11 @@ class Crowded(Environment):
     closed: ClassVar[bool] = False
     drawn_on: ClassVar[set[str]] = set()
 
+    @classmethod
+    def prepare(cls) -> None:
+        if cls.spec.concurrency is Concurrency.PROCESS:
+            Crowded.taken = 1  # when the first picture is asked for
+
     def reset(self, rng: random.Random) -> None:
         self.place = self.seed * 100
 
@@ -233,20 +245,8 @@ class Crowded(Environment):
             raise Busy("everybody draws", retry_after=0.25)
 
 
-class CrowdedThread(Crowded):
-    """The same where steps run on a thread."""
-
-    spec = dataclasses.replace(Crowded.spec, id="crowded_thread-v1", concurrency=Concurrency.THREAD)
-
-
-class CrowdedProcess(Crowded):
-    """The same in a process of its own, which the first picture finds taken."""
-
-    spec = dataclasses.replace(Crowded.spec, id="crowded_process-v1", concurrency=Concurrency.PROCESS)
-
-    @classmethod
-    def prepare(cls) -> None:
-        Crowded.taken = 1
+CrowdedThread = elsewhere(Crowded, Concurrency.THREAD)
+CrowdedProcess = elsewhere(Crowded, Concurrency.PROCESS)
 
 
 class UndrawnProcess(Crowded):
@@ -296,10 +296,7 @@ class Leaving(Environment):
         return "here"
 
 
-class LeavingThread(Leaving):
-    """The same where steps run on a thread."""
-
-    spec = dataclasses.replace(Leaving.spec, id="leaving_thread-v1", concurrency=Concurrency.THREAD)
+LeavingThread = elsewhere(Leaving, Concurrency.THREAD)
 
 
 class Anything(Environment):
@@ -386,35 +383,11 @@ class Unruly(Environment):
         return "half a pair: \ud800" if self.text else f"played {self.played}"
 
 
-class UnrulyThread(Unruly):
-    """The same on a thread."""
+UnrulyThread = elsewhere(Unruly, Concurrency.THREAD)
+UnrulyProcess = elsewhere(Unruly, Concurrency.PROCESS)
 
-    spec = dataclasses.replace(Unruly.spec, id="unruly_thread-v1", concurrency=Concurrency.THREAD)
-
-
-class UnrulyProcess(Unruly):
-    """The same in a process of its own."""
-
-    spec = dataclasses.replace(Unruly.spec, id="unruly_process-v1", concurrency=Concurrency.PROCESS)
-
-
-ALL = (
-    Walk,
-    OldWalk,
-    Waiting,
-    Fragile,
-    Uncopied,
-    Searched,
-    Crowded,
-    CrowdedThread,
-    CrowdedProcess,
-    UndrawnProcess,
-    Vast,
-    Leaving,
-    LeavingThread,
-    Anything,
-    Altering,
-    Unruly,
-    UnrulyThread,
-    UnrulyProcess,
+ALL = tuple(
+    each
+    for each in globals().values()
+    if isinstance(each, type) and issubclass(each, Environment) and each.__module__ == __name__
 )

@@ -1,0 +1,112 @@
+"""Environments that raise, leave, or give what no message can hold: their own session pays, and nothing else."""
+
+import pytest
+
+from starpod.env_server.config import ServerLimits
+from starpod.v1 import environment_pb2 as pb
+from tests.env_server.conftest import INTACT, LOST, Client, Serve, Stream, entered, step_request, text_of
+from tests.env_server.troublesome import Waiting
+
+
+@pytest.mark.parametrize(
+    ("environment", "action", "told"),
+    [
+        ("walk-v1", "bug", "walk-v1: Step raised RuntimeError: a bug on purpose"),
+        ("walk-v1", "nan", "a reward that is not finite: nan"),
+        *((f"leaving{kind}-v1", "exit", "Step raised SystemExit: 3") for kind in ("", "_thread")),
+        *((f"leaving{kind}-v1", "stop", "Step raised StopIteration: no more") for kind in ("", "_thread")),
+        *((f"unruly{kind}-v1", action, "") for kind in ("", "_thread", "_process") for action in ("info", "text")),
+        ("fragile-v1", "raise", "Step raised KeyError"),
+        ("vast-v1", "talk", "Step raised TooLarge"),  # a text too large to leave its process
+    ],
+)
+async def test_a_step_that_fails_costs_its_own_session(
+    client: Client, environment: str, action: str, told: str
+) -> None:
+    by_call, by_row = [await client.open(environment) for _ in range(2)]
+    good = await client.group("unruly-v1", 2)
+    stream = Stream(client)
+    rows = (good[0], 0, "fine"), (by_row, 0, action), (good[1], 0, "fine")
+    first, streamed, last, _ = await stream.ask(*rows, calls=[pb.Call(renew=pb.RenewRequest())])
+    assert text_of(first) == text_of(last) == "played 1"
+    for failure in (streamed, await client.fails(client.step(by_call, 0, action))):
+        assert failure.bug == LOST
+        assert told in failure.message
+    gone = await client.fails(client.step(by_call, 0, action))
+    assert (gone.code, gone.reason, gone.metadata["advice"]) == ("DATA_LOSS", "SESSION_LOST", "reopen")
+    lost, other = await stream.ask((by_row, 1, "fine"), (good[0], 1, "fine"))
+    assert (lost.reason, text_of(other)) == ("SESSION_LOST", "played 2")
+    missing = (await client.ask("Renew", session_ids=[by_call.session_id, good[0].session_id])).missing
+    assert list(missing) == [by_call.session_id]
+    assert await client.live() == 4
+
+
+async def test_a_step_that_broke_is_not_played_again_by_its_repeat_in_the_same_batch(client: Client) -> None:
+    session = await client.open("unruly-v1")
+    first, second = await Stream(client).ask((session, 0, "raise"), (session, 0, "raise"))
+    assert (first.bug, second.reason) == (LOST, "SESSION_LOST")
+
+
+async def test_a_step_that_broke_is_told_even_where_no_call_may_be_in_flight(serve: Serve) -> None:
+    client = await serve(limits=ServerLimits(max_calls_in_flight=1))
+    slow, session = await client.open("waiting-v1"), await client.open("unruly-v1")
+    stream = Stream(client)
+    await stream.send((session, 0, "raise"), calls=[pb.Call(step=step_request(slow, 0, "gate"))])
+    await entered()
+    await stream.until(1)
+    assert stream.replies[0].bug == LOST
+    Waiting.opened.set()
+    await stream.until(2)
+    assert (await client.fails(client.ask("Reset", session, epoch=1))).reason == "SESSION_LOST"
+
+
+@pytest.mark.parametrize(
+    ("environment", "action", "options"),
+    [
+        ("walk-v1", "Left", {"start": 10}),  # for which it has no instructions
+        *(
+            (f"unruly{kind}-v1", "fine", {option: True})
+            for kind in ("", "_thread", "_process")
+            for option in ("text", "instructions")
+        ),
+    ],
+)
+async def test_a_start_that_fails_changes_nothing(
+    client: Client, environment: str, action: str, options: dict[str, bool]
+) -> None:
+    session = await client.open(environment)
+    stepped = await client.step(session, 0, action)
+    for _ in range(2):
+        assert (await client.fails(client.ask("Reset", session, epoch=1, seed=1, options=options))).bug == INTACT
+    assert (await client.ask("Render", session)).data.decode() == text_of(stepped)
+    await client.step(session, 1, action)
+    assert (await client.fails(client.group(environment, 3, options=options))).bug == INTACT
+    assert await client.live() == 1
+
+
+@pytest.mark.parametrize("environment", ["leaving-v1", "leaving_thread-v1"])
+async def test_a_state_that_ends_the_process_is_a_bad_one(client: Client, environment: str) -> None:
+    snapshot = await client.snapshot(await client.open(environment))
+    failure = await client.fails(client.ask("Restore", snapshot=snapshot))
+    assert (failure.reason, failure.fields) == ("BAD_ARGUMENT", ["snapshot.state"])
+    assert "SystemExit(4)" in failure.message
+    assert (await client.step(await client.open("walk-v1"), 0, "Right")).outcomes[0].valid
+
+
+async def test_text_of_numpy_is_text(client: Client) -> None:
+    session = await client.open("unruly-v1", options={"numpy": True})
+    (streamed,) = await Stream(client).ask((session, 0, "fine"))
+    assert text_of(session) == text_of(streamed) == text_of(await client.step(session, 1, "fine")) == "north"
+
+
+async def test_errors_without_a_status_cannot_happen(client: Client) -> None:
+    """Every failure carries google.rpc details, also one that the server did not foresee."""
+
+    async def explode(*_: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    client.server.calls.render = explode  # type: ignore[method-assign,assignment]
+    client.server.worker.registry = None  # type: ignore[assignment]
+    for call in (client.ask("Render"), client.ask("Describe")):
+        failure = await client.fails(call)
+        assert (failure.code, failure.reason, failure.metadata["advice"]) == ("INTERNAL", "SERVER_BUG", "give_up")
