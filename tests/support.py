@@ -1,6 +1,7 @@
 """Real servers for tests and benchmarks: each a process of its own, reached over a real socket."""
 
 import contextlib
+import io
 import os
 import queue
 import resource
@@ -12,8 +13,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_SECONDS = 120.0
@@ -150,6 +153,49 @@ def start_server(
         server.close()
 
 
+@dataclass
+class Done:
+    """A finished call of the command line: its exit status and what it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """The one line on standard error of a failed call that wrote nothing else."""
+        assert self.status and self.out == "", self
+        (line,) = self.err.splitlines()
+        assert line.startswith("starpod: ")
+        return line
+
+
+def run_starpod(*words: str, stdin: str | IO[str] = "", encoding: str = "utf-8", columns: int = 160) -> Done:
+    """Runs `starpod WORDS` in this process."""
+    from starpod.cli.main import main
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding, write_through=True) for _ in range(2))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    given = io.StringIO(stdin) if isinstance(stdin, str) else stdin
+    status: object = None
+    try:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            patch.object(sys, "stdin", given),
+            patch.object(sys, "argv", sys.argv[:]),
+            patch.dict(os.environ, {"COLUMNS": str(columns)}),
+        ):
+            main(words)
+    except SystemExit as end:
+        status = end.code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert isinstance(status, int)
+    return Done(status, *(stream.buffer.getvalue().decode(encoding) for stream in (out, err)))  # type: ignore[attr-defined]
+
+
 def credentials(folder: Path) -> dict[str, Path]:
     """Files of a certificate authority ("ca"), a "certificate" of 127.0.0.1 with its "key", and a "token"."""
     import trustme
@@ -162,6 +208,15 @@ def credentials(folder: Path) -> dict[str, Path]:
     certificate.private_key_pem.write_to_path(files["key"])
     files["token"].write_text("secret-of-a-test\n")
     return files
+
+
+def guarding(folder: Path) -> tuple[list[str], list[str]]:
+    """Options of a server behind mTLS and a token, and those of its clients."""
+    files = {name: str(file) for name, file in credentials(folder).items()}
+    options = {"tls-certificate": "certificate", "tls-key": "key", "tls-client-ca": "ca", "token-file": "token"}
+    server = [word for option, name in options.items() for word in (f"--{option}", files[name])]
+    access = {"certificate": "certificate", "key": "key", "ca": "ca", "token-file": "token"}
+    return server, [word for option, name in access.items() for word in (f"--{option}", files[name])]
 
 
 @contextlib.contextmanager

@@ -4,23 +4,29 @@ import asyncio
 import secrets
 import time
 from abc import abstractmethod
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import grpc
 
 from starpod.v1 import environment_pb2 as pb
-from tests.tools.check.reference_server import LIMITS, ReferenceService, Seat
+from tests.tools.check.reference_server import LIMITS, ReferenceService, Seat, put_back
 from tests.tools.check.refused import Refused
 from tests.tools.check.walk import NAMES, SPEC
 
 
 class Correct(ReferenceService):
-    """lacks: what it cannot show of all that the reference server can."""
+    """lacks: what it cannot show of all that the reference server can. levels: the letters of those that it touches."""
 
     lacks: ClassVar[list[str]]
+    levels: ClassVar[str]
 
-    def __init_subclass__(cls, lacks: str = "") -> None:
-        cls.lacks = lacks.split()
+    def __init_subclass__(cls, lacks: str = "", levels: str = "CSFN") -> None:
+        cls.lacks, cls.levels = lacks.split(), levels
+
+
+class Reference(Correct):
+    """The reference server as it is."""
 
 
 def _limits(**fields: Any) -> pb.ServerLimits:
@@ -36,13 +42,13 @@ def _spec() -> pb.EnvironmentSpec:
     return spec
 
 
-class OneAction(Correct, lacks="C-42"):
+class OneAction(Correct, lacks="C-42", levels="CS"):
     """A Step takes one sub-action."""
 
     limits = _limits(max_step_actions=1)
 
 
-class FewSessions(Correct):
+class FewSessions(Correct, levels="CFN"):
     """There is room for twelve sessions."""
 
     limits = _limits(max_sessions=12)
@@ -51,19 +57,20 @@ class FewSessions(Correct):
 class FourSessions(
     Correct,
     lacks="C-07 C-08 C-11 C-18 C-23 C-45 C-49 C-74 C-78 C-82 S-06 S-12 F-01 F-05 F-06 F-08 F-11 F-12",
+    levels="CSF",
 ):
     """There is room for four sessions."""
 
     limits = _limits(max_sessions=4)
 
 
-class NoGroups(Correct, lacks="C-06 C-10 C-11 C-13 C-23 C-25 F-01 F-03 F-05 F-06 F-08 F-11 N-07"):
+class NoGroups(Correct, lacks="C-06 C-10 C-11 C-13 C-23 C-25 F-01 F-03 F-05 F-06 F-08 F-11 N-07", levels="CFN"):
     """A call opens one session."""
 
     limits = _limits(max_group=1)
 
 
-class FewCalls(Correct):
+class FewCalls(Correct, levels="CS"):
     """At most four calls at once, each of 5 ms."""
 
     limits = _limits(max_calls_in_flight=4)
@@ -96,7 +103,7 @@ class FewCalls(Correct):
             self.busy -= 1
 
 
-class RequiresAnOption(Correct):
+class RequiresAnOption(Correct, levels="C"):
     """One option has no default."""
 
     spec = _spec()
@@ -110,7 +117,7 @@ class RequiresAnOption(Correct):
         return super().read_options(struct)
 
 
-class TellsTheTime(Correct):
+class TellsTheTime(Correct, levels="CS"):
     """`info` tells when a turn was played, which no seed determines."""
 
     def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
@@ -149,7 +156,7 @@ class _OneKind(ReferenceService):
         return super().play(seat, texts)
 
 
-class TakesTools(_OneKind, Correct, lacks="S-11 S-12 S-16"):
+class TakesTools(_OneKind, Correct, lacks="S-11 S-12 S-16", levels="CS"):
     """Tool calls alone: text is BAD_ARGUMENT."""
 
     kind, problem = "tool_call", "takes tool calls"
@@ -170,7 +177,7 @@ class TakesTools(_OneKind, Correct, lacks="S-11 S-12 S-16"):
         return observation
 
 
-class TakesJson(_OneKind, Correct, lacks="C-64 C-66 S-11 S-12 S-16"):
+class TakesJson(_OneKind, Correct, lacks="C-64 C-66 S-11 S-12 S-16", levels="CS"):
     """JSON alone, and Describe does not say so."""
 
     kind, problem = "json", "takes JSON"
@@ -224,6 +231,47 @@ class DrawsItsStart(
         for outcome, valid in zip(transition.outcomes, good, strict=True):
             outcome.valid = valid or not outcome.executed
         return transition
+
+
+class Plain(ReferenceService):
+    """A server that has only what every server must have."""
+
+    spec = _spec()
+    spec.capabilities.CopyFrom(pb.EnvironmentCapabilities(deterministic=True))
+
+    async def describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        reply = await super().describe(request)
+        reply.capabilities.Clear()
+        return reply
+
+    def observe(self, seat: Seat, want: pb.Want) -> pb.Observation:
+        if want.ListFields():
+            raise Refused("UNSUPPORTED", "has nothing to be wanted", capability="want")
+        return super().observe(seat, want)
+
+    async def fork(self, request: pb.ForkRequest) -> pb.ForkResponse:
+        raise Refused("UNSUPPORTED", "cannot be forked", capability="fork")
+
+    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
+        raise Refused("UNSUPPORTED", "cannot be snapshot", capability="snapshot")
+
+
+class EndsStreams(ReferenceService):
+    """A server that ends a Stream whose columns are of unequal lengths, and answers no row of them."""
+
+    def rows(self, steps: pb.StepColumns) -> list[pb.Call]:
+        if len(steps.call_ids) != len(steps.session_ids):
+            raise ValueError("columns of unequal lengths")
+        return super().rows(steps)
+
+    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
+        first = await anext(aiter(requests))
+        try:
+            self.rows(first.steps)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        async for response in super().Stream(put_back(first, requests), context):
+            yield response
 
 
 class Guarded(ReferenceService):

@@ -88,8 +88,16 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         try:
             return await asyncio.shield(asyncio.ensure_future(work))  # finished even if the caller goes
         except Refused as error:
+            self.explain(error)
             context.set_trailing_metadata((("grpc-status-details-bin", error.status.SerializeToString()),))
             await context.abort(error.code, error.status.message)
+
+    def explain(self, error: Refused) -> None:
+        """Changes nothing of what is sent about a refused call."""
+
+    def incoming(self, requests: AsyncIterator[pb.StreamRequest]) -> AsyncIterator[pb.StreamRequest]:
+        """The messages of a stream."""
+        return requests
 
     async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
         replies: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
@@ -99,7 +107,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             replies.put_nowait(self.pack(await self.reply(call), columns))
 
         async def read() -> None:
-            async for message in requests:
+            async for message in self.incoming(requests):
                 calls = [(call, False) for call in message.calls]
                 calls += [(call, True) for call in self.rows(message.steps)]
                 for call, columns in calls:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from starpod.check.cli import check as check_command
+from starpod.check.requirement import Requirement
 from starpod.check.runner import Result, Unreachable, check
 from starpod.check.suite import REQUIREMENTS
 from starpod.v1 import environment_pb2 as pb
@@ -18,11 +19,10 @@ from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import start_server
 from tests.tools.check.reference_server import ReferenceService, serve
 
+HEAD = "from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome\n"
 ENVIRONMENT = """
-from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome
-
-class Broken(Environment):
-    spec = EnvironmentSpec(id="broken-v1", version="1.0.0", title="Broken", actions=("left", "right"))
+class {id}(Environment):
+    spec = EnvironmentSpec(id="{id}-v1", version="1.0.0", title="Broken", actions=("left", "right"))
 
     def reset(self, rng):
         self.number = rng.random()
@@ -33,49 +33,65 @@ class Broken(Environment):
     def render(self, mode="text"):
         {render}
 """
+STEPS = {
+    "number": ("return 1.0", "step returned 1.0; return an Outcome"),
+    "changing": ("return self.number", "return an Outcome"),
+    "gym": ("return 'text', 1.0, True, {}", "step returned ('text', 1.0, True, {}); return an Outcome"),
+    "raising": ("raise KeyError('left')", "Step raised KeyError: 'left'"),
+}
+SOME = [each for each in REQUIREMENTS if each.id in ("C-30", "C-31", "C-33", "C-41", "C-42", "C-64")]
+STREAM = [each for each in REQUIREMENTS if each.level == "stream"]
+RENDERS = 'if self.number: raise KeyError("frame")\n        return "x"'
 
 
-def _examine(tmp_path: Path, step: str, render: str = 'return f"{self.number}"', level: str = "") -> list[Result]:
-    file = tmp_path / "broken.py"
-    file.write_text(ENVIRONMENT.replace("{step}", step).replace("{render}", render))
-    chosen = [each for each in REQUIREMENTS if not level or each.level == level]
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of environments with a bug each."""
+    file = tmp_path_factory.mktemp("bugs") / "broken.py"
+    steps = [(id_, step, 'return f"{self.number}"') for id_, (step, _) in STEPS.items()]
+    steps.append(("picture", "return Outcome()", RENDERS))
+    texts = [
+        ENVIRONMENT.replace("{id}", id_).replace("{step}", step).replace("{render}", render)
+        for id_, step, render in steps
+    ]
+    file.write_text(HEAD + "".join(texts))
     with start_server("--environment-module", str(file)) as server:
-        return asyncio.run(check(server.address, chosen)).results
+        yield server.address
+
+
+def _examine(address: str, id_: str, chosen: Sequence[Requirement] = REQUIREMENTS) -> list[Result]:
+    return asyncio.run(check(address, chosen, environments=[id_])).results
 
 
 def _failures(results: list[Result]) -> dict[str, str]:
     return {result.requirement.id: result.message for result in results if result.status in ("failed", "error")}
 
 
-@pytest.mark.parametrize(
-    ("step", "cause"),
-    [
-        ("return 1.0", "step returned 1.0; return an Outcome"),
-        ("return self.number", "return an Outcome"),
-        ("return 'text', 1.0, True, {}", "step returned ('text', 1.0, True, {}); return an Outcome"),
-        ("raise KeyError('left')", "Step raised KeyError: 'left'"),
-    ],
-)
-def test_a_broken_step_is_one_failure(tmp_path: Path, step: str, cause: str) -> None:
-    results = _examine(tmp_path, step)
+@pytest.mark.parametrize("id_", STEPS)
+def test_a_broken_step_is_one_failure(address: str, id_: str) -> None:
+    """Of all requirements, for the two whose messages differ most."""
+    results = _examine(address, id_, REQUIREMENTS if id_ in ("changing", "raising") else SOME)
     failures = _failures(results)
     assert list(failures) == ["C-30"]
-    assert cause in failures["C-30"]
-    assert "To fix it" not in failures["C-30"]
+    assert STEPS[id_][1] in failures["C-30"] and "To fix it" not in failures["C-30"]
     skipped = {result.message for result in results if result.status == "skipped"}
     assert "stopped by the bug that C-30 reports" in skipped
 
 
-def test_it_is_told_where_the_requirement_that_tells_it_is_not_asked_for(tmp_path: Path) -> None:
-    failures = _failures(_examine(tmp_path, "return 1.0", level="stream"))
-    assert len(failures) == 1
-    assert "step returned 1.0; return an Outcome" in next(iter(failures.values()))
+def test_it_is_told_where_the_requirement_that_tells_it_is_not_asked_for(address: str) -> None:
+    (message,) = _failures(_examine(address, "number", STREAM)).values()
+    assert STEPS["number"][1] in message
 
 
-def test_a_bug_elsewhere_is_one_failure_of_the_first_that_meets_it(tmp_path: Path) -> None:
-    results = _examine(tmp_path, "return Outcome()", 'if self.number: raise KeyError("frame")\n        return "x"')
-    (message,) = _failures(results).values()
+def test_a_bug_elsewhere_is_one_failure_of_the_first_that_meets_it(address: str) -> None:
+    (message,) = _failures(_examine(address, "picture")).values()
     assert "KeyError: 'frame'" in message
+
+
+@pytest.mark.parametrize("level", ["fork", "snapshot", "stream"])
+def test_no_level_alone_passes_a_broken_step(address: str, level: str) -> None:
+    result = CliRunner().invoke(check_command, [address, "--environment", "number", "--level", level])
+    assert result.exit_code == 1 and "C-30" in result.output
 
 
 def test_a_server_that_raises_is_one_failure() -> None:
@@ -83,23 +99,11 @@ def test_a_server_that_raises_is_one_failure() -> None:
         async def step(self, request: Any) -> Any:
             raise ZeroDivisionError("a bug")
 
-    ids = ("C-30", "C-31", "C-33", "C-41", "C-42", "C-64")
-
     async def examine() -> list[Result]:
         async with serve(Raises()) as address:
-            return (await check(address, [each for each in REQUIREMENTS if each.id in ids])).results
+            return (await check(address, SOME)).results
 
     assert list(_failures(asyncio.run(examine()))) == ["C-30"]
-
-
-@pytest.mark.parametrize("level", ["fork", "snapshot", "stream"])
-def test_no_level_alone_passes_a_broken_step(tmp_path: Path, level: str) -> None:
-    file = tmp_path / "broken.py"
-    file.write_text(ENVIRONMENT.replace("{step}", "return 1.0").replace("{render}", "return ''"))
-    with start_server("--environment-module", str(file)) as server:
-        result = CliRunner().invoke(check_command, [server.address, "--level", level])
-    assert result.exit_code == 1
-    assert "C-30" in result.output
 
 
 def test_a_server_that_drains_is_told_once() -> None:

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from starpod.check import cli
 from starpod.check.cli import check
+from starpod.check.requirement import LEVELS
 from starpod.check.runner import Report
 from starpod.check.suite import REQUIREMENTS
 from tests.tools.check.faults.copying import TrustsDigests
-from tests.tools.check.faults.faulty import Faulty
 from tests.tools.check.faults.serving import HasNoReflection
 from tests.tools.check.reference_server import ReferenceService, serve
 
@@ -108,6 +108,14 @@ def test_json_holds_every_requirement_of_the_chosen_levels(addresses: dict[type[
     assert result.exit_code == 0
 
 
+def test_ids_ascend_within_their_level_and_titles_are_one_sentence() -> None:
+    ids = [requirement.id for requirement in REQUIREMENTS]
+    assert len(set(ids)) == len(ids)
+    for letter in LEVELS:
+        assert (own := [id_ for id_ in ids if id_.startswith(letter)]) == sorted(own)
+    assert [each.id for each in REQUIREMENTS if not each.title.endswith(".") or "\n" in each.title] == []
+
+
 def test_the_list_holds_every_requirement_and_needs_no_server(tmp_path: Path) -> None:
     result = run("--list")
     assert result.exit_code == 0
@@ -169,26 +177,16 @@ def test_a_wrong_call_is_exit_status_2(arguments: list[str], message: str) -> No
     assert message in result.output
 
 
-def test_no_server_is_exit_status_1() -> None:
-    result = run("127.0.0.1:1", "--timeout", "2")
-    assert result.exit_code == 1
-    assert "no server answers at 127.0.0.1:1" in result.output
-
-
 def test_no_server_is_told_in_the_reports_too(tmp_path: Path) -> None:
     """A report of an earlier check must not stand for this one."""
     files = tmp_path / "report.json", tmp_path / "report.xml"
     for file in files:
         file.write_text("of yesterday")
-    assert run("127.0.0.1:1", "--timeout", "2", "--json", str(files[0]), "--junit", str(files[1])).exit_code == 1
+    result = run("127.0.0.1:1", "--timeout", "2", "--json", str(files[0]), "--junit", str(files[1]))
+    assert result.exit_code == 1 and "no server answers at 127.0.0.1:1" in result.output
     report = json.loads(files[0].read_text())
     assert not report["passed"]
     assert "no server answers at 127.0.0.1:1" in report["unreachable"]
     (suite,) = ElementTree.parse(files[1]).getroot()
     assert suite.get("errors") == "1"
     assert "no server answers at 127.0.0.1:1" in str(ElementTree.tostring(suite))
-
-
-def test_faults_name_requirements_that_exist() -> None:
-    known = {requirement.id for requirement in REQUIREMENTS}
-    assert all({*fault.reported, *fault.perhaps} <= known for fault in Faulty.__subclasses__())

@@ -1,17 +1,16 @@
 """The check over HTTP and over MCP finds what it finds over gRPC, and what only HTTP can get wrong."""
 
 import asyncio
-import json
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Collection
+import contextlib
+from collections.abc import AsyncIterator, Collection, Iterator
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
-from starpod.check.runner import EnvironmentReport, Result, Unreachable, check
+from starpod.check.runner import EnvironmentReport, Report, Result, Unreachable, check
 from starpod.check.suite import REQUIREMENTS
+from starpod.client.transport import TLS, Transport
 from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
 from starpod.env_server.http import exchange
 from starpod.env_server.registry import Registry
@@ -19,7 +18,7 @@ from starpod.env_server.server import EnvironmentServer
 from tests.env_server.troublesome import Walk
 from tests.hostile.conftest import http_url
 from tests.skipped import not_by_time
-from tests.support import ROOT, credentials, held_port, start_server
+from tests.support import guarding, held_port, start_server
 
 WITHOUT_STREAM = {each.id for each in REQUIREMENTS if each.level == "stream"} | {"C-94"}
 BROKEN = """
@@ -53,17 +52,20 @@ def by_time(*reports: EnvironmentReport) -> set[str]:
     return {id for id, message in skipped if not not_by_time([(id, message)])}
 
 
+async def examine(addresses: Collection[str]) -> list[Report]:
+    return await asyncio.gather(*(check(address, REQUIREMENTS, seconds=90) for address in addresses))
+
+
 @pytest.mark.minutes
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_all_transports_find_the_same(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text(BROKEN)
-    settings = ("--http", "0", "--mcp", "--workers", "2", "--max-sessions", "64")
-    with start_server("frozen_lake", "desk", "--environment-module", str(file), *settings) as server:
-        url = http_url(server)
-        over_grpc, over_http, over_mcp = (
-            asyncio.run(check(address, REQUIREMENTS, seconds=90)) for address in (server.address, url, f"mcp+{url}")
-        )
+    words = ("frozen_lake", "desk", "--environment-module", str(file), "--workers", "2", "--max-sessions", "64")
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(start_server(*words, "--http", "0", "--mcp")) for _ in range(3)]
+        addresses = (servers[0].address, http_url(servers[1]), f"mcp+{http_url(servers[2])}")
+        over_grpc, over_http, over_mcp = asyncio.run(examine(addresses))
     for ours, theirs in zip(over_http.environments, over_grpc.environments, strict=True):
         without = WITHOUT_STREAM | by_time(ours, theirs)
         assert told(ours.results, without) == told(theirs.results, without)
@@ -82,26 +84,22 @@ def test_all_transports_find_the_same(tmp_path: Path) -> None:
         assert told(each.results)["C-92"] == "passed"
 
 
-@pytest.mark.parametrize("mcp", [False, True])
-def test_tls_and_tokens_over_http(tmp_path: Path, mcp: bool) -> None:
-    files = credentials(tmp_path)
-    serving = {"tls-certificate": "certificate", "tls-key": "key", "tls-client-ca": "ca", "token-file": "token"}
-    options = [word for option, name in serving.items() for word in (f"--{option}", str(files[name]))]
-    access = ["--certificate", "certificate", "--key", "key", "--ca", "ca", "--token-file", "token"]
-    with start_server("bandit", "--http", "0", "--mcp", *options) as guarded:
-        address = f"{'mcp+' if mcp else ''}{http_url(guarded)}"
-        command = [sys.executable, "-m", "starpod.cli.main", "check", address, "--level", "core"]
-        done = subprocess.run(
-            [*command, *(str(files.get(word, word)) for word in access), "--json", "-"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = {each["id"]: each["status"] for each in json.loads(done.stdout)["environments"][0]["results"]}
-    assert results["C-95"] == "passed"
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Transport]]:
+    """The URL of a server behind mTLS and a token, and what it takes to reach it."""
+    folder = tmp_path_factory.mktemp("guarded")
+    with start_server("bandit", "--http", "0", "--mcp", *guarding(folder)[0]) as server:
+        tls = TLS(folder / "ca", folder / "certificate", folder / "key")
+        yield http_url(server), Transport(folder / "token", tls)
+
+
+@pytest.mark.parametrize("scheme", ["", "mcp+"])
+async def test_tls_and_tokens_over_http(guarded: tuple[str, Transport], scheme: str) -> None:
+    chosen = [each for each in REQUIREMENTS if each.id in ("C-06", "C-30", "C-89", "C-95")]
+    report = await check(f"{scheme}{guarded[0]}", chosen, access=guarded[1])
+    assert {
+        each.requirement.id: (each.status, each.message) for each in report.results if each.status != "passed"
+    } == {}
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""The command line as a person meets it: real processes against real servers."""
+"""The command line as a person meets it: in this process, and as one where signals, terminals and pipes matter."""
 
+import io
 import json
 import os
 import pty
@@ -7,75 +8,81 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+from starpod.cli import main
 from starpod.cli.game import Game
 from starpod.cli.main import SUBCOMMANDS, _sentence
 from starpod.cli.main import starpod as group
+from starpod.cli.polling import VARIABLE
 from starpod.client.catalog import connect, find_environment, hosted
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ROOT, ServerProcess, credentials, run_starpod, start_server
 
+COMMAND = (sys.executable, "-m", "starpod.cli.main")
 LAKE = '["SFF", "FHF", "FFG"]'
 
 
-def starpod(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "starpod.cli.main", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "120", **environment},
-    )
-
-
-def complaint(result: subprocess.CompletedProcess[str]) -> str:
-    """The one line on standard error of a failed call that printed nothing else."""
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("starpod: ")
-    return line
+@pytest.fixture(scope="module")
+def bandit() -> Iterator[ServerProcess]:
+    with start_server("bandit") as server:
+        yield server
 
 
 # --- the frame ---------------------------------------------------------------------------------------------------
 
 
-def test_help_lists_every_subcommand() -> None:
-    result = starpod("--help")
-    assert result.returncode == 0
-    assert all(f"  {name} " in result.stdout for name in SUBCOMMANDS)
+def test_each_subcommand_has_help() -> None:
+    result = run_starpod("--help")
+    assert result.status == 0 and all(f"  {name} " in result.out for name in SUBCOMMANDS)
+    for name in SUBCOMMANDS:
+        result = run_starpod(name, "--help")
+        assert (result.status, result.err) == (0, "") and result.out.startswith(f"Usage: starpod {name} ")
 
 
-@pytest.mark.parametrize("name", SUBCOMMANDS)
-def test_each_subcommand_has_help(name: str) -> None:
-    result = starpod(name, "--help")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith(f"Usage: starpod {name} ")
+MISTAKES = {
+    "eval --help": 0,
+    "vllm --help": 0,
+    "eval bandit nowhere": 2,
+    "train --list": 0,
+    "train --nothing": 2,
+    "train nothing": 2,
+    "train bandit lr=1": 2,
+}
+IMPORTS = """
+import contextlib, io, json, os, sys
+import starpod.cli.main as cli
+
+def loaded(*names):
+    return [name for name in names if name in sys.modules]
+
+seen = [loaded("grpc", "torch", "starpod.client", "starpod.v1")]
+cli.prefer_poller()
+seen += [bool(os.environ.get(sys.argv[1])), loaded("grpc")]
+for name in ("list", "describe", "play"):
+    cli.SUBCOMMANDS[name].load()
+seen.append(loaded("grpc", "starpod.env_server", "pydantic"))
+for words in sys.argv[2:]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            cli.main(words.split())
+        except SystemExit as end:
+            seen.append(end.code or 0)
+print(json.dumps([*seen, loaded("torch", "transformers")]))
+"""
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        ("eval --help", 0),
-        ("vllm --help", 0),
-        ("eval bandit nowhere", 2),
-        ("train nothing", 2),
-        ("train bandit lr=1", 2),
-    ],
-)
-def test_help_and_mistakes_do_not_wait_for_torch(words: str, status: int) -> None:
-    """Loading torch takes seconds."""
-    program = (
-        "import sys\nfrom starpod.cli.main import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        "except SystemExit as end:\n    print(end.code or 0, {'torch', 'transformers'} & sys.modules.keys())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.splitlines()[-1] == f"{status} set()", done.stderr
+def test_what_a_command_does_not_need_is_not_imported() -> None:
+    """gRPC only after its poller is chosen, no server for commands of the client, and no torch, which takes seconds,
+    for help and mistakes."""
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    words = [sys.executable, "-c", IMPORTS, VARIABLE, *MISTAKES]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], True, [], ["grpc"], *MISTAKES.values(), []]
 
 
 def test_every_option_says_what_it_does() -> None:
@@ -94,35 +101,14 @@ def test_every_option_says_what_it_does() -> None:
 
 @pytest.mark.parametrize("words", [(), ("webshop",), ("--debug",)])
 def test_a_group_without_a_command_shows_its_help(words: tuple[str, ...]) -> None:
-    result = starpod(*words)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("Usage: starpod ")
-    assert "\nCommands:\n" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        # gRPC only after its poller is chosen
-        "assert not any(module.startswith('grpc') for module in sys.modules)",
-        # no server package for commands of the client
-        "for name in ('list', 'describe', 'play'): main.SUBCOMMANDS[name].load()\n"
-        "assert not any(module.startswith('starpod.env_server') or module == 'pydantic' for module in sys.modules)",
-        # torch only where a configuration is read
-        "from click.testing import CliRunner\n"
-        "for words in (['--list'], ['--nothing']):\n"
-        "    CliRunner().invoke(main.SUBCOMMANDS['train'].load(), words)\n"
-        "assert 'torch' not in sys.modules",
-    ],
-)
-def test_what_a_command_does_not_need_is_not_imported(code: str) -> None:
-    subprocess.run([sys.executable, "-c", f"import sys, starpod.cli.main as main\n{code}"], check=True, cwd=ROOT)
+    result = run_starpod(*words)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith("Usage: starpod ") and "\nCommands:\n" in result.err
 
 
 def test_version() -> None:
-    result = starpod("--version")
-    assert result.returncode == 0
-    assert result.stdout.startswith("starpod, version ")
+    result = run_starpod("--version")
+    assert result.status == 0 and result.out.startswith("starpod, version ")
 
 
 @pytest.mark.parametrize(
@@ -144,61 +130,49 @@ def test_version() -> None:
 def test_what_is_wrong_is_one_line_and_an_exit_status(
     server: ServerProcess, words: str, status: int, said: str
 ) -> None:
-    result = starpod(*words.replace("SERVER", server.address).split())
-    assert result.returncode == status
-    assert re.search(said, complaint(result))
+    result = run_starpod(*words.replace("SERVER", server.address).split())
+    assert result.status == status and re.search(said, result.complaint)
 
 
-def test_serve_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "pydantic.py").write_text("raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')")
-    result = subprocess.run(
-        [sys.executable, "-m", "starpod.cli.main", "serve"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert result.returncode == 1
-    assert "from a clone of the repository: pip install '.[server]'" in complaint(result)
+def test_serve_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
+
+    monkeypatch.setattr(main.importlib, "import_module", missing)
+    result = run_starpod("serve")
+    assert result.status == 1 and "from a clone of the repository: pip install '.[server]'" in result.complaint
 
 
 # --- list and describe -------------------------------------------------------------------------------------------
 
 
 def test_list_shows_what_is_hosted(server: ServerProcess) -> None:
-    result = starpod("list", server.address)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert all(word in result.stdout for word in ("Capabilities", "bandit-v1", "sokoban-v1", "frozen_lake-v1"))
-
-
-def test_list_on_a_narrow_terminal_shows_whole_names(server: ServerProcess) -> None:
-    shown = starpod("list", server.address, COLUMNS="50").stdout
-    assert "frozen_lake-v1" in shown
-    assert "Capabilities" not in shown
+    result = run_starpod("list", server.address)
+    assert (result.status, result.err) == (0, "")
+    assert all(word in result.out for word in ("Capabilities", "bandit-v1", "sokoban-v1", "frozen_lake-v1"))
+    narrow = run_starpod("list", server.address, columns=50).out
+    assert "frozen_lake-v1" in narrow and "Capabilities" not in narrow
 
 
 def test_a_character_that_the_terminal_lacks_ends_nothing(server: ServerProcess) -> None:
-    result = starpod("describe", server.address, "sokoban", PYTHONIOENCODING="ascii")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "\\u221a box on target" in result.stdout
+    result = run_starpod("describe", server.address, "sokoban", encoding="ascii")
+    assert (result.status, result.err) == (0, "") and "\\u221a box on target" in result.out
 
 
 def test_output_that_cannot_be_written_is_one_line(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "starpod.cli.main", "describe", server.address, "sokoban"]
     with open("/dev/full", "w") as full:
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT)
-    assert result.returncode == 1
-    assert result.stderr == "starpod: cannot write or read: No space left on device\n"
+        words = [*COMMAND, "describe", server.address, "sokoban"]
+        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT)
+    assert (result.returncode, result.stderr) == (1, "starpod: cannot write or read: No space left on device\n")
 
 
-@pytest.mark.parametrize("words", [("list",), ("describe", "frozen_lake"), ("describe", "frozen_lake", "--json")])
+@pytest.mark.parametrize("words", [("list",), ("describe", "frozen_lake", "--json")])
 def test_a_reader_that_has_gone_ends_it_without_a_word(server: ServerProcess, words: tuple[str, ...]) -> None:
     """As `starpod list ADDRESS | head -1` does."""
     command, *more = words
-    program = [sys.executable, "-m", "starpod.cli.main", command, server.address, *more]
     reader, writer = os.pipe()
     os.close(reader)
+    program = [*COMMAND, command, server.address, *more]
     result = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100)
     os.close(writer)
     assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
@@ -210,66 +184,43 @@ def test_an_error_with_a_sentence_of_its_own_gets_no_other() -> None:
 
 
 def test_list_as_json_is_nothing_but_json(server: ServerProcess) -> None:
-    result = starpod("list", server.address, "--json")
-    specs = {spec["id"]: spec for spec in json.loads(result.stdout)}
+    specs = {spec["id"]: spec for spec in json.loads(run_starpod("list", server.address, "--json").out)}
     assert set(specs) >= {"bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1"}
     assert specs["frozen_lake-v1"]["options_schema"]["properties"]["size"]["default"] == 4
 
 
 def test_describe_shows_actions_options_and_limits(server: ServerProcess) -> None:
-    result = starpod("describe", server.address, "frozen_lake")
-    assert result.returncode == 0
+    result = run_starpod("describe", server.address, "frozen_lake")
+    assert result.status == 0
     for text in ("frozen_lake-v1", "Left, Down, Right, Up", "success_rate", "5 actions a turn"):
-        assert text in result.stdout
-
-
-def test_describe_as_json(server: ServerProcess) -> None:
-    result = starpod("describe", server.address, "sokoban-v1", "--json")
-    spec = json.loads(result.stdout)
-    assert spec["id"] == "sokoban-v1"
-    assert spec["capabilities"]["fork"] is True
+        assert text in result.out
+    spec = json.loads(run_starpod("describe", server.address, "sokoban-v1", "--json").out)
+    assert spec["id"] == "sokoban-v1" and spec["capabilities"]["fork"] is True
 
 
 def test_why_there_is_no_connection_is_told_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
     """Not gRPC's words, and none of its log lines."""
-    key, certificate = (str(tmp_path / name) for name in ("key.pem", "certificate.pem"))
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key]
-    subprocess.run([*make, "-out", certificate], check=True, capture_output=True)
-    without_tls = starpod("list", server.address, "--ca", certificate)
-    assert without_tls.returncode == 1
-    assert complaint(without_tls).endswith("speaks without TLS: leave --ca out")
-    no_certificate = starpod("list", server.address, "--ca", key)
-    assert no_certificate.returncode == 2
-    assert "must be PEM files" in complaint(no_certificate)
-    with start_server("bandit", "--tls-certificate", certificate, "--tls-key", key) as guarded:
-        assert complaint(starpod("list", guarded.address)).endswith(
-            "if it wants TLS, give --ca, and for mTLS --certificate and --key"
-        )
+    files = {name: str(file) for name, file in credentials(tmp_path).items()}
+    ca, token = ("--ca", files["ca"]), ("--token-file", files["token"])
+    assert run_starpod("list", server.address, *ca).complaint.endswith("speaks without TLS: leave --ca out")
+    assert "must be PEM files" in run_starpod("list", server.address, "--ca", files["key"]).complaint
+    tls = ("--tls-certificate", files["certificate"], "--tls-key", files["key"])
+    with start_server("bandit", *tls, *token) as guarded:
+        done = subprocess.run([*COMMAND, "list", guarded.address], capture_output=True, text=True, cwd=ROOT)
+        assert done.stdout == "" and done.stderr.count("\n") == 1
+        assert done.stderr.endswith("if it wants TLS, give --ca, and for mTLS --certificate and --key\n")
+        refused = run_starpod("list", guarded.address, *ca)
+        assert refused.status == 1 and "token" in refused.complaint
+        assert "bandit-v1" in run_starpod("list", guarded.address, *ca, *token).out
 
 
 @pytest.mark.parametrize(("address", "status"), [("127.0.0.1:1", 1), ("localhost", 2)])
 def test_debug_shows_the_traceback(address: str, status: int) -> None:
-    result = starpod("list", address, "--debug")
-    assert result.returncode == status
-    assert "Traceback" in result.stderr
-
-
-def test_a_token_is_asked_for_and_taken(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret-of-this-test\n")
-    with start_server("bandit", "--token-file", str(token)) as guarded:
-        refused = starpod("list", guarded.address)
-        assert refused.returncode == 1
-        assert "token" in complaint(refused)
-        assert "bandit-v1" in starpod("list", guarded.address, "--token-file", str(token)).stdout
+    result = run_starpod("list", address, "--debug")
+    assert result.status == status and "Traceback" in result.err
 
 
 # --- play --------------------------------------------------------------------------------------------------------
-
-
-def play_lake(server: ServerProcess, stdin: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    lake = ("--option", f"map={LAKE}", "--option", "success_rate=1")
-    return starpod("play", server.address, "frozen_lake", "--seed", "3", *lake, *arguments, stdin=stdin)
 
 
 @pytest.mark.parametrize(
@@ -302,18 +253,18 @@ def play_lake(server: ServerProcess, stdin: str, *arguments: str) -> subprocess.
     ids=["goal", "hole", "mistyped", "commands"],
 )
 def test_play(server: ServerProcess, typed: str, shown: list[str]) -> None:
-    result = play_lake(server, typed)
-    assert (result.returncode, result.stderr) == (0, "")
+    lake = ("--seed", "3", "--option", f"map={LAKE}", "--option", "success_rate=1")
+    result = run_starpod("play", server.address, "frozen_lake", *lake, stdin=typed)
+    assert (result.status, result.err) == (0, "")
     for text in shown:
-        assert text in result.stdout
-    assert "quit\n" not in typed or "Turn 1: Right" not in result.stdout  # nothing is played after quit
+        assert text in result.out
+    assert "quit\n" not in typed or "Turn 1: Right" not in result.out  # nothing is played after quit
 
 
 def test_play_with_arrow_keys_on_a_terminal(server: ServerProcess) -> None:
     """Arrow keys act at once; letters wait for Enter; backspace takes them back; Ctrl-D leaves."""
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "starpod.cli.main", "play", server.address, "frozen_lake"]
-    command += ["--option", f"map={LAKE}", "--option", "success_rate=1"]
+    command = [*COMMAND, "play", server.address, "frozen_lake", "--option", f"map={LAKE}", "--option", "success_rate=1"]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=ROOT) as process:
         os.close(terminal)
 
@@ -338,55 +289,48 @@ def test_play_with_arrow_keys_on_a_terminal(server: ServerProcess) -> None:
 
 def test_undo_brings_the_very_same_state_back(server: ServerProcess) -> None:
     slippery = ("play", server.address, "frozen_lake", "--seed", "5", "--option", "success_rate=0.4")
-    straight = starpod(*slippery, stdin="down\n").stdout
-    detour = starpod(*slippery, stdin="down\nright\nundo\n").stdout
+    straight, detour = (run_starpod(*slippery, stdin=typed).out for typed in ("down\n", "down\nright\nundo\n"))
     assert detour.splitlines()[-1] == "Took the last turn back."
     board = [line for line in straight.splitlines() if line.startswith("│")][-6:]
     assert board == [line for line in detour.splitlines() if line.startswith("│")][-6:]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])
-def test_play_leaves_no_session_however_it_ends(number: signal.Signals) -> None:
-    def live(address: str) -> int:
-        with connect(address) as connection:
+def test_play_leaves_no_session_however_it_ends(bandit: ServerProcess, number: signal.Signals) -> None:
+    def live() -> int:
+        with connect(bandit.address) as connection:
             return hosted(connection).live_sessions
 
-    with start_server("bandit") as host:
-        command = [sys.executable, "-m", "starpod.cli.main", "play", host.address, "bandit"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-            assert process.stdin and process.stdout
-            while "quit" not in process.stdout.readline():
-                pass
-            assert live(host.address) == 1
-            if number == signal.SIGPIPE:
-                process.stdout.close()
-                process.stdin.write("new\n" * 9)
-                process.stdin.flush()
-            else:
-                process.send_signal(number)
-            assert process.wait(30) != 0
-        assert live(host.address) == 0
+    command = [*COMMAND, "play", bandit.address, "bandit"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdin and process.stdout
+        while "quit" not in process.stdout.readline():
+            pass
+        assert live() == 1
+        if number == signal.SIGPIPE:
+            process.stdout.close()
+            process.stdin.write("new\n" * 9)
+            process.stdin.flush()
+        else:
+            process.send_signal(number)
+        assert process.wait(30) != 0
+    assert live() == 0
 
 
 def test_a_server_that_is_killed_during_play_is_one_line() -> None:
-    with start_server("bandit") as host:
-        command = [sys.executable, "-m", "starpod.cli.main", "play", host.address, "bandit"]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:
-            assert process.stdin and process.stdout and process.stderr
-            while "quit" not in process.stdout.readline():
-                pass
+    class KillsFirst(io.StringIO):
+        def readline(self, size: int | None = -1) -> str:
             host.kill()
-            process.stdin.write("again\n")
-            process.stdin.close()
-            assert process.wait(30) == 1
-            told = process.stderr.read()
-    assert told.count("\n") == 1 and "TLS" not in told
-    assert f"the server at {host.address} ended" in told or "connection refused" in told
+            return "again\n"
+
+    with start_server("bandit") as host:
+        result = run_starpod("play", host.address, "bandit", stdin=KillsFirst())
+    assert result.status == 1 and result.err.count("\n") == 1 and "TLS" not in result.err
+    assert f"the server at {host.address} ended" in result.err or "connection refused" in result.err
 
 
 def test_an_action_that_is_no_arm_is_told_to_be_invalid(server: ServerProcess) -> None:
-    assert "Turn 1: nonsense was invalid" in starpod("play", server.address, "bandit", stdin="nonsense\n").stdout
+    assert "Turn 1: nonsense was invalid" in run_starpod("play", server.address, "bandit", stdin="nonsense\n").out
 
 
 @pytest.mark.parametrize(

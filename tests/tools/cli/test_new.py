@@ -11,69 +11,73 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, run_starpod
 
-STARPOD = (sys.executable, "-m", "starpod.cli.main")
-VARIANTS = [(), ("--options",), ("--expert",), ("--options", "--expert")]
-
-
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=200)
-
-
-def new(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return run(*STARPOD, "new", *words, folder=folder)
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "with-options": ("--options",),
+    "with-expert": ("--expert",),
+    "with-both": ("--options", "--expert"),
+}
 
 
-@pytest.mark.parametrize("flags", VARIANTS, ids=" ".join)
-def test_what_is_written_is_in_order(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    told = new("two-vaults", *flags, folder=tmp_path)
-    assert told.returncode == 0, told.stderr
-    assert "starpod train two_vaults.py" in told.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"two_vaults.py", "two_vaults.yaml", "test_two_vaults.py"}
-    style = ("--config", str(ROOT / "pyproject.toml"), ".")
-    for command in (("ruff", "check", *style), ("ruff", "format", "--check", *style)):
-        done = run(sys.executable, "-m", *command, folder=tmp_path)
-        assert done.returncode == 0, done.stdout
-    text = (tmp_path / "two_vaults.py").read_text()
-    assert ("Field(" in text, "expert_action" in text) == ("--options" in flags, "--expert" in flags)
-    assert "{" not in (tmp_path / "two_vaults.yaml").read_text()
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where all is written, and run."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize("flags", [VARIANTS[0], VARIANTS[-1]], ids=" ".join)
-def test_its_own_test_and_types_hold(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    new("vault", *flags, folder=tmp_path)
-    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=tmp_path)
-    assert done.returncode == 0, done.stdout
-    files = [str(path) for path in tmp_path.glob("*.py")]
-    typed = run(sys.executable, "-m", "mypy", "--strict", *files, folder=ROOT)
-    assert typed.returncode == 0, typed.stdout
+def test_what_is_written_is_in_order(folder: Path) -> None:
+    """Its own tests pass, its types hold, and it is formatted."""
+    for name, flags in VARIANTS.items():
+        written = name.replace("-", "_")
+        done = run_starpod("new", name, *flags)
+        assert done.status == 0 and f"starpod train {written}.py" in done.out
+        text = (folder / f"{written}.py").read_text()
+        assert ("Field(" in text, "expert_action" in text) == ("--options" in flags, "--expert" in flags)
+        assert "{" not in (folder / f"{written}.yaml").read_text()
+    names = [name.replace("-", "_") for name in VARIANTS]
+    forms = ("{}.py", "{}.yaml", "test_{}.py")
+    assert {path.name for path in folder.iterdir()} == {form.format(name) for form in forms for name in names}
+    style = ("--config", str(ROOT / "pyproject.toml"), str(folder))
+    programs = ["plain.py", "test_plain.py", "with_both.py", "test_with_both.py"]
+    for command in (
+        ("ruff", "check", *style),
+        ("ruff", "format", "--check", *style),
+        ("mypy", "--strict", *(str(folder / name) for name in programs)),
+        ("pytest", "-q", "-p", "no:cacheprovider", programs[1], programs[3]),
+    ):
+        where = ROOT if command[0] == "mypy" else folder
+        ran = subprocess.run([sys.executable, "-m", *command], cwd=where, capture_output=True, text=True, timeout=200)
+        assert ran.returncode == 0, ran.stdout
 
 
 @pytest.mark.minutes
-def test_it_can_be_trained_as_it_is(tmp_path: Path) -> None:
-    new("vault", "--options", "--expert", folder=tmp_path)
+def test_it_can_be_trained_as_it_is(folder: Path) -> None:
+    run_starpod("new", "vault", "--options", "--expert")
     small = ("collect.groups=4", "warm_start.steps=4", "warm_start.episodes=50", "evaluation.episodes=8")
-    done = run(*STARPOD, "train", "vault.yaml", *small, "stop.iterations=1", "--run-dir", "run", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    done = run_starpod("train", "vault.yaml", *small, "stop.iterations=1", "--run-dir", "run")
+    assert done.status == 0, done.err
+    final = json.loads((folder / "run" / "final.json").read_text())
     assert (final["environment"], final["options"], final["episodes"]) == ("vault-v1", {"marks": 10}, 8)
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "test_vault.py").write_text("mine")
-    done = new("vault", folder=tmp_path)
-    assert (done.returncode, "test_vault.py exists already" in done.stderr) == (2, True)
-    assert [path.name for path in tmp_path.iterdir()] == ["test_vault.py"]
+def test_nothing_is_overwritten(folder: Path) -> None:
+    (folder / "test_vault.py").write_text("mine")
+    done = run_starpod("new", "vault")
+    assert done.status == 2 and "test_vault.py exists already" in done.complaint
+    assert [path.name for path in folder.iterdir()] == ["test_vault.py"]
 
 
 @pytest.mark.parametrize("name", ["Vault", "2vaults", "va ult", "class", "starpod", "../vault"])
-def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
-    done = new(name, folder=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert list(tmp_path.iterdir()) == []
+def test_a_bad_name_is_refused(folder: Path, name: str) -> None:
+    done = run_starpod("new", name)
+    assert done.status == 2 and done.complaint
+    assert list(folder.iterdir()) == []
 
 
 # --- starpod dev ------------------------------------------------------------------------------------------------------
@@ -82,7 +86,7 @@ def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
 @contextmanager
 def dev(folder: Path) -> Iterator["queue.SimpleQueue[str]"]:
     """The lines of `starpod dev vault.py`."""
-    command = [*STARPOD, "dev", "vault.py", "--no-open"]
+    command = [sys.executable, "-m", "starpod.cli.main", "dev", "vault.py", "--no-open"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         assert process.stdout is not None
@@ -110,13 +114,11 @@ def until(lines: "queue.SimpleQueue[str]", text: str) -> str:
     raise AssertionError(f"no line with {text!r} in {seen}")
 
 
-def test_a_file_is_checked_each_time_it_is_saved(tmp_path: Path) -> None:
-    import httpx
-
-    new("vault", "--expert", folder=tmp_path)
-    file = tmp_path / "vault.py"
+def test_a_file_is_checked_each_time_it_is_saved(folder: Path) -> None:
+    run_starpod("new", "vault", "--expert")
+    file = folder / "vault.py"
     right = file.read_text()
-    with dev(tmp_path) as lines:
+    with dev(folder) as lines:
         page = until(lines, "play it at").split()[-1]
         assert page.endswith("/play/vault-v1")
         assert "A dial" in right and "Turn the dial" in httpx.get(page).text

@@ -1,27 +1,22 @@
 """Stages played by a generator in the test's own loop, against real servers; and the command as a whole."""
 
 import asyncio
-import contextlib
-import io
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from starpod.cli.main import main
 from starpod.client.transport import Transport
 from starpod.load.generator import Generator
 from starpod.load.measurements import Interval, StageResult
 from starpod.load.plan import Place, Plan, Stage, Turns
 from starpod.load.report import stage_report
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ROOT, Done, ServerProcess, run_starpod, start_server
 
 LAZY = str(ROOT / "tests" / "tools" / "load" / "lazy.py")
 LAKE = ("Left", "Down", "Right", "Up")
@@ -65,35 +60,18 @@ async def play(plan: Plan, *stages: Stage, stop: asyncio.Event | None = None) ->
 
 
 @dataclass
-class Done:
-    """A finished `starpod load`: exit status, what it wrote, and its JSON report."""
+class Loaded(Done):
+    """A finished `starpod load`, and its JSON report."""
 
-    status: int
-    out: str
-    err: str
     report: dict[str, Any]
 
 
-def run_load(*arguments: str, folder: Path | None = None) -> Done:
+def run_load(*arguments: str, folder: Path | None = None) -> Loaded:
     """The whole command, in this process. With a folder it writes report.json there."""
-    words = ["load", *arguments]
-    if folder is not None:
-        words += ["--json", str(folder / "report.json")]
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv[:]
-    try:
-        with (
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-            patch.dict(os.environ, {"COLUMNS": "160"}),
-            pytest.raises(SystemExit) as exit_,
-        ):
-            main(words)
-    finally:
-        sys.argv[:] = before
     file = folder / "report.json" if folder is not None else None
+    done = run_starpod("load", *arguments, *(("--json", str(file)) if file is not None else ()))
     report = json.loads(file.read_text()) if file is not None and file.exists() else {}
-    assert isinstance(exit_.value.code, int)
-    return Done(exit_.value.code, out.getvalue(), err.getvalue(), report)
+    return Loaded(**vars(done), report=report)
 
 
 def command(*words: str) -> Sequence[str]:

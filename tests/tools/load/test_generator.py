@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 
 import pytest
 
@@ -29,25 +28,19 @@ def above(histogram: Histogram, seconds: float) -> int:
 async def test_a_closed_loop(server: ServerProcess, wire: str) -> None:
     wanted = {"open", "step", "reset", "close", "render", "fork", "snapshot"}
     for _ in range(10):  # on a machine that is held up, half a second may not be enough for each of them
-        played = await play(
-            make_plan(server.address, wire=wire, mix={"render": 0.2, "fork": 0.1, "snapshot": 0.1}), SHORT
-        )
-        (report,) = played.reports
+        mix = {"render": 0.2, "fork": 0.1, "snapshot": 0.1}
+        (report,) = (await play(make_plan(server.address, wire=wire, mix=mix), SHORT)).reports
         calls = report["calls"]
         if set(calls) >= wanted and report["steps"]:
             break
     assert set(calls) >= wanted
-    assert calls["open"]["count"] == 8
-    assert calls["close"]["count"] == 8 + calls["fork"]["count"] or calls["close"]["count"] >= 8
+    assert calls["open"]["count"] == 8 <= calls["close"]["count"]
     assert report["errors"] == {"total": 0, "share": 0.0, "classes": {}}
     assert report["sessions"] == 8
     assert 0 < report["steps"] <= calls["step"]["count"] + 8
     assert "service" not in calls["step"]
-    whole = Histogram.sum(
-        Histogram.decode(interval["calls"]["step"]["hdr"])
-        for interval in report["intervals"]
-        if "step" in interval["calls"]
-    )
+    intervals = [interval["calls"]["step"]["hdr"] for interval in report["intervals"] if "step" in interval["calls"]]
+    whole = Histogram.sum(map(Histogram.decode, intervals))
     assert list(whole.counts) == list(Histogram.decode(calls["step"]["hdr"]).counts)
     told = report["server_time"]
     assert 0 < told["environment_ms"] <= told["total_ms"] <= told["latency_ms"]
@@ -147,17 +140,16 @@ async def test_bugs_of_the_environment_are_a_class_of_their_own(server: ServerPr
 
 
 @minutes
-@pytest.mark.parametrize("retry", [True, False])
-async def test_overload_is_honoured_or_counted(retry: bool) -> None:
+async def test_overload_is_honoured_or_counted() -> None:
     with start_server("waits", "--environment-module", LAZY, "--max-calls-in-flight", "8") as server:
-        plan = make_plan(server.address, environment="waits-v1", retry_overload=retry)
-        (report,) = (await play(plan, Stage("crowded", 12, 0.6, 0.1))).reports
-    overloads = report["errors"]["classes"]["overload"]
-    assert overloads["calls"].get("step", 0) > 0
-    assert set(report["errors"]["classes"]) == {"overload"}
-    assert report["calls"]["step"]["count"] > 0
-    # Refusals are quick: were they among the latencies, the fastest would not have waited.
-    assert Histogram.decode(report["calls"]["step"]["hdr"]).percentiles(0)[0] >= 0.0199
+        for retry in (True, False):
+            plan = make_plan(server.address, environment="waits-v1", retry_overload=retry)
+            (report,) = (await play(plan, Stage("crowded", 12, 0.6, 0.1))).reports
+            assert set(report["errors"]["classes"]) == {"overload"}
+            assert report["errors"]["classes"]["overload"]["calls"].get("step", 0) > 0
+            assert report["calls"]["step"]["count"] > 0
+            # Refusals are quick: were they among the latencies, the fastest would not have waited.
+            assert Histogram.decode(report["calls"]["step"]["hdr"]).percentiles(0)[0] >= 0.0199
 
 
 @minutes
@@ -171,9 +163,7 @@ async def test_a_server_without_room_for_all_sessions() -> None:
 
 @minutes
 async def test_a_missed_deadline_is_counted_and_asked_again(server: ServerProcess) -> None:
-    plan = make_plan(
-        server.address, environment="waits-v1", wire="stream", options={"milliseconds": 300.0}, timeout=0.1
-    )
+    plan = make_plan(server.address, environment="waits-v1", options={"milliseconds": 300.0}, timeout=0.1)
     (report,) = (await play(plan, Stage("late", 2, 1.0, 0.0))).reports
     assert set(report["errors"]["classes"]) == {"deadline"}
     assert report["calls"]["step"]["count"] > 0  # the same step again had its reply
@@ -205,10 +195,8 @@ async def test_a_server_that_dies_ends_the_run(wire: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(sessions, "GIVE_UP_SECONDS", 0.3)
     with start_server("frozen_lake") as server:
         killer = asyncio.get_running_loop().call_later(1.0, os.kill, server.pid, signal.SIGKILL)
-        began = time.monotonic()
         (report,) = (await play(make_plan(server.address, wire=wire), Stage("killed", 8, 60.0, 0.1))).reports
         killer.cancel()
-    assert time.monotonic() - began < 40
     assert report["ended"].startswith("no server answers")
     assert report["warnings"][0].startswith("ended early: no server answers")
     assert set(report["errors"]["classes"]) == {"transport"}

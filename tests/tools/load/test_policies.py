@@ -1,6 +1,7 @@
 """What the agents do, and recordings of it."""
 
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.load.plan import (
-    Recorded,
-    Turns,
-    Valid,
-    as_turn,
-    make_policy,
-    read_recording,
-    write_recording,
-    write_turn,
-)
+from starpod.load.plan import Recorded, Turns, Valid, as_turn, make_policy, read_recording, write_recording, write_turn
 from starpod.v1 import environment_pb2 as pb
 
 TEXTS = st.text(max_size=20)
@@ -36,8 +28,6 @@ def messages(turn: Any) -> list[pb.Action]:
 
 @given(EPISODES)
 def test_what_is_recorded_is_played_again(episodes: list[list[list[pb.Action]]]) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recording.jsonl"
         lines = [
@@ -69,9 +59,8 @@ def test_an_expert_falls_back_where_it_knows_nothing() -> None:
 
 def test_players_differ_and_runs_do_not() -> None:
     turns = Turns("random", tuple("abcdef"))
-    play = [[make_policy(turns, place, 1).next(None) for _ in range(1)] for place in range(40)]
-    assert play == [[make_policy(turns, place, 1).next(None) for _ in range(1)] for place in range(40)]
-    assert len({str(each) for each in play}) > 1
+    play, again = ([make_policy(turns, place, 1).next(None) for place in range(40)] for _ in range(2))
+    assert play == again and len({str(each) for each in play}) > 1
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,9 @@ def test_a_late_reader_gets_the_same_arrivals(rate: float, start: float) -> None
 
 @pytest.mark.parametrize("places", [1, 3])
 def test_poisson_arrivals_have_the_rate_and_the_spread(places: int) -> None:
-    each = [islice(arrivals("poisson", 1000.0, 0.0, place, places, 3), 20_000) for place in range(places)]
-    last = min(list(one)[-1] for one in each)
-    together = sorted(
-        due
-        for place in range(places)
-        for due in islice(arrivals("poisson", 1000.0, 0.0, place, places, 3), 20_000)
-        if due < last
-    )
+    each = [list(islice(arrivals("poisson", 1000.0, 0.0, place, places, 3), 20_000)) for place in range(places)]
+    last = min(one[-1] for one in each)
+    together = sorted(due for one in each for due in one if due < last)
     gaps = [after - before for before, after in pairwise(together)]
     mean = sum(gaps) / len(gaps)
     spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
@@ -73,11 +68,7 @@ def test_think_times(text: str, mean: float) -> None:
     draws = [think.draw(rng) for _ in range(20_000)]
     assert min(draws) >= 0
     assert sum(draws) / len(draws) == pytest.approx(mean, rel=0.05)
-    assert think
-
-
-def test_no_thought() -> None:
-    assert not Think("0")
+    assert think and not Think("0")
 
 
 @pytest.mark.parametrize("text", ["gaussian:5ms", "uniform:5ms", "exponential:", "lognormal:5ms", "soon"])

@@ -1,5 +1,6 @@
 """The search finds what a server holds, without running it: the server here is a formula."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,18 +40,13 @@ class Formula:
 def test_it_comes_within_its_precision_and_confirms(holds: float, more: float) -> None:
     server = Formula(holds, holds * more)
     found = find_rate(STAGE, TARGET, server)
-    assert found.rate is not None
+    given = find_rate(replace(STAGE, rate=40.0), TARGET, server)
+    assert found.rate is not None and given.probes[0].rate == 40.0, "a rate that is given is tried first"
     assert holds / (1 + PRECISION) * 0.999 <= found.rate <= holds * 1.001
     assert found.probes[-1].confirming
     assert found.probes[-1].held
-    assert server.played[-1].seconds == 2 * STAGE.seconds
+    assert server.played[len(found.probes) - 1].seconds == 2 * STAGE.seconds
     assert len(found.probes) <= MOST_PROBES + CONFIRMATIONS
-
-
-def test_a_rate_that_is_given_is_tried_first() -> None:
-    server = Formula(100, 1000)
-    find_rate(Stage("search", 8, 10.0, 1.0, rate=40.0), TARGET, server)
-    assert server.played[0].rate == 40.0
 
 
 def test_what_is_not_confirmed_is_lowered() -> None:
@@ -73,5 +69,4 @@ def test_what_never_holds_is_not_found() -> None:
 
 def test_a_run_that_ends_ends_the_search() -> None:
     found = find_rate(STAGE, TARGET, lambda stage: None)
-    assert found.rate is None
-    assert found.probes == []
+    assert (found.rate, found.probes) == (None, [])

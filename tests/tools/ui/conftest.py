@@ -1,22 +1,27 @@
-"""Made-up runs, and a site over them in a process of its own."""
+"""Made-up runs, and sites over them."""
 
-import sys
+import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 import yaml
 
+from starpod.report.site import link
 from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.updates import BELOW, TRAINED, TokenRecord
 from starpod.trainer.output.pictures import write_pictures
 from starpod.trainer.output.run_folder import RunFolder
-from tests.support import ServerProcess
+from starpod.ui import cli
 from tests.trainer.diagnostics.synthetic import episode, turn, write_run
 
 CONFIG: dict[str, Any] = {
@@ -88,25 +93,50 @@ def calm(runs: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def site(runs: Path) -> Iterator[str]:
-    """The address of `starpod ui` over `runs`, when it has read them."""
-    yield from serve_site(runs, page="/episodes?run=sweep/trapped&kind=final", shown="20")
+def pages(runs: Path) -> Iterator[httpx.Client]:
+    """A client of a site over `runs`, which has read them."""
+    with site_over(runs, page="/episodes?run=sweep/trapped&kind=final", shown="20") as http:
+        yield http
+
+
+@contextmanager
+def site_over(runs: Path, *words: str, page: str, shown: str) -> Iterator[httpx.Client]:
+    """Runs `starpod ui RUNS WORDS` in a thread. Yields a client of it once the page shows the text."""
+    served: list[tuple[uvicorn.Server, str]] = []
+
+    async def serve(app: Any, listener: socket.socket) -> None:
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+        served.append((uvicorn.Server(config), link(listener, "127.0.0.1")))
+        await served[0][0].serve([listener])
+
+    with ThreadPoolExecutor(1) as thread:
+        with patch.object(cli, "serve", serve):
+            running = thread.submit(cli.ui.main, [str(runs), "--port", "0", *words], standalone_mode=False)
+            wait_until(lambda: served or running.done())
+        if not served:
+            running.result()
+        try:
+            with httpx.Client(base_url=served[0][1], follow_redirects=True, timeout=60.0) as http:
+                wait_until(lambda: shown in http.get(page).text)
+                yield http
+        finally:
+            served[0][0].should_exit = True
+            running.result()
 
 
 def serve_site(runs: Path, *words: str, page: str, shown: str) -> Iterator[str]:
     """Yields the address of `starpod ui` over `runs`, called with these words, once the page shows the text."""
-    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(runs), *words])
-    try:
-        address = process.address.rstrip("/")
-        wait_until(lambda: shown in httpx.get(f"{address}{page}").text)
-        yield address
-    finally:
-        process.close()
+    with site_over(runs, *words, page=page, shown=shown) as http:
+        yield address_of(http)
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+def address_of(http: httpx.Client) -> str:
+    return str(http.base_url).rstrip("/")
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 30.0) -> None:
     """Fails the test if it does not come to hold."""
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, "it did not come to hold"
-        time.sleep(0.05)
+        time.sleep(0.02)

@@ -2,12 +2,12 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 
 from starpod.client import SyncSession
@@ -15,14 +15,14 @@ from starpod.report.tree import LABEL, Continuation, draw_tree
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
-from tests.support import ROOT, ServerProcess
-from tests.tools.ui.conftest import a_group, make_run, serve_site, wait_until
-from tests.tools.ui.test_games import EPISODE, FATAL, address, lost, others
+from tests.support import ROOT, start_server
+from tests.tools.ui.conftest import a_group, address_of, make_run, serve_site, wait_until
+from tests.tools.ui.test_games import EPISODE, FATAL, live, lost, others
 from tests.tools.ui.test_site import GROUP, PAGES
 from tests.trainer.diagnostics.synthetic import metrics_at
 
 selenium = pytest.importorskip("selenium.webdriver")
-__all__ = ["address", "lost", "others"]  # fixtures
+__all__ = ["live", "lost", "others"]  # fixtures
 AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = os.environ.get("STARPOD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = os.environ.get("STARPOD_CHROMEDRIVER") or shutil.which("chromedriver")
@@ -48,21 +48,46 @@ axe.run(document).then(found => done(found.violations.map(each => [each.id, each
 """
 
 
-@pytest.fixture(scope="module", params=[(1280, "light"), (390, "dark")], ids=["wide-light", "phone-dark"])
-def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
-    width, scheme = request.param
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
     options = selenium.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def emulate(driver: Any, width: int, scheme: str) -> Any:
+    """The browser with a screen of that width, dark or light."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     show_in(driver, scheme)
     driver.width, driver.scheme = width, scheme
-    yield driver
-    driver.quit()
+    return driver
+
+
+@pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["wide-light", "phone-dark"])
+def browser(request: pytest.FixtureRequest, chromium: Any) -> Any:
+    return emulate(chromium, *request.param)
+
+
+@pytest.fixture
+def phone(chromium: Any) -> Any:
+    """For what does not depend on the width."""
+    return emulate(chromium, 390, "dark")
+
+
+@pytest.fixture
+def site(pages: httpx.Client) -> str:
+    return address_of(pages)
+
+
+@pytest.fixture
+def address(live: httpx.Client) -> str:
+    return address_of(live)
 
 
 def show_in(driver: Any, scheme: str) -> None:
@@ -87,6 +112,25 @@ def find(browser: Any, css: str) -> list[Any]:
     return list(browser.find_elements("css selector", css))
 
 
+def press(browser: Any, css: str, keys: str = "\n", words: str = "") -> None:
+    """Types into the first element that begins with the words."""
+    next(each for each in find(browser, css) if each.text.startswith(words)).send_keys(keys)
+
+
+def await_text(browser: Any, text: str) -> None:
+    wait_until(lambda: text in browser.page_source)
+
+
+def fits(browser: Any) -> bool:
+    return bool(browser.execute_script("return document.documentElement.scrollWidth") <= browser.width)
+
+
+def start_game(browser: Any, address: str, environment: str, seed: str = "3") -> None:
+    browser.get(f"{address}/play/{environment}")
+    press(browser, "input[name=seed]", f"{seed}\n")
+    wait_until(lambda: "/play/session/" in browser.current_url)
+
+
 def open_episode(browser: Any, address: str) -> None:
     """Opens its page, which there is once the site has read the run."""
 
@@ -97,12 +141,12 @@ def open_episode(browser: Any, address: str) -> None:
     wait_until(shown)
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_a_page_fits_and_complains_of_nothing(browser: Any, site: str, path: str) -> None:
+def check_page(browser: Any, url: str) -> None:
+    """It fits, can be read, names what can be used, and the browser complains of nothing."""
     browser.get("about:blank")
     browser.get_log("browser")  # what pages before complained of
-    browser.get(site + path)
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    browser.get(url)
+    assert fits(browser)
     assert browser.execute_script(CONTRAST) > 7
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
     unnamed = browser.execute_script(
@@ -113,88 +157,92 @@ def test_a_page_fits_and_complains_of_nothing(browser: Any, site: str, path: str
     assert unnamed == []
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/nowhere", "/episodes?run=calm&text=zebra", f"/group?{GROUP[:-1]}3"])
-def test_nothing_keeps_people_out_of_a_page(browser: Any, site: str, path: str) -> None:
-    browser.get(site + path)
-    assert barriers(browser) == []
+OF_A_SITE = [("site", path) for path in PAGES]
+OF_A_SERVER = [("address", path) for path in ("/fleet", "/play/sokoban-v1", "/turns", EPISODE)]
+ODD = [("site", path) for path in ("/nowhere", "/episodes?run=calm&text=zebra", f"/group?{GROUP[:-1]}3")]
+ODD += [("address", path) for path in ("/sessions?run=lake", EPISODE.replace("/episode", "/group"))]
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/fleet", "/play/sokoban-v1", "/turns", "/sessions?run=lake", EPISODE, EPISODE.replace("/episode", "/group")],
-)
-def test_nothing_keeps_people_out_of_a_page_of_the_server(browser: Any, address: str, path: str) -> None:
-    browser.get(address + path)
+@pytest.mark.parametrize(("where", "path"), [*OF_A_SITE, *OF_A_SERVER])
+def test_a_page_fits_and_complains_of_nothing(
+    browser: Any, request: pytest.FixtureRequest, where: str, path: str
+) -> None:
+    check_page(browser, request.getfixturevalue(where) + path)
+
+
+@pytest.mark.parametrize(("where", "path"), [*OF_A_SITE, *OF_A_SERVER, *ODD])
+def test_nothing_keeps_people_out_of_a_page(
+    browser: Any, request: pytest.FixtureRequest, where: str, path: str
+) -> None:
+    browser.get(request.getfixturevalue(where) + path)
     assert barriers(browser) == []
 
 
 def test_nothing_keeps_people_out_of_a_game_and_its_continuations(browser: Any, address: str) -> None:
     open_episode(browser, address)
-    find(browser, f"#t{FATAL + 1} form button")[0].send_keys("\n")
-    wait_until(lambda: "forked from this episode" in browser.page_source)
-    find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
-    wait_until(lambda: "<h2>Continuations</h2>" in browser.page_source)
+    press(browser, f"#t{FATAL + 1} form button")
+    await_text(browser, "forked from this episode")
+    press(browser, "form[aria-label=Continuations] button")
+    await_text(browser, "<h2>Continuations</h2>")
     assert barriers(browser) == []
     open_episode(browser, address)
-    find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
+    press(browser, "form[aria-label=Continuations] button")
     wait_until(lambda: "Which turn lost it?" in browser.title)
     assert barriers(browser) == []
 
 
 def test_a_session_of_somebody_else_is_followed(browser: Any, address: str, others: SyncSession) -> None:
-    path = f"/watch?{urlencode({'session': others.id})}"
-    test_a_page_fits_and_complains_of_nothing(browser, address, path)
+    check_page(browser, f"{address}/watch?{urlencode({'session': others.id})}")
     assert "turn <b>0</b>" in browser.page_source
-    find(browser, "summary")[0].send_keys("\n")  # Take it over
+    press(browser, "summary")  # Take it over
     others.step("Up")
-    wait_until(lambda: "turn <b>1</b>" in browser.page_source)
+    await_text(browser, "turn <b>1</b>")
     assert find(browser, "#seen details")[0].get_attribute("open")
     assert find(browser, "#seen details button")[0].is_displayed()
     assert barriers(browser) == []
 
 
-def test_arrow_keys_go_from_turn_to_turn(browser: Any, site: str) -> None:
-    browser.get(f"{site}/episode?{GROUP}&member=0#t2")
-    assert find(browser, ".turnbox.here")[0].get_attribute("id") == "t2"
-    body = find(browser, "body")[0]
+def test_arrow_keys_go_from_turn_to_turn(phone: Any, site: str) -> None:
+    phone.get(f"{site}/episode?{GROUP}&member=0#t2")
+    assert find(phone, ".turnbox.here")[0].get_attribute("id") == "t2"
+    body = find(phone, "body")[0]
     body.send_keys("\ue012")  # left
-    assert browser.current_url.endswith("#t1") and find(browser, ".turnbox.here")[0].get_attribute("id") == "t1"
-    assert browser.execute_script("return document.activeElement.id") == "t1"
+    assert phone.current_url.endswith("#t1") and find(phone, ".turnbox.here")[0].get_attribute("id") == "t1"
+    assert phone.execute_script("return document.activeElement.id") == "t1"
     body.send_keys("\ue014\ue014\ue014")  # right, past the end
-    assert find(browser, "[aria-current=step]")[0].get_attribute("href").endswith("#end")
+    assert find(phone, "[aria-current=step]")[0].get_attribute("href").endswith("#end")
 
 
-def test_runs_are_marked_and_compared(browser: Any, site: str) -> None:
-    browser.get(site)
-    for box in find(browser, "input[name=run]"):
+def test_runs_are_marked_and_compared(phone: Any, site: str) -> None:
+    phone.get(site)
+    for box in find(phone, "input[name=run]"):
         box.send_keys(" ")
-    next(button for button in find(browser, "button") if "Compare" in button.text).send_keys("\n")
-    wait_until(lambda: "/compare?run=" in browser.current_url)
-    assert "McNemar" in browser.page_source
+    press(phone, "button", words="Compare")
+    wait_until(lambda: "/compare?run=" in phone.current_url)
+    assert "McNemar" in phone.page_source
 
 
-def test_a_list_of_a_live_run_tells_of_newer_episodes(browser: Any, tmp_path: Path) -> None:
+def test_a_list_of_a_live_run_tells_of_newer_episodes(phone: Any, tmp_path: Path) -> None:
     """And stays as it is while it is read."""
     folder = make_run(tmp_path / "live")
     folder.facts.write_text("{}", encoding="utf-8")
     with folder.lock():
         for site in serve_site(tmp_path, page="/episodes?run=live&kind=train", shown="5 episodes"):
-            browser.get(f"{site}/episodes?run=live&kind=train")
-            news = find(browser, "#news a")[0]
-            before = find(browser, "#episodes")[0].text
+            phone.get(f"{site}/episodes?run=live&kind=train")
+            news = find(phone, "#news a")[0]
+            before = find(phone, "#episodes")[0].text
             assert not news.is_displayed()
             folder.write_rollouts(151, a_group(9, [1.0, 0.0]), most=2**20)
             wait_until(news.is_displayed)
-            assert find(browser, "#episodes")[0].text == before
+            assert find(phone, "#episodes")[0].text == before
             news.send_keys("\n")
-            wait_until(lambda: "7 episodes" in browser.page_source)
-            assert "step 151" in find(browser, "#episodes")[0].text
+            await_text(phone, "7 episodes")
+            assert "step 151" in find(phone, "#episodes")[0].text
 
 
 def test_sections_of_a_run_stay_in_reach(browser: Any, site: str) -> None:
     browser.get(f"{site}/runs/sweep/trapped")
-    link = next(each for each in find(browser, ".contents a") if each.text == "Go on")
-    link.send_keys("\n")
+    press(browser, ".contents a", words="Go on")
     places = "return ['.contents', '#go-on'].map(each => document.querySelector(each).getBoundingClientRect())"
     wait_until(lambda: browser.execute_script(places)[1]["top"] < 900)
     nav, heading = browser.execute_script(places)
@@ -206,16 +254,16 @@ def test_an_episode_of_the_list_takes_little_room(browser: Any, site: str) -> No
     assert max(row.size["height"] for row in find(browser, "#episodes tbody tr")) < 90
 
 
-def test_the_link_of_a_comparison_is_copied(browser: Any, site: str) -> None:
-    browser.execute_cdp_cmd(
+def test_the_link_of_a_comparison_is_copied(phone: Any, site: str) -> None:
+    phone.execute_cdp_cmd(
         "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     )
-    browser.get(f"{site}/compare?run=calm&run=sweep/trapped")
-    button = next(each for each in find(browser, "[data-copy]") if each.is_displayed())
+    phone.get(f"{site}/compare?run=calm&run=sweep/trapped")
+    button = next(each for each in find(phone, "[data-copy]") if each.is_displayed())
     button.send_keys("\n")
     wait_until(lambda: button.text == "Copied")
-    copied = browser.execute_async_script("navigator.clipboard.readText().then(arguments[arguments.length - 1])")
-    assert copied == find(browser, "#link")[0].get_property("href") and copied.startswith(f"{site}/compare?run=calm")
+    copied = phone.execute_async_script("navigator.clipboard.readText().then(arguments[arguments.length - 1])")
+    assert copied == find(phone, "#link")[0].get_property("href") and copied.startswith(f"{site}/compare?run=calm")
 
 
 def test_a_chart_tells_values_by_keyboard(browser: Any, site: str) -> None:
@@ -226,17 +274,17 @@ def test_a_chart_tells_values_by_keyboard(browser: Any, site: str) -> None:
     assert "step" in find(browser, "#tip")[0].text
 
 
-def test_a_page_follows_its_run_without_losing_what_was_opened(browser: Any, site: str, runs: Path, calm: Path) -> None:
-    path = runs / f"live-{browser.width}"
+def test_a_page_follows_its_run_without_losing_what_was_opened(phone: Any, site: str, runs: Path, calm: Path) -> None:
+    path = runs / "live"
     shutil.copytree(calm, path)
     try:
-        wait_until(lambda: browser.get(f"{site}/runs/{path.name}") or "Checkpoints" in browser.page_source)
-        browser.execute_script("document.querySelector('#metrics details').open = true")
+        wait_until(lambda: phone.get(f"{site}/runs/{path.name}") or "Checkpoints" in phone.page_source)
+        phone.execute_script("document.querySelector('#metrics details').open = true")
         sink = JsonlSink(RunFolder(path).metrics)
         sink.write(151, metrics_at(151), ["it echoes now"])
         sink.close()
-        wait_until(lambda: "it echoes now" in find(browser, "#now")[0].text)
-        assert browser.execute_script("return document.querySelector('#metrics details').open")
+        wait_until(lambda: "it echoes now" in find(phone, "#now")[0].text)
+        assert phone.execute_script("return document.querySelector('#metrics details').open")
     finally:
         shutil.rmtree(path)
 
@@ -244,7 +292,7 @@ def test_a_page_follows_its_run_without_losing_what_was_opened(browser: Any, sit
 def test_a_report_can_be_read_and_filtered(browser: Any, tmp_path: Path) -> None:
     report = write_report(make_run(tmp_path / "calm").path)
     browser.get(report.as_uri())
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    assert fits(browser)
     sizes = browser.execute_script(
         "return [...document.querySelectorAll('svg.chart')].filter(each => each.checkVisibility())"
         ".map(each => 11 * each.getBoundingClientRect().width / each.viewBox.baseVal.width)"
@@ -252,29 +300,20 @@ def test_a_report_can_be_read_and_filtered(browser: Any, tmp_path: Path) -> None
     assert len(sizes) > 5 and min(sizes) > 9.5  # pixels of a letter
     shown = "return [...document.querySelectorAll('details.episode')].filter(each => each.checkVisibility()).length"
     every = browser.execute_script(shown)
-    find(browser, "#choose [name=words]")[0].send_keys("17")
+    press(browser, "#choose [name=words]", "17")
     assert 0 < browser.execute_script(shown) < every
 
 
-@pytest.mark.parametrize("path", ["/fleet", "/play/sokoban-v1", "/turns", EPISODE])
-def test_a_page_of_the_server_fits_and_complains_of_nothing(browser: Any, address: str, path: str) -> None:
-    test_a_page_fits_and_complains_of_nothing(browser, address, path)
-
-
 def test_a_game_is_played_by_keyboard(browser: Any, address: str) -> None:
-    browser.get(f"{address}/play/sokoban-v1")
-    seed = find(browser, "input[name=seed]")[0]
-    seed.send_keys("3\n")
-    wait_until(lambda: "/play/session/" in browser.current_url)
+    start_game(browser, address, "sokoban-v1")
     for turn in range(1, 3):
-        find(browser, "body")[0].send_keys("\ue013")  # up
-        wait_until(lambda turn=turn: f"turn <b>{turn}</b>" in browser.page_source)
-    assert find(browser, ".scene img")[0].size["width"] > 100
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
-    find(browser, "body")[0].send_keys("u")
-    wait_until(lambda: "turn <b>1</b>" in browser.page_source)
-    find(browser, "body")[0].send_keys("h")
-    wait_until(lambda: "The expert would play" in browser.page_source)
+        press(browser, "body", "\ue013")  # up
+        await_text(browser, f"turn <b>{turn}</b>")
+    assert find(browser, ".scene img")[0].size["width"] > 100 and fits(browser)
+    press(browser, "body", "u")
+    await_text(browser, "turn <b>1</b>")
+    press(browser, "body", "h")
+    await_text(browser, "The expert would play")
 
 
 def text_of(browser: Any, css: str) -> str:
@@ -286,62 +325,50 @@ def focused(browser: Any) -> str:
     return str(browser.execute_script("return document.activeElement.outerHTML"))
 
 
-def test_what_is_polled_keeps_the_place_of_focus(browser: Any, address: str, others: SyncSession) -> None:
+def test_what_is_polled_keeps_the_place_of_focus(phone: Any, address: str, others: SyncSession) -> None:
     """And is replaced only where it has changed."""
-    browser.get(f"{address}/watch?session={others.id}")
+    phone.get(f"{address}/watch?session={others.id}")
     poll = "const done = arguments[0]; update().then(() => done())"
-    browser.execute_script("document.querySelector('#seen summary').focus(); document.activeElement.kept = true")
-    browser.execute_async_script(poll)
-    assert browser.execute_script("return document.activeElement.kept")
-    browser.execute_script("document.querySelector('#seen button[value=Left]').closest('details').open = true")
-    browser.execute_script("document.querySelector('#seen button[value=Left]').focus()")
+    phone.execute_script("document.querySelector('#seen summary').focus(); document.activeElement.kept = true")
+    phone.execute_async_script(poll)
+    assert phone.execute_script("return document.activeElement.kept")
+    phone.execute_script("document.querySelector('#seen button[value=Left]').closest('details').open = true")
+    phone.execute_script("document.querySelector('#seen button[value=Left]').focus()")
     others.step("Up")
-    wait_until(lambda: browser.execute_async_script(poll) or "turn 1" in text_of(browser, "#seen"))
-    assert 'value="Left"' in focused(browser) and find(browser, "#seen details")[0].get_attribute("open")
+    wait_until(lambda: phone.execute_async_script(poll) or "turn 1" in text_of(phone, "#seen"))
+    assert 'value="Left"' in focused(phone) and find(phone, "#seen details")[0].get_attribute("open")
 
 
-def test_what_is_played_keeps_the_place_of_focus_and_is_told(browser: Any, address: str) -> None:
-    browser.get(f"{address}/play/frozen_lake-v1?option-success_rate=1.0")
-    find(browser, "input[name=seed]")[0].send_keys("10000\n")
-    wait_until(lambda: "/play/session/" in browser.current_url)
-    browser.execute_script("window.kept = true")
-    find(browser, "select[name=count]")[0].send_keys("on 4")
-    up = find(browser, "button[value=Up]")[0]
-    up.send_keys("\n")
-    wait_until(lambda: "turn 1" in text_of(browser, "#state[role=status]"))
-    assert 'value="Up"' in focused(browser) and browser.execute_script("return window.kept")
-    assert find(browser, "select[name=count]")[0].get_attribute("value") == "4"
-    undo = next(each for each in find(browser, "button") if each.text.startswith("Undo"))
-    undo.send_keys("\n")
-    wait_until(lambda: "turn 0" in text_of(browser, "#state[role=status]"))
-    assert browser.execute_script("return document.activeElement.id") == "game"  # Undo can no longer be pressed
-    find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
-    wait_until(lambda: find(browser, ".tree a"))
-    assert ">Try<" in focused(browser)
-    find(browser, "form[aria-label=Continuations] button")[0].send_keys("\n")
-    wait_until(lambda: len(find(browser, ".tree")) == 2)
-    regions = [each.get_attribute("aria-label") for each in find(browser, "[role=region]")]
+def test_what_is_played_keeps_the_place_of_focus_and_is_told(phone: Any, address: str) -> None:
+    start_game(phone, address, "frozen_lake-v1?option-success_rate=1.0", "10000")
+    phone.execute_script("window.kept = true")
+    press(phone, "select[name=count]", "on 4")
+    press(phone, "button[value=Up]")
+    wait_until(lambda: "turn 1" in text_of(phone, "#state[role=status]"))
+    assert 'value="Up"' in focused(phone) and phone.execute_script("return window.kept")
+    assert find(phone, "select[name=count]")[0].get_attribute("value") == "4"
+    press(phone, "button", words="Undo")
+    wait_until(lambda: "turn 0" in text_of(phone, "#state[role=status]"))
+    assert phone.execute_script("return document.activeElement.id") == "game"  # Undo can no longer be pressed
+    press(phone, "form[aria-label=Continuations] button")
+    wait_until(lambda: find(phone, ".tree a"))
+    assert ">Try<" in focused(phone)
+    press(phone, "form[aria-label=Continuations] button")
+    wait_until(lambda: len(find(phone, ".tree")) == 2)
+    regions = [each.get_attribute("aria-label") for each in find(phone, "[role=region]")]
     assert len(set(regions)) == len(regions) == 2
 
 
-def test_a_server_that_goes_away_is_told_beside_the_game(browser: Any, tmp_path: Path) -> None:
-    starpod = [sys.executable, "-m", "starpod.cli.main"]
-    server = ServerProcess([*starpod, "serve", "bandit"])
-    site = ServerProcess([*starpod, "ui", str(tmp_path), "--address", server.address])
-    try:
-        browser.get(f"{site.address}play/bandit-v1")
-        find(browser, "input[name=seed]")[0].send_keys("3\n")
-        wait_until(lambda: "/play/session/" in browser.current_url)
-        server.kill()
-        find(browser, ".choices button")[0].send_keys("\n")
-        wait_until(lambda: "no server answers" in text_of(browser, "#problem"), 60)
-        assert find(browser, ".choices button")
-        browser.get(f"{site.address}fleet")
-        assert "no server answers" in text_of(browser, "#servers")
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
-    finally:
-        site.close()
-        server.close()
+def test_a_server_that_goes_away_is_told_beside_the_game(phone: Any, tmp_path: Path) -> None:
+    with start_server("bandit") as server:
+        for site in serve_site(tmp_path, "--address", server.address, page="/fleet", shown="bandit-v1"):
+            start_game(phone, site, "bandit-v1")
+            server.kill()
+            press(phone, ".choices button")
+            wait_until(lambda: "no server answers" in text_of(phone, "#problem"), 60)
+            assert find(phone, ".choices button")
+            phone.get(f"{site}/fleet")
+            assert "no server answers" in text_of(phone, "#servers") and fits(phone)
 
 
 CROSSED = """
@@ -380,33 +407,27 @@ def test_texts_of_a_tree_are_crossed_by_nothing(browser: Any, address: str, tmp_
 
 def test_a_continuation_is_opened_by_keyboard(browser: Any, address: str) -> None:
     open_episode(browser, address)
-    form = find(browser, "form[action='/turns']")[0]
-    form.find_element("css selector", "button").send_keys("\n")
+    press(browser, "form[action='/turns'] button")
     wait_until(lambda: "Success falls most" in text_of(browser, "#verdict"))
     assert not find(browser, "progress") and len(find(browser, "#values meter")) == FATAL + 1
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
-    assert barriers(browser) == []
-    find(browser, "#values details[open] .tree a")[0].send_keys("\n")
+    assert fits(browser) and barriers(browser) == []
+    press(browser, "#values details[open] .tree a")
     wait_until(lambda: "/continuations/" in browser.current_url)
-    assert barriers(browser) == []
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    assert fits(browser) and barriers(browser) == []
     wait_until(lambda: all(each.get_property("naturalWidth") for each in find(browser, ".strip img")))
     assert len(find(browser, ".strip img")) > 1
-    find(browser, "#end button")[0].send_keys("\n")
+    press(browser, "#end button")
     wait_until(lambda: "Solved." in text_of(browser, "#state"))
 
 
 def test_a_tool_is_called_and_text_is_sent_by_keyboard(browser: Any, address: str) -> None:
-    browser.get(f"{address}/play/desk-v1")
-    find(browser, "input[name=seed]")[0].send_keys("3\n")
-    wait_until(lambda: "/play/session/" in browser.current_url)
-    tool = next(each for each in find(browser, ".tool summary") if each.text.startswith("list_events"))
-    tool.send_keys("\n")
-    find(browser, ".tool[open] button")[0].send_keys("\n")
-    wait_until(lambda: "turn <b>1</b>" in browser.page_source)
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
-    find(browser, "textarea[name=action]")[0].send_keys("list_files\n")
-    wait_until(lambda: "turn <b>2</b>" in browser.page_source)
+    start_game(browser, address, "desk-v1")
+    press(browser, ".tool summary", words="list_events")
+    press(browser, ".tool[open] button")
+    await_text(browser, "turn <b>1</b>")
+    assert fits(browser)
+    press(browser, "textarea[name=action]", "list_files\n")
+    await_text(browser, "turn <b>2</b>")
 
 
 def test_an_episode_is_forked_where_it_was_lost(browser: Any, address: str) -> None:
@@ -415,6 +436,6 @@ def test_an_episode_is_forked_where_it_was_lost(browser: Any, address: str) -> N
     assert len(find(browser, ".strip img")) == len(find(browser, ".seen img")) == FATAL + 2
     wide = find(browser, "#t1 .seen img")[0].size
     assert 200 < wide["width"] <= 260 and wide["height"] <= 260
-    find(browser, f"#t{FATAL + 1} form button")[0].send_keys("\n")
-    wait_until(lambda: "forked from this episode" in browser.page_source)
+    press(browser, f"#t{FATAL + 1} form button")
+    await_text(browser, "forked from this episode")
     assert f"turn <b>{FATAL}</b>" in browser.page_source

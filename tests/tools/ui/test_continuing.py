@@ -2,38 +2,33 @@
 
 import html
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
-
-import httpx
-import pytest
-import yaml
 
 from starpod.client import Limits
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
-from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warmstart import read_demonstrations
 from tests.support import ServerProcess
-from tests.tools.ui.conftest import serve_site, wait_until
+from tests.tools.ui.conftest import wait_until
 from tests.tools.ui.test_games import (
     EPISODE,
     FATAL,
     Visitor,
-    address,
+    live,
     lost,
     program_of,
     run_program,
     seen_by,
     start,
+    visiting,
     visitor,
+    write_lake,
 )
 from tests.trainer.fake_openai import fake_openai
 
-__all__ = ["address", "lost", "visitor"]  # fixtures
+__all__ = ["live", "lost", "visitor"]  # fixtures
 
 
 def lines_of(visitor: Visitor) -> dict[str, tuple[str, str]]:
@@ -62,18 +57,13 @@ def test_what_is_held_out_is_not_saved(visitor: Visitor, lost: tuple[Path, Episo
 def test_the_seeds_of_the_episodes_own_run_count(
     server: ServerProcess, lost: tuple[Path, Episode], tmp_path: Path
 ) -> None:
-    folder, episode = RunFolder.create(tmp_path / "lake"), lost[1]
     ranges = {"final": (10_000, 10_100), "selection": (0, 10), "train": (500, 600), "warmstart": (600, 700)}
     seeds = {name: {"start": first, "stop": after} for name, (first, after) in ranges.items()}
-    environment = {"id": "frozen_lake-v1", "options": {"success_rate": 1.0}}
-    folder.config.write_text(yaml.safe_dump({"environment": environment, "seeds": seeds}))
-    folder.write_rollouts(1, [episode], most=2**20)
-    for site in serve_site(tmp_path, "--address", server.address, page="/episodes?run=lake", shown="1 episode<"):
-        with httpx.Client(base_url=site, follow_redirects=True, timeout=60.0) as http:
-            visitor = Visitor(http)
-            visitor.get(EPISODE)
-            visitor.send("/fork", turn="1")
-            assert "held out by seeds.final (10000 to 10099)" in visitor.text and "seed=500" in visitor.text
+    write_lake(tmp_path / "lake", seeds=seeds).write_rollouts(1, [lost[1]], most=2**20)
+    with visiting(tmp_path, "--address", server.address, page="/episodes?run=lake", shown="1 episode<") as visitor:
+        visitor.get(EPISODE)
+        visitor.send("/fork", turn="1")
+        assert "held out by seeds.final (10000 to 10099)" in visitor.text and "seed=500" in visitor.text
 
 
 def test_what_is_saved_unsolved_is_told(visitor: Visitor) -> None:
@@ -170,21 +160,18 @@ def test_a_job_fills_turn_by_turn_and_can_be_stopped(server: ServerProcess, lost
     with fake_openai(answer) as endpoint:
         words = ("--address", server.address, "--index", ":memory:", "--endpoint", endpoint.base_url)
         models = ("--model", "tester", "--model", "other")
-        for site in serve_site(lost[0], *words, *models, page="/episodes?run=lake", shown='class="cards"'):
-            with httpx.Client(base_url=site, follow_redirects=True, timeout=60.0) as http:
-                visitor = Visitor(http)
-                visitor.get(EPISODE)
-                assert {"tester at the endpoint", "other at the endpoint"} <= set(
-                    re.findall(r'<option value="endpoint-\d"[^>]*>([^<]+)<', visitor.text)
-                )
-                visitor.send("/turns", policy="endpoint-1", count="4")
-                wait_until(asked.is_set)
-                visitor.get(visitor.path)
-                assert f"of {FATAL + 1} turns are tried." in visitor.text and "<progress" in visitor.text
-                assert visitor.send("stop") == 200
-                visitor.await_job()
-                assert "It was stopped." in visitor.text and "not tried" in visitor.text
-                over.set()
+        with visiting(lost[0], *words, *models, page="/episodes?run=lake", shown='class="cards"') as visitor:
+            visitor.get(EPISODE)
+            offered = set(re.findall(r'<option value="endpoint-\d"[^>]*>([^<]+)<', visitor.text))
+            assert {"tester at the endpoint", "other at the endpoint"} <= offered
+            visitor.send("/turns", policy="endpoint-1", count="4")
+            wait_until(asked.is_set)
+            visitor.get(visitor.path)
+            assert f"of {FATAL + 1} turns are tried." in visitor.text and "<progress" in visitor.text
+            assert visitor.send("stop") == 200
+            visitor.await_job()
+            assert "It was stopped." in visitor.text and "not tried" in visitor.text
+            over.set()
     assert {body["model"] for body in endpoint.requests} == {"other"}
 
 
@@ -207,13 +194,3 @@ def test_every_checkpoint_of_the_run_is_offered(visitor: Visitor, lost: tuple[Pa
     ]
     (folder / "step-00000025").rmdir()
     assert visitor.send("branch", policy="checkpoint-step-00000025", count="4") == 400
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["--model", "a"], ["--endpoint", "http://127.0.0.1:1/v1"], ["--endpoint", "x", "--endpoint", "y", "--model", "a"]],
-)
-def test_endpoints_and_models_go_together(lost: tuple[Path, Episode], words: list[str]) -> None:
-    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(lost[0]), "--address", "127.0.0.1:1", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "--model NAME" in done.stderr

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from starpod.cli.main import starpod
 from starpod.cli.new import fill
 from starpod.client import Limits, OutOfOrder, SyncFleet, SyncSession, Want
 from starpod.trainer.data.episode import Episode
@@ -24,8 +27,8 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warmstart import read_demonstrations
-from tests.support import ServerProcess
-from tests.tools.ui.conftest import serve_site, wait_until
+from tests.support import ServerProcess, start_server
+from tests.tools.ui.conftest import site_over, wait_until
 from tests.trainer.fake_openai import fake_openai
 from tests.trainer.test_environment_file import VALUES
 from tests.trainer.turns import a_turn
@@ -64,20 +67,23 @@ class Visitor:
         return self.take(self.http.post(path, data={**held, **given}))
 
 
+def write_lake(folder: Path, **config: Any) -> RunFolder:
+    """The folder of a run on ice that is not slippery, which has no episodes yet."""
+    run = RunFolder.create(folder)
+    environment = {"id": "frozen_lake-v1", "options": {"success_rate": 1.0}}
+    run.config.write_text(yaml.safe_dump({"environment": environment, **config}))
+    run.metrics.write_text('{"step": 1, "time": 1.0, "metrics": {"collect/success": 0.0}}\n')
+    return run
+
+
 @pytest.fixture(scope="module")
 def lost(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Episode]:
-    """A run with one episode that the expert would have solved, but for its last action."""
-    folder = RunFolder.create(tmp_path_factory.mktemp("live") / "lake")
-    options: dict[str, Any] = {"success_rate": 1.0}
-    folder.config.write_text(yaml.safe_dump({"environment": {"id": "frozen_lake-v1", "options": options}}))
-    with SyncFleet(server.address) as fleet:
-        for seed in range(10_000, 10_100):  # what evaluations hold out cannot be saved
-            if episode := _lose(fleet, seed, options):
-                break
-    assert episode is not None
-    folder.write_rollouts(1, [episode], most=2**20)
-    folder.metrics.write_text('{"step": 1, "time": 1.0, "metrics": {"collect/success": 0.0}}\n')
-    return folder.path.parent, episode
+    """A folder with a run, `lake`, and its one episode, which the expert would have solved, but for its last action."""
+    folder = tmp_path_factory.mktemp("live")
+    with SyncFleet(server.address) as fleet:  # what evaluations hold out cannot be saved
+        episode = next(lost for seed in range(10_000, 10_100) if (lost := _lose(fleet, seed, {"success_rate": 1.0})))
+    write_lake(folder / "lake").write_rollouts(1, [episode], most=2**20)
+    return folder, episode
 
 
 def _lose(fleet: SyncFleet, seed: int, options: dict[str, Any]) -> Episode | None:
@@ -104,15 +110,24 @@ def _lose(fleet: SyncFleet, seed: int, options: dict[str, Any]) -> Episode | Non
     return None
 
 
+@contextmanager
+def visiting(runs: Path, *words: str, page: str, shown: str) -> Iterator[Visitor]:
+    """A visitor of `starpod ui` over `runs`, called with these words, once the page shows the text."""
+    with site_over(runs, *words, page=page, shown=shown) as http:
+        yield Visitor(http)
+
+
 @pytest.fixture(scope="module")
-def address(server: ServerProcess, lost: tuple[Path, Episode]) -> Iterator[str]:
-    yield from serve_site(lost[0], "--address", server.address, page="/episodes?run=lake", shown="1 episode<")
+def live(server: ServerProcess, lost: tuple[Path, Episode]) -> Iterator[httpx.Client]:
+    """A client of a site over the lost episode, with a server."""
+    words = ("--address", server.address)
+    with site_over(lost[0], *words, page="/episodes?run=lake", shown="1 episode<") as http:
+        yield http
 
 
 @pytest.fixture
-def visitor(address: str) -> Iterator[Visitor]:
-    with httpx.Client(base_url=address, follow_redirects=True, timeout=60.0) as http:
-        yield Visitor(http)
+def visitor(live: httpx.Client) -> Visitor:
+    return Visitor(live)
 
 
 EPISODE = "/episode?run=lake&file=train-000001.jsonl.gz&group=0&member=0"
@@ -124,6 +139,18 @@ def start(visitor: Visitor, environment: str, *, seed: str = "3", **options: str
     fields |= {f"option-{name}": value for name, value in options.items()}
     assert visitor.send("start", seed=seed, **fields) == 200
     assert "/play/session/" in visitor.path
+
+
+def hint(visitor: Visitor) -> str | None:
+    """What the expert would play; None where it knows nothing."""
+    visitor.get(f"{visitor.path}?hint=1")
+    return next(iter(re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)), None)
+
+
+def solve_by_hints(visitor: Visitor) -> None:
+    while action := hint(visitor):
+        visitor.send("act", action=action)
+    assert "Solved." in visitor.text
 
 
 def test_servers_and_environments(visitor: Visitor, server: ServerProcess) -> None:
@@ -201,9 +228,8 @@ def test_a_game_is_played_and_taken_back(visitor: Visitor) -> None:
     start(visitor, "frozen_lake-v1", success_rate="1.0")
     assert "data:image/png;base64," in visitor.text and 'data-key="ArrowUp"' in visitor.text
     first = re.findall(r"base64,([^\"]+)", visitor.text)[0]
-    visitor.get(f"{visitor.path}?hint=1")
-    expert = re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0]
-    assert visitor.send("act", action=expert) == 200
+    expert = hint(visitor)
+    assert expert and visitor.send("act", action=expert) == 200
     assert "turn <b>1</b>" in visitor.text and re.findall(r"base64,([^\"]+)", visitor.text)[0] != first
     assert f"[&#39;{expert}&#39;]" in visitor.text  # as Python
     assert visitor.send("undo") == 200
@@ -276,21 +302,20 @@ def test_forms_of_other_sites_are_refused(visitor: Visitor) -> None:
     assert "turn <b>0</b>" in visitor.text
 
 
-def test_a_wrong_option_is_told_with_the_form(visitor: Visitor) -> None:
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"seed": "x", "option-boxes": "2"}, "The seed is a whole number"),
+        ({"option-boxes": "many"}, "boxes"),
+        ({"option-boxes": "1000"}, "less than or equal to 8"),
+    ],
+)
+def test_a_form_that_is_wrong_is_told_and_keeps_what_was_typed(
+    visitor: Visitor, fields: dict[str, str], told: str
+) -> None:
     visitor.get("/play/sokoban-v1")
-    assert visitor.send("start", seed="x") == 400 and "The seed is a whole number" in visitor.text
-    visitor.get("/play/sokoban-v1")
-    assert visitor.send("start", **{"option-boxes": "many"}) == 400 and "boxes" in visitor.text
-    visitor.get("/play/sokoban-v1")
-    assert visitor.send("start", **{"option-boxes": "1000"}) == 400 and "less than or equal to 8" in visitor.text
-    assert 'name="option-boxes" value="1000"' in visitor.text
-    assert visitor.get("/play/nothing-v1") == 409 and "does not host nothing-v1" in visitor.text
-
-
-def test_a_form_that_was_wrong_keeps_what_was_typed(visitor: Visitor) -> None:
-    visitor.get("/play/sokoban-v1")
-    assert visitor.send("start", seed="x", **{"option-boxes": "2"}) == 400
-    assert 'name="seed" value="x"' in visitor.text and 'name="option-boxes" value="2"' in visitor.text
+    assert visitor.send("start", **fields) == 400 and told in visitor.text
+    assert all(f'name="{name}" value="{value}"' in visitor.text for name, value in fields.items())
 
 
 def test_a_tool_is_called_by_a_form_of_its_arguments(visitor: Visitor) -> None:
@@ -313,18 +338,17 @@ def test_an_action_of_several_lines(visitor: Visitor) -> None:
 def test_a_site_starts_the_server_that_its_pages_need(lost: tuple[Path, Episode], tmp_path: Path) -> None:
     (tmp_path / "vault.py").write_text(fill("environment", VALUES, options=False, expert=False))
     words = ("--serve", "frozen_lake", "--serve", str(tmp_path / "vault.py"))
-    for address in serve_site(lost[0], *words, page="/episodes?run=lake", shown="1 episode<"):
-        with httpx.Client(base_url=address, follow_redirects=True, timeout=60.0) as http:
-            visitor = Visitor(http)
-            assert visitor.get("/fleet") == 200 and 'href="/play/vault-v1"' in visitor.text
-            visitor.get(EPISODE)
-            assert visitor.send("/fork", turn="1") == 200 and "forked from this episode" in visitor.text
+    with visiting(lost[0], *words, page="/episodes?run=lake", shown="1 episode<") as visitor:
+        assert visitor.get("/fleet") == 200 and 'href="/play/vault-v1"' in visitor.text
+        visitor.get(EPISODE)
+        assert visitor.send("/fork", turn="1") == 200 and "forked from this episode" in visitor.text
 
 
 def test_play_in_the_browser_from_the_terminal(server: ServerProcess) -> None:
     """`starpod play --web` fills in the form, and ends with Ctrl-C."""
-    words = [sys.executable, "-m", "starpod.cli.main", "play", server.address, "frozen_lake", "--web", "--seed", "3"]
-    command = [*words, "--option", "success_rate=0.5", "--option", "observation=local"]
+    words = ["play", server.address, "frozen_lake", "--web", "--seed", "3"]
+    words += ["--option", "success_rate=0.5", "--option", "observation=local"]
+    command = [sys.executable, "-m", "starpod.cli.main", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         page = process.stdout.readline().split()[-1]
@@ -333,8 +357,8 @@ def test_play_in_the_browser_from_the_terminal(server: ServerProcess) -> None:
         assert process.wait(30) == 0
     assert "/play/frozen_lake-v1?" in page and 'name="seed" value="3"' in shown
     assert 'name="option-success_rate" value="0.5"' in shown and '<option value="local" selected>' in shown
-    done = subprocess.run([*command, "--option", 'map=["SG"]'], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "no field for map" in done.stderr
+    done = CliRunner().invoke(starpod, [*words, "--option", 'map=["SG"]'])
+    assert done.exit_code == 2 and "no field for map" in done.output
 
 
 def test_an_ended_session_is_a_sentence(visitor: Visitor) -> None:
@@ -342,6 +366,7 @@ def test_an_ended_session_is_a_sentence(visitor: Visitor) -> None:
     path = visitor.path
     assert visitor.send("close") == 200 and visitor.path == "/fleet"
     assert visitor.get(path) == 409 and "has ended" in visitor.text
+    assert visitor.get("/play/nothing-v1") == 409 and "does not host nothing-v1" in visitor.text
 
 
 def test_continuations_of_a_game(visitor: Visitor) -> None:
@@ -369,22 +394,8 @@ def test_fork_here(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
     assert visitor.send("/fork", turn=str(FATAL)) == 200
     assert f"turn <b>{FATAL}</b>" in visitor.text and "forked from this episode" in visitor.text
     assert episode.turns[FATAL].observation.splitlines()[0] in visitor.text
-    visitor.get(f"{visitor.path}?hint=1")
-    expert = re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0]
-    assert expert != episode.turns[FATAL].actions[0]
-    while "The expert would play" in visitor.text:
-        visitor.send("act", action=re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0])
-        visitor.get(f"{visitor.path}?hint=1")
-    assert "Solved." in visitor.text
-
-
-def test_pictures_of_an_episode(visitor: Visitor) -> None:
-    visitor.get(EPISODE)
-    links = list(dict.fromkeys(html.unescape(link) for link in re.findall(r'<img src="([^"]+)"', visitor.text)))
-    frames = [visitor.http.get(link).content for link in links]
-    assert len(frames) == FATAL + 2 and len(set(frames)) == len(frames)
-    assert all(frame.startswith(b"\x89PNG") for frame in frames)
-    assert visitor.http.get(links[-1].replace(f"turn={FATAL + 1}", "turn=9")).status_code == 404
+    assert hint(visitor) not in (None, episode.turns[FATAL].actions[0])
+    solve_by_hints(visitor)
 
 
 def test_which_turn_lost_it(visitor: Visitor) -> None:
@@ -406,40 +417,23 @@ def test_an_episode_that_the_server_does_not_repeat(visitor: Visitor, lost: tupl
 
 
 def test_a_server_that_is_away_is_a_sentence(lost: tuple[Path, Episode]) -> None:
-    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(lost[0]), "--address", "127.0.0.1:1"]
-    process = ServerProcess(command)
-    try:
-        reply = httpx.get(f"{process.address}fleet", timeout=60.0)
-        assert reply.status_code == 503 and "Traceback" not in reply.text
-        assert "no server answers at 127.0.0.1:1: connection refused" in reply.text
-        assert httpx.get(process.address).status_code == 200
-    finally:
-        process.close()
+    with visiting(lost[0], "--address", "127.0.0.1:1", page="/", shown="lake") as visitor:
+        assert visitor.get("/fleet") == 503 and "Traceback" not in visitor.text
+        assert "no server answers at 127.0.0.1:1: connection refused" in visitor.text
+        assert visitor.get("/") == 200
 
 
 def test_a_server_that_goes_away_is_a_sentence(lost: tuple[Path, Episode]) -> None:
-    starpod = [sys.executable, "-m", "starpod.cli.main"]
-    server = ServerProcess([*starpod, "serve", "bandit"])
-    site = ServerProcess([*starpod, "ui", str(lost[0]), "--address", server.address])
-    page = f"{site.address}play/bandit-v1"
-    try:
-        assert httpx.get(page, timeout=60.0).status_code == 200
+    page = "/play/bandit-v1"
+    with (
+        start_server("bandit") as server,
+        visiting(lost[0], "--address", server.address, page=page, shown="bandit-v1") as visitor,
+    ):
         server.kill()
-        wait_until(lambda: httpx.get(page, timeout=60.0).status_code == 503)
-        assert f"No server at {server.address}" in httpx.get(page, timeout=60.0).text
+        wait_until(lambda: visitor.get(page) == 503)
+        assert f"No server at {server.address}" in visitor.text
         refused = f"no server answers at {server.address}: connection refused"
-        assert refused in httpx.get(f"{site.address}fleet", timeout=60.0).text
-    finally:
-        site.close()
-        server.close()
-
-
-def solve_by_hints(visitor: Visitor) -> None:
-    visitor.get(f"{visitor.path}?hint=1")
-    while "The expert would play" in visitor.text:
-        visitor.send("act", action=re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0])
-        visitor.get(f"{visitor.path}?hint=1")
-    assert "Solved." in visitor.text
+        wait_until(lambda: visitor.get("/fleet") and refused in visitor.text)
 
 
 def test_what_was_found_is_saved_for_runs(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
@@ -476,37 +470,20 @@ def test_an_endpoint_plays_on_and_is_told_the_turns_before(server: ServerProcess
         return "<think>down</think><answer>Down</answer>" if len(body["messages"]) % 4 else "I pass"
 
     with fake_openai(answer) as endpoint:
-        words = (
-            "--address",
-            server.address,
-            "--endpoint",
-            endpoint.base_url,
-            "--model",
-            "tester",
-            "--index",
-            ":memory:",
-        )
-        for address in serve_site(lost[0], *words, page="/episodes?run=lake", shown='class="cards"'):
-            with httpx.Client(base_url=address, follow_redirects=True, timeout=60.0) as http:
-                visitor = Visitor(http)
-                visitor.get(EPISODE)
-                visitor.send("/fork", turn=str(FATAL))
-                assert visitor.send("branch", policy="endpoint-0", count="4") == 200, visitor.text
-                assert f"solved by tester at the endpoint after turn {FATAL}" in visitor.text
-                assert visitor.send("branch", policy="endpoint-0", count="1") == 200, visitor.text
-                assert "<td>tester at the endpoint</td>" in visitor.text
+        words = ("--address", server.address, "--endpoint", endpoint.base_url, "--model", "tester")
+        page, shown = "/episodes?run=lake", 'class="cards"'
+        with visiting(lost[0], *words, "--index", ":memory:", page=page, shown=shown) as visitor:
+            visitor.get(EPISODE)
+            visitor.send("/fork", turn=str(FATAL))
+            assert visitor.send("branch", policy="endpoint-0", count="4") == 200, visitor.text
+            assert f"solved by tester at the endpoint after turn {FATAL}" in visitor.text
+            assert visitor.send("branch", policy="endpoint-0", count="1") == 200, visitor.text
+            assert "<td>tester at the endpoint</td>" in visitor.text
     first = next(body["messages"] for body in endpoint.requests if len(body["messages"]) == 2 + 2 * FATAL)
     assert [each["role"] for each in first] == ["system", *["user", "assistant"] * FATAL, "user"]
     told = [each["content"] for each in first if each["role"] == "assistant"]
-    assert [f"<answer>{turn.actions[0]}</answer>" in text for turn, text in zip(lost[1].turns, told, strict=False)] == [
-        True
-    ] * FATAL
-
-
-def test_an_endpoint_without_its_model_is_refused(lost: tuple[Path, Episode]) -> None:
-    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(lost[0]), "--endpoint", "http://127.0.0.1:1/v1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "--model NAME" in done.stderr
+    assert len(told) == FATAL
+    assert all(f"<answer>{turn.actions[0]}</answer>" in text for turn, text in zip(lost[1].turns, told, strict=False))
 
 
 def checkpoint(page: str, words: str = "the run&#39;s best") -> str:
@@ -517,28 +494,28 @@ def checkpoint(page: str, words: str = "the run&#39;s best") -> str:
 @pytest.mark.minutes
 def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path) -> None:
     """From a turn of its own episode, on copies and in the session itself, and after a turn that a person played."""
-    words = ["train", "frozen_lake", "--run-dir", str(tmp_path / "lake"), "warm_start.steps=60", "stop.iterations=1"]
-    words += ["collect.groups=8", "evaluation.episodes=16", "warm_start.episodes=60"]
-    subprocess.run([sys.executable, "-m", "starpod.cli.main", *words], check=True, capture_output=True)
+    words = ["frozen_lake", "--run-dir", str(tmp_path / "lake"), "warm_start.steps=60", "stop.iterations=1"]
+    words += ["collect.groups=8", "evaluation.episodes=2", "evaluation.reference=[]", "warm_start.episodes=60"]
+    done = CliRunner().invoke(starpod, ["train", *words])
+    assert done.exit_code == 0, done.output
     made = read_episodes(tmp_path / "lake" / "episodes" / "train-000001.jsonl.gz")
     long = next(each for each in made if len(each.turns) > 3 and all(turn.actions for turn in each.turns[:3]))
     shown = f"/episode?run=lake&file=train-000001.jsonl.gz&group={long.group}&member={long.member}"
-    for address in serve_site(tmp_path, "--address", server.address, page=shown, shown='action="/fork"'):
-        with httpx.Client(base_url=address, follow_redirects=True, timeout=120.0) as http:
-            visitor = Visitor(http)
-            visitor.get(shown)
-            own = visitor.path, visitor.text
-            assert visitor.send("/turns", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
-            visitor.await_job()
-            assert "by the run&#39;s best" in visitor.text
-            visitor.path, visitor.text = own
-            assert visitor.send("/fork", turn="1") == 200
-            for after in (1, 2):
-                assert visitor.send("branch", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
-                assert re.search(rf"solved by the run&#39;s best[^<]* after turn {after}", visitor.text)
-                visitor.send("act", action=long.turns[after].actions[0])  # one that the episode outlived
-            assert visitor.send("branch", policy=checkpoint(visitor.text), count="1") == 200, visitor.text
-            assert "<td>the run&#39;s best" in visitor.text
-            assert visitor.send("save", kind="demonstrations") == 200, visitor.text
+    words = ("--address", server.address)
+    with visiting(tmp_path, *words, page=shown, shown='action="/fork"') as visitor:
+        visitor.get(shown)
+        own = visitor.path, visitor.text
+        assert visitor.send("/turns", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
+        visitor.await_job()
+        assert "by the run&#39;s best" in visitor.text
+        visitor.path, visitor.text = own
+        assert visitor.send("/fork", turn="1") == 200
+        for after in (1, 2):
+            assert visitor.send("branch", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
+            assert re.search(rf"solved by the run&#39;s best[^<]* after turn {after}", visitor.text)
+            visitor.send("act", action=long.turns[after].actions[0])  # one that the episode outlived
+        assert visitor.send("branch", policy=checkpoint(visitor.text), count="1") == 200, visitor.text
+        assert "<td>the run&#39;s best" in visitor.text
+        assert visitor.send("save", kind="demonstrations") == 200, visitor.text
     (found,) = read_episodes(tmp_path / "demonstrations")
     assert found.turns[0].reply and not found.turns[1].reply  # the model's and the person's

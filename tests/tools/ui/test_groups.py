@@ -4,12 +4,11 @@ import re
 from itertools import count
 from pathlib import Path
 
-import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.ui.groups import Member, part_ways
-from tests.tools.ui.conftest import a_group, make_run, serve_site
+from tests.tools.ui.conftest import a_group, make_run, site_over
 from tests.trainer.diagnostics.synthetic import turn
 
 PLAYED = st.lists(st.lists(st.tuples(st.sampled_from("LR"), st.sampled_from("xy")), max_size=4), max_size=6)
@@ -61,18 +60,20 @@ def test_ways_are_the_same_as_far_as_all_was_the_same(played: list[list[tuple[st
 
 
 def test_a_searched_group_shows_its_branches(tmp_path: Path) -> None:
-    """The turns that a branch shares are its parent's: they are marked there alone."""
+    """The turns that a branch shares are its parent's: they are marked there alone. A group of one has no branches."""
     members = a_group(4, [0.0, 0.0, 1.0])
     members[1].turns[0].actions = ["Left"]
     branch = members[2]
     branch.parent, branch.turns[0] = (1, 1), members[1].turns[0]
     branch.turns[1].actions = ["Up"]
-    folder = make_run(tmp_path / "tree")
-    folder.write_rollouts(151, members, most=2**20)
-    place = "run=tree&file=train-000151.jsonl.gz&group=4"
-    for address in serve_site(tmp_path, page="/episodes?run=tree&step=151", shown="3 episodes"):
-        text = httpx.get(f"{address}/group?{place}").text
-        own = httpx.get(f"{address}/episode?{place}&member=2").text
+    lone = a_group(5, [1.0])
+    lone[0].turns[0] = turn("", actions=[])
+    make_run(tmp_path / "tree").write_rollouts(151, [*members, *lone], most=2**20)
+    group = "run=tree&file=train-000151.jsonl.gz&group"
+    with site_over(tmp_path, page="/episodes?run=tree&step=151", shown="4 episodes") as http:
+        text, own, alone = (
+            http.get(page).text for page in (f"/group?{group}=4", f"/episode?{group}=4&member=2", f"/group?{group}=5")
+        )
     assert re.search(r"Actions of the members: 1 of 3 solved\. Left: 1 of 2; Down: 0 of 1", text)
     cards = [re.sub("<[^>]*>| +", " ", card) for card in re.findall("<h3>.*?</ul>", text, re.DOTALL)]
     assert [" ".join(card.split()) for card in cards] == [
@@ -84,13 +85,4 @@ def test_a_searched_group_shows_its_branches(tmp_path: Path) -> None:
     assert "grown by the search from turn 2 of member 1" in text and text.count('<li class="shared">') == 1
     assert text.count('<li class="parts">') == 4  # none in the turn that is shared
     assert re.search(r"A search grew it from <a href=\"[^\"]*member=1#t2\">turn 2 of member 1</a>", own)
-
-
-def test_a_group_of_one_has_nothing_to_part(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "alone")
-    lone = a_group(5, [1.0])
-    lone[0].turns[0] = turn("", actions=[])
-    folder.write_rollouts(151, lone, most=2**20)
-    for address in serve_site(tmp_path, page="/episodes?run=alone&step=151", shown="1 episode<"):
-        text = httpx.get(f"{address}/group?run=alone&file=train-000151.jsonl.gz&group=5").text
-    assert "1 member from one start" in text and "Where they part" not in text and "no action" in text
+    assert "1 member from one start" in alone and "Where they part" not in alone and "no action" in alone

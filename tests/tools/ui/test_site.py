@@ -5,20 +5,22 @@ import html
 import json
 import re
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
+from starpod.ui.cli import ui
 from tests.support import ServerProcess
-from tests.tools.ui.conftest import a_group, serve_site, wait_until
+from tests.tools.ui.conftest import a_group, site_over, wait_until
 from tests.trainer.diagnostics.synthetic import WARNING, metrics_at
 
 GROUP = "run=calm&file=train-000150.jsonl.gz&group=1"
@@ -56,31 +58,63 @@ class Page(HTMLParser):
         self._labels -= tag == "label"
 
 
+COPIES = ("cut", "odd", "read", "slippery", "unfinished")
+
+
+@pytest.fixture(scope="module")
+def copies(calm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A site over copies of the run, each with a change."""
+    folder = tmp_path_factory.mktemp("copies")
+    for name in COPIES:
+        shutil.copytree(calm, folder / name)
+    (folder / "unfinished" / "final.json").unlink()
+    (folder / "cut" / "episodes" / "train-000150.update.gz").unlink()
+    (folder / "odd" / "evaluations.jsonl").write_text('{"success": 0.3}\n')
+    (folder / "read" / "initial").mkdir()
+    words = Tokenizer(WordLevel({"<user>": 1, "where?": 2}, unk_token="<user>"))
+    words.save(str(folder / "read" / "initial" / "tokenizer.json"))
+    members = a_group(2, [1.0, 1.0])
+    members[1].turns[0].observation = "P slipped"
+    lines = "".join(json.dumps(each.to_json()) + "\n" for each in members)
+    (folder / "slippery" / "episodes" / "train-000150.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    with site_over(folder, page="/", shown="/runs/odd") as http:
+        for name in COPIES:
+            wait_until(lambda name=name: "20 episodes" in http.get(f"/episodes?run={name}&kind=final").text)
+        yield http
+
+
+def place(group: int = 1, run: str = "calm", member: int | None = None) -> str:
+    """The query of a group, or of an episode."""
+    member_words = "" if member is None else f"&member={member}"
+    return f"run={run}&file=train-000150.jsonl.gz&group={group}{member_words}"
+
+
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_is_whole(site: str, path: str) -> None:
+def test_a_page_is_whole(pages: httpx.Client, path: str) -> None:
     """It answers, its links lead somewhere, its controls have names, and nothing comes from another place."""
-    reply = httpx.get(site + path)
+    reply = pages.get(path)
     assert reply.status_code == 200
     page = Page(reply.text)
     assert page.nameless == []
     for link in {link for link in page.links if not link.startswith("#")}:
         assert link.startswith("/"), link
     for link in list(dict.fromkeys(page.links))[:12]:
-        assert httpx.get(site + link if link.startswith("/") else site + path).status_code == 200, link
+        assert pages.get(link if link.startswith("/") else path).status_code == 200, link
     assert "http://" not in re.sub(r'xmlns="[^"]*"', "", reply.text)
     assert "default-src 'none'" in reply.headers["content-security-policy"]
 
 
-def test_the_list_of_runs(site: str) -> None:
-    text = httpx.get(site).text
+def test_the_list_of_runs(pages: httpx.Client, runs: Path) -> None:
+    text = pages.get("/").text
     assert text.index("sweep/trapped") > 0 and "65 %" in text and "40 to 80 %, final" in text and WARNING in text
-    found = httpx.get(f"{site}/?text=trapped").text
+    assert f"<code>starpod ui {runs} --serve frozen_lake-v1</code>" in text, "there is no server"
+    found = pages.get("/?text=trapped").text
     assert "sweep/trapped" in found and 'href="/runs/calm"' not in found
-    assert "No run fits" in httpx.get(f"{site}/?status=running").text
+    assert "No run fits" in pages.get("/?status=running").text
 
 
-def test_one_run(site: str) -> None:
-    text = httpx.get(f"{site}/runs/sweep/trapped").text
+def test_one_run(pages: httpx.Client) -> None:
+    text = pages.get("/runs/sweep/trapped").text
     for part in ("Selection", "Learning", "Echo Trap signals", "Where the time went", "Checkpoints", "Configuration"):
         (name,) = re.findall(f'<h2 id="([^"]+)">{part}</h2>', text)
         assert f'<a href="#{name}">{part}</a>' in text
@@ -88,9 +122,9 @@ def test_one_run(site: str) -> None:
     assert "<b>1</b><span>warning</span>" in text and "<b>150</b><span>steps</span>" in text
 
 
-def test_a_run_ends_with_what_can_be_done_next(site: str, runs: Path) -> None:
+def test_a_run_ends_with_what_can_be_done_next(pages: httpx.Client, runs: Path) -> None:
     folder = runs / "calm"
-    calls = re.findall(r"<dd><code>(starpod .*?)</code></dd>", httpx.get(f"{site}/runs/calm").text)
+    calls = re.findall(r"<dd><code>(starpod .*?)</code></dd>", pages.get("/runs/calm").text)
     assert calls == [
         f"starpod train --resume --run-dir {folder}",
         f"starpod ui {folder} --serve frozen_lake-v1",
@@ -100,102 +134,81 @@ def test_a_run_ends_with_what_can_be_done_next(site: str, runs: Path) -> None:
     ]
 
 
-def test_runs_in_an_order(site: str) -> None:
+def test_runs_in_an_order(pages: httpx.Client) -> None:
     """Of calm 65 % of the final seeds were solved, of trapped 75 %."""
 
     def order(sort: str) -> list[str]:
-        return re.findall(r'name="run" value="([^"]+)"', httpx.get(f"{site}/?sort={sort}").text)
+        return re.findall(r'name="run" value="([^"]+)"', pages.get(f"/?sort={sort}").text)
 
     assert order("highest+success") == ["sweep/trapped", "calm"] and order("environment") == order("")
     assert sorted(order("longest")) == ["calm", "sweep/trapped"]
 
 
-def test_without_a_server_the_list_says_how_to_have_one(site: str, runs: Path) -> None:
-    assert f"<code>starpod ui {runs} --serve frozen_lake-v1</code>" in httpx.get(site).text
-
-
-def test_a_comparison(site: str) -> None:
-    text = httpx.get(f"{site}/compare?run=calm&run=sweep/trapped&over=tokens").text
+def test_a_comparison(pages: httpx.Client) -> None:
+    text = pages.get("/compare?run=calm&run=sweep/trapped&over=tokens").text
     # Of twenty seeds calm fails every third, trapped every fourth.
     assert "+10.0 points" in text and "A solved, B did not: 3 · B solved, A did not: 5" in text
     assert "McNemar" in text and '<code class="key">seed</code>' in text and "algorithm.<wbr>preset" not in text
     assert "sampled tokens" in text
     assert re.search(r'<title>B, step 66: reward deviation[^<]*</title><line class="mark"', text)
     assert f"<li>B, step 66: {WARNING}</li>" in text
-    assert httpx.get(f"{site}/compare?run=calm").status_code == 400
-    assert httpx.get(f"{site}/compare?run=calm&run=nobody").status_code == 404
+    assert pages.get("/compare?run=calm").status_code == 400
+    assert pages.get("/compare?run=calm&run=nobody").status_code == 404
 
 
-def test_a_comparison_of_chosen_metrics(site: str) -> None:
+def test_a_comparison_of_chosen_metrics(pages: httpx.Client) -> None:
     names = ("policy/kl", "collect/turns_mean")
-    link = f"{site}/compare?run=calm&run=sweep/trapped&over=step" + "".join(f"&metric={name}" for name in names)
-    text = httpx.get(link).text
+    link = "/compare?run=calm&run=sweep/trapped&over=step" + "".join(f"&metric={name}" for name in names)
+    text = pages.get(link).text
     assert text.count('<div class="wide">') == 3  # and that of the evaluations
     assert re.findall(r'name="metric" value="([^"]+)" checked', text) == list(reversed(names))
     (own,) = re.findall(r'id="link" href="([^"]+)"', text)
-    assert httpx.get(site + html.unescape(own)).text == text
+    assert pages.get(html.unescape(own)).text == text
 
 
-def test_every_two_of_several_runs_are_paired(calm: Path, tmp_path: Path) -> None:
-    for name in ("first", "second", "third"):
-        shutil.copytree(calm, tmp_path / name)
-    (tmp_path / "third" / "final.json").unlink()
-    for address in serve_site(tmp_path, page="/episodes?run=third&kind=final", shown="20 episodes"):
-        text = httpx.get(f"{address}/compare?run=first&run=second&run=third").text
+def test_every_two_of_several_runs_are_paired(copies: httpx.Client) -> None:
+    text = copies.get("/compare?run=cut&run=read&run=unfinished").text
     assert re.findall(r'<section aria-label="([^"]+)">', text) == ["A and B", "A and C", "B and C"]
     assert text.count("McNemar") == 1 and text.count("Not paired: ") == 2
 
 
-def test_episodes_by_filter(site: str) -> None:
-    text = httpx.get(f"{site}/episodes?run=calm&kind=train&malformed=1").text
+def test_episodes_by_filter(pages: httpx.Client) -> None:
+    text = pages.get("/episodes?run=calm&kind=train&malformed=1").text
     assert "1 episode<" in text and "1 malformed" in text and "1 truncated" in text
-    assert "0 episodes" in httpx.get(f"{site}/episodes?run=calm&text=zebra").text
+    assert "0 episodes" in pages.get("/episodes?run=calm&text=zebra").text
 
 
-def test_a_group_says_what_the_filter_made_of_it(site: str) -> None:
+def test_a_group_says_what_the_filter_made_of_it(pages: httpx.Client) -> None:
     """Half of three groups, rounded up, by deviation: one has it, and zeros are not kept."""
-    text = httpx.get(f"{site}/group?{GROUP}").text
+    text = pages.get(f"/group?{place()}").text
     assert ">kept</span> Its reward_std is the largest." in text
     assert re.search(r"1 of the step.*s 2 groups was trained on", text)
-    text = httpx.get(f"{site}/group?{GROUP.replace('group=1', 'group=2')}").text
-    assert ">left out</span> Its score tells nothing apart." in text
+    assert ">left out</span> Its score tells nothing apart." in pages.get(f"/group?{place(2)}").text
+    text = pages.get(f"/group?{place(3)}").text
+    assert 'no action</span><q class="sub" title="nonsense xylophone">nonsense xylophone</q>' in text
 
 
-def test_a_group_marks_where_its_members_part(site: str, calm: Path, tmp_path: Path) -> None:
-    group = GROUP.replace("group=1", "group=2")
-    marks = re.findall(r'<li class="parts">.*?</li>', httpx.get(f"{site}/group?{group}").text, re.DOTALL)
+def test_a_group_marks_where_its_members_part(pages: httpx.Client, copies: httpx.Client) -> None:
+    marks = re.findall(r'<li class="parts">.*?</li>', pages.get(f"/group?{place(2)}").text, re.DOTALL)
     for other, mark in zip((1, 0), marks, strict=True):
         assert f"Turn 2 of member {1 - other}" in mark
         assert f"another action than member {other}, goes on alone" in mark
-    shutil.copytree(calm, tmp_path / "slippery")
-    path = tmp_path / "slippery" / "episodes" / "train-000150.jsonl.gz"
-    members = a_group(2, [1.0, 1.0])
-    members[1].turns[0].observation = "P slipped"
-    path.write_bytes(gzip.compress("".join(json.dumps(each.to_json()) + "\n" for each in members).encode()))
-    for address in serve_site(tmp_path, page="/episodes?run=slippery&kind=train", shown="2 episodes"):
-        text = httpx.get(f"{address}/group?{group.replace('calm', 'slippery')}").text
+    text = copies.get(f"/group?{place(2, 'slippery')}").text
     marks = re.findall(r'<li class="parts">.*?</li>', text, re.DOTALL)
     assert "Turn 1 of member 1" in marks[1] and "another state than member 0, goes on alone" in marks[1]
     assert ">start (1)<" in text and ">start (2)<" in text
 
 
-def test_a_group_says_what_a_reply_without_an_action_was(site: str) -> None:
-    text = httpx.get(f"{site}/group?{GROUP.replace('group=1', 'group=3')}").text
-    assert 'no action</span><q class="sub" title="nonsense xylophone">nonsense xylophone</q>' in text
+def test_a_run_that_was_cut_off_in_its_update_has_its_verdicts_computed_again(copies: httpx.Client) -> None:
+    text = copies.get(f"/group?{place(1, 'cut')}").text
+    assert "number 1 of 3, 2 of them 0 and never kept; top_fraction 0.5 keeps 1." in text
+    assert "1 of the step's 3" in text
+    assert "In the loss" not in copies.get(f"/episode?{place(1, 'cut', 0)}").text
 
 
-def test_a_run_that_was_cut_off_in_its_update_has_its_verdicts_computed_again(calm: Path, tmp_path: Path) -> None:
-    shutil.copytree(calm, tmp_path / "cut")
-    (tmp_path / "cut" / "episodes" / "train-000150.update.gz").unlink()
-    for address in serve_site(tmp_path, page="/episodes?run=cut&kind=train", shown="5 episodes"):
-        text = httpx.get(f"{address}/group?{GROUP.replace('calm', 'cut')}").text
-        assert "number 1 of 3, 2 of them 0 and never kept; top_fraction 0.5 keeps 1." in text
-        assert "1 of the step's 3" in text
-        assert "In the loss" not in httpx.get(f"{address}/episode?{GROUP.replace('calm', 'cut')}&member=0").text
-
-
-def test_tokens_say_what_the_update_made_of_them(site: str) -> None:
-    text = httpx.get(f"{site}/episode?{GROUP}&member=1").text
+def test_tokens_say_what_the_update_made_of_them(pages: httpx.Client) -> None:
+    text = pages.get(f"/episode?{place(member=1)}").text
+    assert "<span>group 1 (2 members), member 1</span>" in text, "and not turned into a number's end"
     assert "<span>trained on</span>" in text and "8 tokens, policy version 149; 1 clipped" in text
     rows = re.findall(r"<tr><td><code>66</code></td>(.*?)</tr>", text)
     assert [re.sub("<[^>]*>", " ", row).split() for row in rows] == [
@@ -203,54 +216,45 @@ def test_tokens_say_what_the_update_made_of_them(site: str) -> None:
         ["66", "0.8869", "149", "+0.2", "1.0596", "below", "yes"],
     ]
     assert 'class="token clipped"' in text and 'class="token left-out"' in text
-    text = httpx.get(f"{site}/episode?{GROUP.replace('group=1', 'group=2')}&member=1").text
+    text = pages.get(f"/episode?{place(2, member=1)}").text
     assert "<span>left out of the update</span>" in text and "In the loss" not in text
 
 
-def test_an_episode_turn_by_turn(site: str) -> None:
-    text = httpx.get(f"{site}/episode?{GROUP}&member=0").text
-    assert 'id="t1"' in text and 'id="t2"' in text and "the hole is &lt;next&gt; to me" in text
-    assert "policy version" in text and 'title="id 65, probability' in text
-    assert "starpod ui " in text and "--serve frozen_lake-v1</code>" in text
-    assert httpx.get(f"{site}/episode?{GROUP}&member=9").status_code == 404
-
-
-def test_a_turn_shows_what_was_read_and_all_that_was_noted(site: str, calm: Path, tmp_path: Path) -> None:
-    text = httpx.get(f"{site}/episode?{GROUP}&member=0").text
-    assert '<summary>Prompt, 2 tokens</summary><pre class="mono">1 2</pre>' in text
-    for told in (
+def test_an_episode_turn_by_turn(pages: httpx.Client, copies: httpx.Client) -> None:
+    text = pages.get(f"/episode?{place(member=0)}").text
+    for part in (
+        'id="t1"',
+        'id="t2"',
+        "the hole is &lt;next&gt; to me",
+        "policy version",
+        'title="id 65, probability',
+        "starpod ui ",
+        "--serve frozen_lake-v1</code>",
+        '<summary>Prompt, 2 tokens</summary><pre class="mono">1 2</pre>',
         "<dt>plan</dt><dd>go &lt;down&gt;</dd>",
         '<span class="plus">reached: met</span>, <span class="minus">dry: not met</span>',
         "<dt>score</dt><dd>+0.25</dd>",
         "<dt>value</dt><dd>0.5 ",
         '<dt>time</dt><dd class="muted">200 ms generating, 3 ms stepping</dd>',
     ):
-        assert told in text
-    assert "<dt>value</dt>" not in httpx.get(f"{site}/episode?{GROUP.replace('group=1', 'group=2')}&member=0").text
-    shutil.copytree(calm, tmp_path / "read")
-    (tmp_path / "read" / "initial").mkdir()
-    words = Tokenizer(WordLevel({"<user>": 1, "where?": 2}, unk_token="<user>"))
-    words.save(str(tmp_path / "read" / "initial" / "tokenizer.json"))
-    for address in serve_site(tmp_path, page="/episodes?run=read&kind=train", shown="5 episodes"):
-        text = httpx.get(f"{address}/episode?{GROUP.replace('calm', 'read')}&member=0").text
-    assert '<pre class="mono">&lt;user&gt; where?</pre>' in text
+        assert part in text
+    assert "<dt>value</dt>" not in pages.get(f"/episode?{place(2, member=0)}").text
+    assert pages.get(f"/episode?{place(member=9)}").status_code == 404
+    with_tokenizer = copies.get(f"/episode?{place(1, 'read', 0)}").text
+    assert '<pre class="mono">&lt;user&gt; where?</pre>' in with_tokenizer
 
 
-def test_a_member_is_not_told_by_a_number_that_ends_before_it(site: str) -> None:
-    assert "<span>group 1 (2 members), member 1</span>" in httpx.get(f"{site}/episode?{GROUP}&member=1").text
-
-
-def test_pictures_that_the_run_has_drawn_need_no_server(site: str) -> None:
+def test_pictures_that_the_run_has_drawn_need_no_server(pages: httpx.Client) -> None:
     drawn = "run=calm&file=final-000150.jsonl&group=3&member=0"
-    text = httpx.get(f"{site}/episode?{drawn}").text
+    text = pages.get(f"/episode?{drawn}").text
     assert text.count(' alt="" loading="lazy" width="96"') == text.count(' loading="lazy" width="260"') == 4
     assert 'alt="The state before turn 1"' in text and 'alt="The state at the end"' in text
     assert f"/picture?{drawn}&turn=0".replace("&", "&amp;") in text
-    assert httpx.get(f"{site}/picture?{drawn}&turn=1").content == b"\x89PNG two"
-    assert httpx.get(f"{site}/picture?{drawn}&turn=7").status_code == 404
+    assert pages.get(f"/picture?{drawn}&turn=1").content == b"\x89PNG two"
+    assert pages.get(f"/picture?{drawn}&turn=7").status_code == 404
     other = drawn.replace("group=3", "group=4")
-    assert "/picture?" not in httpx.get(f"{site}/episode?{other}").text
-    assert httpx.get(f"{site}/picture?{other}&turn=0").status_code == 404  # no server was named
+    assert "/picture?" not in pages.get(f"/episode?{other}").text
+    assert pages.get(f"/picture?{other}&turn=0").status_code == 404  # no server was named
 
 
 @pytest.mark.parametrize(
@@ -264,65 +268,64 @@ def test_pictures_that_the_run_has_drawn_need_no_server(site: str) -> None:
         ("/assets/../app.py", 404),
     ],
 )
-def test_what_is_not_there_is_a_sentence(site: str, path: str, status: int) -> None:
-    reply = httpx.get(site + path)
+def test_what_is_not_there_is_a_sentence(pages: httpx.Client, path: str, status: int) -> None:
+    reply = pages.get(path)
     assert reply.status_code == status and "Traceback" not in reply.text and "<h1>" in reply.text
 
 
-def test_a_page_that_cannot_be_made_is_a_sentence(calm: Path, tmp_path: Path) -> None:
-    shutil.copytree(calm, tmp_path / "odd")
-    (tmp_path / "odd" / "evaluations.jsonl").write_text('{"success": 0.3}\n')
-    for site in serve_site(tmp_path, page="/", shown="/runs/odd"):
-        reply = httpx.get(f"{site}/runs/odd")
-        assert reply.status_code == 500 and "This page cannot be made (KeyError: &#39;step&#39;)" in reply.text
-        assert "default-src" in reply.headers["content-security-policy"]
+def test_a_page_that_cannot_be_made_is_a_sentence(copies: httpx.Client) -> None:
+    reply = copies.get("/runs/odd")
+    assert reply.status_code == 500 and "This page cannot be made (KeyError: &#39;step&#39;)" in reply.text
+    assert "default-src" in reply.headers["content-security-policy"]
 
 
-def test_other_names_are_refused(site: str) -> None:
-    assert httpx.get(site, headers={"host": "evil.example"}).status_code == 421
+def test_other_names_are_refused(pages: httpx.Client) -> None:
+    assert pages.get("/", headers={"host": "evil.example"}).status_code == 421
 
 
 def test_a_page_hears_of_a_change(tmp_path: Path, calm: Path) -> None:
-    """The stream tells of a new line; the page fetched again has it. A deleted run is a sentence."""
+    """The stream tells of a new line; the page fetched again has it. A deleted run is a sentence.
+
+    Where others reach the site, a token is asked for, which the browser keeps. SIGTERM ends it.
+    """
     shutil.copytree(calm, tmp_path / "calm")
     folder = RunFolder(tmp_path / "calm")
-    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(tmp_path)])
+    words = ("--host", "0.0.0.0")
+    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(tmp_path), *words])
+    link = process.address.replace("0.0.0.0", "127.0.0.1")
+    bare = link.partition("?")[0]
     try:
-        site = process.address.rstrip("/")
-        wait_until(lambda: httpx.get(f"{site}/runs/calm").status_code == 200)
-        with httpx.stream("GET", f"{site}/events?run=calm", timeout=30.0) as stream:
-            lines = (line for line in stream.iter_lines() if line.startswith("data: "))
-            next(lines)
-            sink = JsonlSink(folder.metrics)
-            sink.write(151, metrics_at(151), ["it echoes now"])
-            sink.close()
-            wait_until(lambda: next(lines) != "" and "it echoes now" in httpx.get(f"{site}/runs/calm").text)
-        folder.path.rename(tmp_path.parent / f"{tmp_path.name}-gone")
-        wait_until(lambda: httpx.get(f"{site}/runs/calm").status_code == 404)
+        with httpx.Client(base_url=bare, follow_redirects=True, timeout=30.0) as http:
+            assert "?token=" in link and http.get("/").status_code == 401
+            assert http.get("/?token=wrong").status_code == 401
+            assert http.get(link).url == bare
+            wait_until(lambda: http.get("/runs/calm").status_code == 200)
+            with http.stream("GET", "/events?run=calm") as stream:
+                lines = (line for line in stream.iter_lines() if line.startswith("data: "))
+                next(lines)
+                sink = JsonlSink(folder.metrics)
+                sink.write(151, metrics_at(151), ["it echoes now"])
+                sink.close()
+                wait_until(lambda: next(lines) != "" and "it echoes now" in http.get("/runs/calm").text)
+            folder.path.rename(tmp_path / "gone")
+            wait_until(lambda: http.get("/runs/calm").status_code == 404)
         assert process.terminate() == 0
     finally:
         process.close()
 
 
-def test_where_others_reach_it_a_token_is_asked_for(runs: Path) -> None:
-    process = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", str(runs), "--host", "0.0.0.0"])
-    try:
-        link = process.address.replace("0.0.0.0", "127.0.0.1")
-        bare = link.partition("?")[0]
-        assert "?token=" in link and httpx.get(bare).status_code == 401
-        assert httpx.get(f"{bare}?token=wrong").status_code == 401
-        with httpx.Client(follow_redirects=True) as browser:
-            assert browser.get(link).url == bare and browser.get(f"{bare}runs/calm").status_code in (200, 404)
-    finally:
-        process.close()
-
-
-def test_a_call_that_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(tmp_path / "none")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "is no folder" in done.stderr
-    command = [sys.executable, "-m", "starpod.cli.main", "ui", str(tmp_path), "--serve", "frozen_leak"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "frozen_lake" in done.stderr and "Traceback" not in done.stderr
-    done = subprocess.run([*command, "--address", "127.0.0.1:1"], capture_output=True, text=True)
-    assert done.returncode == 2 and "give one of the two" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["FOLDER/none"], "is no folder"),
+        (["FOLDER", "--serve", "frozen_leak"], "frozen_lake"),
+        (["FOLDER", "--serve", "frozen_lake", "--address", "127.0.0.1:1"], "give one of the two"),
+        (["FOLDER", "--endpoint", "http://127.0.0.1:1/v1"], "--model NAME"),
+        (["FOLDER", "--address", "127.0.0.1:1", "--model", "a"], "--model NAME"),
+        (["FOLDER", "--address", "127.0.0.1:1", "--endpoint", "http://127.0.0.1:1/v1"], "--model NAME"),
+        (["FOLDER", "--address", "127.0.0.1:1", *("--endpoint", "x", "--endpoint", "y"), "--model", "a"], "--model N"),
+    ],
+)
+def test_a_call_that_is_wrong(tmp_path: Path, words: list[str], told: str) -> None:
+    done = CliRunner().invoke(ui, [word.replace("FOLDER", str(tmp_path)) for word in words])
+    assert done.exit_code == 2 and told in done.output

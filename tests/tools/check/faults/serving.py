@@ -57,33 +57,19 @@ class HidesThePlace(Faulty, reported="C-38"):
 class SendsBareErrors(Faulty, reported="C-38 C-89 C-90 C-91 C-92 N-06"):
     """Errors without google.rpc details."""
 
-    async def _unary(self, context: Any, work: Any) -> Any:
-        async def stripped() -> Any:
-            try:
-                return await work
-            except Refused as error:
-                del error.status.details[:]
-                raise
-
-        return await super()._unary(context, stripped())
+    def explain(self, error: Refused) -> None:
+        del error.status.details[:]
 
 
 class HidesSomeReasons(Faulty, reported="C-89 C-92 N-06"):
     """UNSUPPORTED, INCOMPATIBLE_SNAPSHOT and OVERLOADED give no advice."""
 
-    async def _unary(self, context: Any, work: Any) -> Any:
-        async def stripped() -> Any:
-            try:
-                return await work
-            except Refused as error:
-                for detail in error.status.details:
-                    info = error_details_pb2.ErrorInfo()
-                    if detail.Unpack(info) and info.reason in ("UNSUPPORTED", "INCOMPATIBLE_SNAPSHOT", "OVERLOADED"):
-                        del info.metadata["advice"]
-                        detail.Pack(info)
-                raise
-
-        return await super()._unary(context, stripped())
+    def explain(self, error: Refused) -> None:
+        for detail in error.status.details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.reason in ("UNSUPPORTED", "INCOMPATIBLE_SNAPSHOT", "OVERLOADED"):
+                del info.metadata["advice"]
+                detail.Pack(info)
 
 
 class TrustsTraces(Faulty, reported="C-96"):

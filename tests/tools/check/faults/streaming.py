@@ -15,13 +15,9 @@ from tests.tools.check.refused import Refused
 class ReversesBatches(Faulty, reported="S-02 S-03"):
     """The calls of a message are begun last to first."""
 
-    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
-        async def reversed_calls() -> AsyncIterator[pb.StreamRequest]:
-            async for message in requests:
-                yield pb.StreamRequest(calls=reversed(message.calls), steps=message.steps)
-
-        async for reply in super().Stream(reversed_calls(), context):
-            yield reply
+    async def incoming(self, requests: Any) -> AsyncIterator[pb.StreamRequest]:
+        async for message in requests:
+            yield pb.StreamRequest(calls=reversed(message.calls), steps=message.steps)
 
 
 class StreamsNoCopies(Faulty, reported="S-01"):

@@ -1,5 +1,6 @@
 """A pretrained model of 135M parameters plays through agents of others: badly, but what it said is trained on."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,78 +10,50 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.rollout.collect import Start
 from tests.support import ServerProcess
-from tests.tools.gateway.agents.test_unmodified import BEGIN, STEPS, needs
+from tests.tools.gateway.agents.test_unmodified import mcp_client, mini_swe_agent, needs, openai_agent
 from tests.tools.gateway.test_lineage import check_sampled
 from tests.tools.gateway.test_programs import collecting_with
 
 pytestmark = pytest.mark.smollm
 
-# So small a model calls a tool where it can repeat a call.
-OPENAI_AGENTS = """
-import agents
 
-@agents.function_tool
-def move(to: str) -> str:
-    "Moves the player."
-    return step(to)["observation"]
-
-def example(name, to, shown):
+def called(name: str, to: str, *shown: str) -> list[dict[str, str]]:
+    """A call of the tool `move`, and its result where one is given: so small a model repeats a call."""
     call = {"type": "function_call", "call_id": name, "name": "move", "arguments": json.dumps({"to": to})}
-    return [call, {"type": "function_call_output", "call_id": name, "output": shown}]
+    return [call, *({"type": "function_call_output", "call_id": name, "output": text} for text in shown)]
 
-async def main():
-    agents.set_tracing_disabled(True)
-    agents.set_default_openai_api("chat_completions")
-    agent = agents.Agent(name="player", instructions="Reach the goal with the tool move.", tools=[move], model="policy")
-    told = [{"role": "user", "content": "P_\\n_G"}, *example("a", "Right", "_P\\n_G")]
-    told += example("b", "Down", state["observation"])
-    await agents.Runner.run(agent, told, max_turns=3)
 
-try:
-    asyncio.run(main())
-except agents.MaxTurnsExceeded:
-    pass
-"""
-
-MINI_SWE_AGENT = """
-os.environ["MSWEA_COST_TRACKING"] = "ignore_errors"
-os.environ["MSWEA_SILENT_STARTUP"] = "1"
-from minisweagent.agents.default import DefaultAgent
-from minisweagent.environments.local import LocalEnvironment
-from minisweagent.models.litellm_model import LitellmModel
-
-open("move", "w").write(
+HISTORY = [{"role": "user", "content": "P_\n_G"}, *called("a", "Right", "_P\n_G"), *called("b", "Down")]
+OPENAI_AGENTS = openai_agent(
+    f'{HISTORY} + [{{"type": "function_call_output", "call_id": "b", "output": state["observation"]}}]',
+    result='step(to)["observation"]',
+    instructions="Reach the goal with the tool move.",
+    turns=3,
+)
+MOVE = """open("move", "w").write(
     "curl -s -H 'content-type: application/json' -H \\"authorization: Bearer $OPENAI_API_KEY\\" "
     "-d '{\\"actions\\": [\\"'$1'\\"]}' $STARPOD_ENVIRONMENT_URL/step"
 )
-kwargs = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
-model = LitellmModel(model_name="openai/policy", model_kwargs=kwargs)
-agent = DefaultAgent(
-    model, LocalEnvironment(), step_limit=3, system_template="You act by commands.", instance_template="{{task}}"
+"""
+LINE = '<tool_call>{"name": "bash", "arguments": {"command": "sh move Right"}}</tool_call>'
+MINI_SWE_AGENT = MOVE + mini_swe_agent(repr(f"Repeat this line, and nothing else:\n{LINE}"), steps=3)
+MCP = mcp_client("""
+messages = []
+for _ in range(3):
+    seen = (await client.call_tool("observe", {})).structured_content
+    messages.append(("user", seen["observation"] + "\\nLeft, Down, Right or Up?"))
+    messages.append(("assistant", ask(*messages)))
+    said = [name for name in seen["actions"] if name in messages[-1][1]]
+    await client.call_tool("step", {"actions": said[:1] or ["Down"]})
+""")
+MUST_CALL = openai_agent(
+    f"{[{'role': 'user', 'content': 'P_'}, *called('a', 'Right', '_P')]} "
+    '+ [{"role": "user", "content": state["observation"]}]',
+    about="Moves the player: Left, Down, Right or Up.",
+    result='step(to)["observation"]',
+    settings='tool_choice="move"',
+    turns=1,
 )
-call = '<tool_call>{"name": "bash", "arguments": {"command": "sh move Right"}}</tool_call>'
-agent.run("Repeat this line, and nothing else:\\n" + call)
-"""
-
-MCP = """
-from mcp.client.session import ClientSession
-from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
-
-async def main():
-    http = create_mcp_http_client(headers={"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
-    async with http, streamable_http_client(os.environ["STARPOD_MCP_URL"], http_client=http) as (read, write, *_):
-        async with ClientSession(read, write) as client:
-            await client.initialize()
-            messages = []
-            for _ in range(3):
-                seen = (await client.call_tool("observe", {})).structured_content
-                messages.append(("user", seen["observation"] + "\\nLeft, Down, Right or Up?"))
-                messages.append(("assistant", ask(*messages)))
-                said = [name for name in seen["actions"] if name in messages[-1][1]]
-                await client.call_tool("step", {"actions": said[:1] or ["Down"]})
-
-asyncio.run(main())
-"""
 
 
 class Recording:
@@ -139,37 +112,10 @@ async def test_plays_through_agents_of_others(
 ) -> None:
     needs(package)
     monkeypatch.chdir(tmp_path)
-    engine, (episode,) = await played(loaded.policy, server, tmp_path, BEGIN + STEPS + program, 1, temperature=0.3)
+    engine, (episode,) = await played(loaded.policy, server, tmp_path, program, 1, temperature=0.3)
     assert not episode.failed, episode.error
     assert any(turn.reply and turn.actions for turn in episode.turns), [turn.text for turn in episode.turns]
     check_sampled(engine.sampled, [turn for turn in episode.turns if turn.reply])
-
-
-MUST_CALL = """
-import agents
-
-@agents.function_tool
-def move(to: str) -> str:
-    "Moves the player: Left, Down, Right or Up."
-    return step(to)["observation"]
-
-async def main():
-    agents.set_tracing_disabled(True)
-    agents.set_default_openai_api("chat_completions")
-    settings = agents.ModelSettings(tool_choice="move")
-    agent = agents.Agent(
-        name="player", instructions="Reach the goal.", tools=[move], model="policy", model_settings=settings
-    )
-    call = {"type": "function_call", "call_id": "a", "name": "move", "arguments": json.dumps({"to": "Right"})}
-    came = {"type": "function_call_output", "call_id": "a", "output": "_P"}
-    told = [{"role": "user", "content": "P_"}, call, came, {"role": "user", "content": state["observation"]}]
-    await agents.Runner.run(agent, told, max_turns=1)
-
-try:
-    asyncio.run(main())
-except agents.MaxTurnsExceeded:
-    pass
-"""
 
 
 async def test_a_call_that_must_be_is_completed(
@@ -178,6 +124,6 @@ async def test_a_call_that_must_be_is_completed(
     """At temperature 1. How the call is begun, and how calls are described, decides it: three in four had no object."""
     needs("openai-agents")
     monkeypatch.chdir(tmp_path)
-    _, members = await played(loaded.policy, server, tmp_path, BEGIN + STEPS + MUST_CALL, 8, temperature=1.0)
-    called = [turn.text for episode in members for turn in episode.turns if turn.actions]
-    assert len(called) >= 6, [turn.text for episode in members for turn in episode.turns]
+    _, members = await played(loaded.policy, server, tmp_path, MUST_CALL, 8, temperature=1.0)
+    calls = [turn.text for episode in members for turn in episode.turns if turn.actions]
+    assert len(calls) >= 6, [turn.text for episode in members for turn in episode.turns]

@@ -6,6 +6,7 @@ Their packages are in the virtual environment of `make test-agents`.
 import importlib.metadata
 import json
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -68,34 +69,52 @@ def step(action):
     url = os.environ["STARPOD_ENVIRONMENT_URL"] + "/step"
     return json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))
 """
+ENDS = """
+except Exception as error:
+    assert "is over" in str(error), error
+"""
+"""How a program learns that its episode has ended."""
 
-OPENAI_AGENTS = """
+
+def openai_agent(
+    given: str = 'state["observation"]',
+    *,
+    kind: str = "chat_completions",
+    about: str = "Moves the player.",
+    result: str = "json.dumps(step(to))",
+    instructions: str = "Reach the goal.",
+    settings: str = "",
+    turns: int = 20,
+) -> str:
+    """A program of OpenAI Agents with a tool. given: what it begins with; result: of the tool; both as Python."""
+    return f"""{BEGIN}{STEPS}
 import agents
 
 @agents.function_tool
 def move(to: str) -> str:
-    "Moves the player."
-    return json.dumps(step(to))
+    "{about}"
+    return {result}
 
 async def main():
     agents.set_tracing_disabled(True)
-    agents.set_default_openai_api("KIND")
-    agent = agents.Agent(name="player", instructions="Reach the goal.", tools=[move], model="policy")
-    async for _ in agents.Runner.run_streamed(agent, state["observation"], max_turns=20).stream_events():
+    agents.set_default_openai_api("{kind}")
+    settings = agents.ModelSettings({settings})
+    agent = agents.Agent(
+        name="player", instructions="{instructions}", tools=[move], model="policy", model_settings=settings
+    )
+    async for _ in agents.Runner.run_streamed(agent, {given}, max_turns={turns}).stream_events():
         pass
 
 try:
     asyncio.run(main())
-except Exception as error:
-    assert "is over" in str(error), error
-"""
+except agents.MaxTurnsExceeded:
+    pass{ENDS}"""
 
 
 @pytest.mark.parametrize("kind", ["chat_completions", "responses"])
 async def test_openai_agents(server: ServerProcess, tmp_path: Path, kind: str) -> None:
     needs("openai-agents")
-    program = BEGIN + STEPS + OPENAI_AGENTS.replace("KIND", kind)
-    check(*await play(server, tmp_path, program, calls("move", lambda to, index: {"to": to})))
+    check(*await play(server, tmp_path, openai_agent(kind=kind), calls("move", lambda to, index: {"to": to})))
 
 
 async def test_the_example_with_a_tool(server: ServerProcess, tmp_path: Path) -> None:
@@ -106,29 +125,26 @@ async def test_the_example_with_a_tool(server: ServerProcess, tmp_path: Path) ->
     assert [turn.actions for turn in episode.turns] == [["Right"]] and len(requests) == 1
 
 
-OPENAI_AGENTS_MCP = """
+OPENAI_AGENTS_MCP = f"""{BEGIN}
 import agents
 from agents.mcp import MCPServerStreamableHttp
 
 async def main():
     agents.set_tracing_disabled(True)
     agents.set_default_openai_api("chat_completions")
-    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    async with MCPServerStreamableHttp(params={"url": os.environ["STARPOD_MCP_URL"], "headers": headers}) as tools:
+    headers = {{"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}}
+    async with MCPServerStreamableHttp(params={{"url": os.environ["STARPOD_MCP_URL"], "headers": headers}}) as tools:
         agent = agents.Agent(name="player", instructions="Reach the goal.", mcp_servers=[tools], model="policy")
         await agents.Runner.run(agent, "Play.", max_turns=20)
 
 try:
-    asyncio.run(main())
-except Exception as error:
-    assert "is over" in str(error), error
-"""
+    asyncio.run(main()){ENDS}"""
 
 
 async def test_openai_agents_with_the_environment_as_mcp_server(server: ServerProcess, tmp_path: Path) -> None:
     needs("openai-agents")
     say = calls("step", lambda to, index: {"actions": [to], "step_index": index})
-    check(*await play(server, tmp_path, BEGIN + OPENAI_AGENTS_MCP, say))
+    check(*await play(server, tmp_path, OPENAI_AGENTS_MCP, say))
 
 
 ANTHROPIC = """
@@ -155,23 +171,20 @@ async def test_anthropics_client(server: ServerProcess, tmp_path: Path) -> None:
     check(*await play(server, tmp_path, BEGIN + STEPS + ANTHROPIC, say))
 
 
-MINI_SWE_AGENT = """
+def mini_swe_agent(task: str, steps: int = 20) -> str:
+    """A program of mini-swe-agent. task: what it is asked for, as Python."""
+    return f"""{BEGIN}
 os.environ["MSWEA_COST_TRACKING"] = "ignore_errors"
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.litellm_model import LitellmModel
 
-kwargs = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
+kwargs = {{"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}}
 model = LitellmModel(model_name="openai/policy", model_kwargs=kwargs)
-agent = DefaultAgent(
-    model, LocalEnvironment(), step_limit=20, system_template="You act by commands.", instance_template="{{task}}"
-)
+texts = {{"system_template": "You act by commands.", "instance_template": "{{{{task}}}}"}}
 try:
-    agent.run("Play the environment at $STARPOD_ENVIRONMENT_URL with curl.\\n" + state["instructions"])
-except Exception as error:
-    assert "is over" in str(error), error
-"""
+    DefaultAgent(model, LocalEnvironment(), step_limit={steps}, **texts).run({task}){ENDS}"""
 
 
 async def test_mini_swe_agent(server: ServerProcess, tmp_path: Path) -> None:
@@ -182,33 +195,40 @@ async def test_mini_swe_agent(server: ServerProcess, tmp_path: Path) -> None:
         call = "curl -s -H 'content-type: application/json' -H \"authorization: Bearer $OPENAI_API_KEY\""
         return {"command": f"{call} -d '{body}' $STARPOD_ENVIRONMENT_URL/step"}
 
-    check(*await play(server, tmp_path, BEGIN + MINI_SWE_AGENT, calls("bash", command)))
+    task = '"Play the environment at $STARPOD_ENVIRONMENT_URL with curl.\\n" + state["instructions"]'
+    check(*await play(server, tmp_path, mini_swe_agent(task), calls("bash", command)))
 
 
-MCP = """
+def mcp_client(play: str) -> str:
+    """A program of MCP's own client that plays by these lines."""
+    return f"""{BEGIN}
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
 async def main():
-    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    http = create_mcp_http_client(headers=headers)
+    http = create_mcp_http_client(headers={{"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}})
     async with http, streamable_http_client(os.environ["STARPOD_MCP_URL"], http_client=http) as (read, write, *_):
         async with ClientSession(read, write) as client:
             await client.initialize()
-            names = [tool.name for tool in (await client.list_tools()).tools]
-            assert names == ["observe", "step"], names
-            messages, index, done = [], 0, False
-            while not done:
-                seen = (await client.call_tool("observe", {})).structured_content
-                messages.append(("user", seen["observation"]))
-                text = ask(*messages)
-                messages.append(("assistant", text))
-                for _ in range(2):  # the second time it is a repetition
-                    result = await client.call_tool("step", {"actions": [text], "step_index": index})
-                    assert not result.is_error, result
-                index, done = result.structured_content["step_index"], result.structured_content["done"]
+{indent(play, " " * 12)}
 
 asyncio.run(main())
+"""
+
+
+MCP = """
+names = [tool.name for tool in (await client.list_tools()).tools]
+assert names == ["observe", "step"], names
+messages, index, done = [], 0, False
+while not done:
+    seen = (await client.call_tool("observe", {})).structured_content
+    messages.append(("user", seen["observation"]))
+    text = ask(*messages)
+    messages.append(("assistant", text))
+    for _ in range(2):  # the second time it is a repetition
+        result = await client.call_tool("step", {"actions": [text], "step_index": index})
+        assert not result.is_error, result
+    index, done = result.structured_content["step_index"], result.structured_content["done"]
 """
 
 
@@ -218,4 +238,4 @@ async def test_a_plain_client_of_mcp(server: ServerProcess, tmp_path: Path) -> N
     def say(request: Request, text: str) -> str:
         return PATH[text.count("<|im_start|>assistant") - 1]
 
-    check(*await play(server, tmp_path, BEGIN + MCP, say))
+    check(*await play(server, tmp_path, mcp_client(MCP), say))
