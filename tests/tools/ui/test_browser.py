@@ -49,13 +49,14 @@ axe.run(document).then(found => done(found.violations.map(each => [each.id, each
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options = selenium.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
+    environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("chromium"))}  # it leaves folders there
+    driver = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER, env=environment))
     yield driver
     driver.quit()
 
