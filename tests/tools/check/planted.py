@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -220,11 +220,7 @@ def look_for_all(folder: Path, good: Sequence[str] = ()) -> Found:
     """Checks environments with all bugs, and without. good: what else has none, in the words of `starpod serve`."""
     changes = {f"{kind}-{n}-v1": each for kind, bugs in PLANTED.items() for n, each in enumerate(bugs.values())}
     changes |= {f"{name}-v1": each for name, each in RIGHT.items()}
-    words = list(good)
-    for id_, each in changes.items():
-        file = folder / f"{id_.replace('-', '_')}.py"
-        file.write_text(vault(id_, each))
-        words += ["--environment-module", str(file)]
+    words = [*good, *write_modules(folder, {id_: vault(id_, each) for id_, each in changes.items()})]
     with start_server(*words) as server, start_server(*words) as also:
         unmet = asyncio.run(_unmet(server.address, also.address))
     missed = {
@@ -249,6 +245,16 @@ async def _unmet(address: str, also: str) -> dict[str, list[str]]:
         return [f"{r.requirement.id}: {r.message}" for r in report.results if r.status in ("failed", "error")]
 
     return dict(zip([s.id for s in specs], await asyncio.gather(*(one(s.id) for s in specs)), strict=True))
+
+
+def write_modules(folder: Path, texts: Mapping[str, str]) -> list[str]:
+    """Writes environments, by id, into files of their own; the options of a server for them."""
+    words = []
+    for id_, text in texts.items():
+        file = folder / f"{id_.replace('-', '_')}.py"
+        file.write_text(text)
+        words += ["--environment-module", str(file)]
+    return words
 
 
 def vault(id_: str, changes: Sequence[Replacement] = (), *, expert: bool = True) -> str:

@@ -24,35 +24,10 @@ from starpod.cli.main import starpod
 from starpod.client import SyncFleet
 from starpod.v1 import environment_pb2 as pb
 from tests.support import ROOT, start_server
+from tests.tools.check.planted import REWARDS, vault
 
-GENEROUS = '''
-import random
-
-from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome
-
-
-class Generous(Environment):
-    """Solved by anything that is said."""
-
-    spec = EnvironmentSpec(
-        id="generous-v1", version="1.0.0", title="Generous", instructions="Say <b>please</b>.",
-        actions=("Please", "No"), limits=Limits(max_turns=3),
-    )
-
-    def reset(self, rng: random.Random) -> None:
-        self.asked = False
-
-    def step(self, action: str) -> Outcome:
-        self.asked = True
-        return Outcome(1.0, terminated=True, success=True)
-
-    def render(self, mode: str = "text") -> str:
-        return f"asked: {self.asked}"
-
-    def expert_action(self) -> str | None:
-        return None if self.asked else "Please"
-'''
-
+GENEROUS = [("Turn the dial", "Turn <b>the</b> dial"), *REWARDS["any end is a success"][1]]
+"""Changes of the vault of `starpod new`, whose page holds HTML then."""
 TAKING = """
 from dataclasses import replace
 
@@ -88,7 +63,7 @@ class Calls(Texts):
 @pytest.mark.timeout(300)
 def test_a_page_about_each_environment(tmp_path: Path) -> None:
     file, out = tmp_path / "generous.py", tmp_path / "pages"
-    file.write_text(GENEROUS)
+    file.write_text(vault("generous-v1", GENEROUS))
     words = ["bandit", "--environment-module", str(file)]
     done = CliRunner().invoke(starpod, ["hub", *words, "--out", str(out)])
     assert done.exit_code == 1, done.output
@@ -102,7 +77,7 @@ def test_a_page_about_each_environment(tmp_path: Path) -> None:
     index = (out / "index.html").read_text()
     assert all(f'href="{id}.html"' in index for id in found)
     about = (out / "generous-v1.html").read_text()
-    assert "Say &lt;b&gt;please&lt;/b&gt;." in about
+    assert "Turn &lt;b&gt;the&lt;/b&gt; dial" in about
     assert "It fails:</span> R-" in about
 
 

@@ -11,7 +11,7 @@ from starpod.check.runner import Result, check
 from starpod.check.suite import REWARD
 from starpod.v1 import environment_pb2 as pb
 from tests.support import ROOT, start_server
-from tests.tools.check.planted import REWARDS, vault
+from tests.tools.check.planted import REWARDS, vault, write_modules
 from tests.tools.check.reference_server import ReferenceService, Seat, serve
 
 WITHOUT_EXPERT = {"right": [], "any end is a success": [("solved = self.dial == self.secret", "solved = True")]}
@@ -42,14 +42,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("vaults")
     texts = {id_of(name): vault(id_of(name), changes) for name, (_, changes) in REWARDS.items()}
     texts["right-v1"] = vault("right-v1")
-    for name, changes in WITHOUT_EXPERT.items():
-        id_ = id_of(name, expert=False)
-        texts[id_] = vault(id_, changes, expert=False)
-    words = []
-    for id_, text in texts.items():
-        (folder / f"{id_.replace('-', '_')}.py").write_text(text)
-        words += ["--environment-module", str(folder / f"{id_.replace('-', '_')}.py")]
-    with start_server(*words) as server:
+    ids = {id_of(name, expert=False): changes for name, changes in WITHOUT_EXPERT.items()}
+    texts |= {id_: vault(id_, changes, expert=False) for id_, changes in ids.items()}
+    with start_server(*write_modules(folder, texts)) as server:
         return examine(server.address)
 
 

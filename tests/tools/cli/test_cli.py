@@ -333,24 +333,9 @@ def test_an_action_that_is_no_arm_is_told_to_be_invalid(server: ServerProcess) -
     assert "Turn 1: nonsense was invalid" in run_starpod("play", server.address, "bandit", stdin="nonsense\n").out
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        "bandit",
-        "coding",
-        "countdown",
-        "desk",
-        "frozen_lake",
-        "house",
-        "rubiks_cube",
-        "search_qa",
-        "sokoban",
-        "sudoku",
-        "tic_tac_toe",
-        "word_problems",
-    ],
-)
-def test_every_environment_is_played_to_its_end_by_its_hints(server: ServerProcess, environment: str) -> None:
+@pytest.mark.parametrize("environment", ["coding", "desk", "frozen_lake", "search_qa", "sudoku"])
+def test_an_environment_is_played_to_its_end_by_its_hints(server: ServerProcess, environment: str) -> None:
+    """Named actions, tools, texts, and programs of several lines."""
     with connect(server.address) as connection:
         spec = find_environment(hosted(connection), environment)
         with Game(connection, spec, {}, seed=1) as game:

@@ -25,6 +25,7 @@ from starpod.trainer.data.files import read_groups
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import build_policy
 from tests.support import ROOT, ServerProcess, children_of, held_port
+from tests.tools.gateway.test_programs import TOOLS
 
 Result = TypeVar("Result")
 LAKE = {"size": 8, "success_rate": 0.7}
@@ -193,31 +194,18 @@ async def play_among_kills(
 # --- a training run ---------------------------------------------------------------------------------------------------
 
 AGENT = """
-import json, os, urllib.request
-
-def call(url, body=None):
-    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    return json.load(urllib.request.urlopen(urllib.request.Request(url, data, headers)))
-
-url, messages = os.environ["STARPOD_ENVIRONMENT_URL"], []
-state = call(url)
+history = []
 while not state["done"]:
-    messages.append({"role": "user", "content": state["observation"]})
-    body = {"model": "m", "messages": messages}
-    messages.append(call(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)["choices"][0]["message"])
-    action = ["Left", "Down", "Right", "Up"][len(messages[-1]["content"]) % 4]
+    history.append(("user", state["observation"]))
+    text = ask(*history)
+    history.append(("assistant", text))
+    action = ["Left", "Down", "Right", "Up"][len(text) % 4]
     state = call(url + "/step", {"actions": [action], "step_index": state["step_index"]})
 """
 TRAINED = (
     *("frozen_lake", "collect.groups=2", "collect.group_size=2", "collect.agent.at_once=1", "prompt.prefill=false"),
-    *(
-        "environment.options.success_rate=0.7",
-        "warm_start.steps=2",
-        "warm_start.episodes=8",
-        "checkpoint.every=1",
-        "monitor.screen=plain",
-    ),
+    *("environment.options.success_rate=0.7", "warm_start.steps=2", "warm_start.episodes=8"),
+    *("checkpoint.every=1", "monitor.screen=plain"),
     *("evaluation.every=0", "evaluation.episodes=1", "evaluation.reference=[]", "evaluation.greedy=false"),
     *("monitor.sinks.tensorboard=false", "stop.minutes=null", "rewards.format_penalty=0"),
 )
@@ -256,7 +244,7 @@ def trained_among_kills(folder: Path, iterations: int) -> dict[str, Any]:
     The trainer, which holds gateway and engine, is killed once in each iteration, environments all the time.
     """
     program = folder / "agent.py"
-    program.write_text(AGENT)
+    program.write_text(TOOLS + AGENT)
     counts: Counter[str] = Counter()
     runs = {name: folder / name for name in ("killed", "calm")}
     for name, run in runs.items():

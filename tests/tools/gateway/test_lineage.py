@@ -134,17 +134,17 @@ async def test_a_conversation_that_only_grows_extends_its_stream(name: str) -> N
             assert after.prompt[: len(stream)] == stream
 
 
-async def test_dropped_thoughts_begin_a_sample_where_the_template_drops_them() -> None:
-    for name, fresh in (("qwen3", [True, True]), ("chatml", [True, False])):
-        sampler = scripted(lambda request, text: "<think>a thought</think>Up", name)
-        took: list[Turn] = []
-        session = Session("one", sampler, lambda replied, took=took: took.append(replied.turn))
-        first = await session.complete(Ask((Message("user", "go"),)))
-        assert (first.thought, first.text) == ("a thought", "Up")
-        await session.complete(Ask((Message("user", "go"), first.message, Message("user", "on"))))
-        assert [turn.fresh for turn in took] == fresh, name
-        shown = sampler.template.tokenizer.decode(engine_of(sampler).requests[-1].prompt)
-        assert ("a thought" in shown) == (not fresh[1])
+@pytest.mark.parametrize(("name", "fresh"), [("qwen3", True), ("chatml", False)])
+async def test_dropped_thoughts_begin_a_sample_where_the_template_drops_them(name: str, fresh: bool) -> None:
+    sampler = scripted(lambda request, text: "<think>a thought</think>Up", name)
+    took: list[Replied] = []
+    session = Session("one", sampler, took.append)
+    first = await session.complete(Ask((Message("user", "go"),)))
+    assert (first.thought, first.text) == ("a thought", "Up")
+    await session.complete(Ask((Message("user", "go"), first.message, Message("user", "on"))))
+    assert [replied.turn.fresh for replied in took] == [True, fresh]
+    shown = sampler.template.tokenizer.decode(engine_of(sampler).requests[-1].prompt)
+    assert ("a thought" in shown) == (not fresh)
 
 
 async def test_a_stop_text_cuts_the_reply_where_it_ends() -> None:

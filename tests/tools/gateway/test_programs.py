@@ -120,11 +120,9 @@ async def test_turns_are_replies_with_their_steps(server: ServerProcess, tmp_pat
 
 async def test_the_example_plays(server: ServerProcess, tmp_path: Path) -> None:
     path = ["Right", "Down"]
+    program = EXAMPLE.replace("NAME", "openai_agent.py")
     episode = await play(
-        server,
-        tmp_path,
-        EXAMPLE.replace("NAME", "openai_agent.py"),
-        lambda request, text: f"<answer>{path[text.count('assistant') % 2]}</answer>",
+        server, tmp_path, program, lambda _, text: f"<answer>{path[text.count('assistant') % 2]}</answer>"
     )
     assert episode.end == "terminal" and not episode.failed, episode.error
     assert [turn.actions for turn in episode.turns] == [[path[(1 + at) % 2]] for at in range(len(episode.turns))]
@@ -172,14 +170,13 @@ for wrong in ({"actions": ["Left"], "step_index": 0}, {"actions": ["Left"], "ste
     assert [turn.actions for turn in episode.turns] == [["Up"]] and not episode.failed, episode.error
 
 
-async def test_a_program_that_fails_is_no_reward_of_0(server: ServerProcess, tmp_path: Path) -> None:
-    episode = await play(server, tmp_path, "ask(('user', 'go'))\nsys.exit('the disk is full')")
-    assert episode.failed and "ended with status 1: the disk is full" in episode.error
-
-
-async def test_a_context_that_is_full_ends_the_episode(server: ServerProcess, tmp_path: Path) -> None:
-    episode = await play(server, tmp_path, PLAYS, lambda request, text: "Up", max_episode_tokens=200)
-    assert episode.end == "context" and episode.turns and not episode.failed
+async def test_a_program_that_fails_is_no_reward_of_0_and_a_full_context_an_end(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    failed = await play(server, tmp_path, "ask(('user', 'go'))\nsys.exit('the disk is full')")
+    assert failed.failed and "ended with status 1: the disk is full" in failed.error
+    full = await play(server, tmp_path, PLAYS, lambda request, text: "Up", max_episode_tokens=200)
+    assert full.end == "context" and full.turns and not full.failed
 
 
 async def test_an_engine_that_fails_ends_the_run(server: ServerProcess, tmp_path: Path) -> None:
@@ -221,8 +218,7 @@ async def test_keys_of_other_episodes_are_refused(server: ServerProcess, tmp_pat
         agents = wrap(EngineAgents(engine=engine, template=template, prompt=PromptConfig(), sampling=SamplingConfig()))
         assert isinstance(agents, ProgramAgents)
         async with httpx.AsyncClient(base_url=agents.programs.url) as http:
-            for path in ("/environment", "/v1/models"):
-                reply = await http.get(path, headers={"authorization": "Bearer another"})
-                assert reply.status_code == (401 if path == "/environment" else 200)
+            for path, status in (("/environment", 401), ("/v1/models", 200)):
+                assert (await http.get(path, headers={"authorization": "Bearer another"})).status_code == status
             body = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
             assert (await http.post("/v1/chat/completions", json=body)).status_code == 401

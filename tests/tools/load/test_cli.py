@@ -94,18 +94,6 @@ def test_what_ends_early_leaves_a_report(tmp_path: Path, killed: bool) -> None:
 
 
 @minutes
-def test_a_ramp_and_its_comparison(server: ServerProcess, tmp_path: Path) -> None:
-    ramp = ("--ramp", "2,6", "--seconds", "1", "--warmup", "100ms")
-    done = run_load(server.address, "-e", "frozen_lake", *ramp, folder=tmp_path)
-    assert [stage["sessions"] for stage in done.report["stages"]] == [2, 6]
-    report, changes = str(tmp_path / "report.json"), tmp_path / "changes.json"
-    compared = run_load("--compare", report, report, "--json", str(changes))
-    assert compared.status == 0 and "steps_per_second" in compared.out, compared.err
-    stages = {change["stage"] for change in json.loads(changes.read_text())["changes"]}
-    assert stages == {"2 sessions", "6 sessions"}
-
-
-@minutes
 def test_the_highest_rate_of_a_server_that_holds_a_known_one(tmp_path: Path) -> None:
     """Two threads of 20 ms each hold 100 steps a second, whatever the machine."""
     with start_server("waits", "--environment-module", LAZY, "--threads", "2") as server:

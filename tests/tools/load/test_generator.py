@@ -12,7 +12,7 @@ from starpod.load.measurements import Histogram, bucket_ceilings
 from starpod.load.plan import Stage, Think, Turns
 from starpod.load.servers import Server
 from tests.support import ServerProcess, start_server
-from tests.tools.load.conftest import LAKE, LAZY, make_plan, play
+from tests.tools.load.conftest import LAZY, make_plan, play
 from tests.tools.load.lazy import STALL_SECONDS
 
 SHORT = Stage("short", sessions=8, seconds=0.5, warmup=0.1)
@@ -39,9 +39,6 @@ async def test_a_closed_loop(server: ServerProcess, wire: str) -> None:
     assert report["sessions"] == 8
     assert 0 < report["steps"] <= calls["step"]["count"] + 8
     assert "service" not in calls["step"]
-    intervals = [interval["calls"]["step"]["hdr"] for interval in report["intervals"] if "step" in interval["calls"]]
-    whole = Histogram.sum(map(Histogram.decode, intervals))
-    assert list(whole.counts) == list(Histogram.decode(calls["step"]["hdr"]).counts)
     told = report["server_time"]
     assert 0 < told["environment_ms"] <= told["total_ms"] <= told["latency_ms"]
     assert (told["queue_ms"] is not None) == (wire == "unary")
@@ -58,9 +55,7 @@ async def test_sessions_think(server: ServerProcess) -> None:
 async def test_an_environments_time_is_told_apart(server: ServerProcess) -> None:
     plan = make_plan(server.address, environment="waits-v1", wire="unary")
     (report,) = (await play(plan, Stage("waits", 2, 0.4, 0.1))).reports
-    told = report["server_time"]
-    assert told["environment_ms"] >= 20
-    assert told["overhead_ms"] == pytest.approx(told["latency_ms"] - told["environment_ms"])
+    assert report["server_time"]["environment_ms"] >= 20
 
 
 async def test_an_open_loop_keeps_its_schedule(server: ServerProcess) -> None:
@@ -115,17 +110,6 @@ async def test_sessions_come_and_go(server: ServerProcess) -> None:
     assert report["calls"]["open"]["count"] > 8
     # A stage may end between a close and the open that follows it.
     assert 0 <= report["calls"]["open"]["count"] - report["calls"]["close"]["count"] <= 8
-
-
-@minutes
-async def test_an_expert_solves_what_is_recorded_and_played_again(server: ServerProcess) -> None:
-    plan = make_plan(server.address, turns=Turns("expert", LAKE), record=True)
-    played = await play(plan, SHORT)
-    episodes = tuple(episode for episode in played.generator.sessions.recorded if episode["turns"])
-    assert {action for episode in episodes for turn in episode["turns"] for action in turn} <= set(LAKE)
-    (report,) = (await play(make_plan(server.address, turns=Turns("recorded", (), episodes)), SHORT)).reports
-    assert report["errors"]["total"] == 0
-    assert report["steps"] > 0
 
 
 @minutes

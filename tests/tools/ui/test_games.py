@@ -493,7 +493,7 @@ def checkpoint(page: str, words: str = "the run&#39;s best") -> str:
 
 @pytest.mark.minutes
 def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path) -> None:
-    """From a turn of its own episode, on copies and in the session itself, and after a turn that a person played."""
+    """On copies and in the session itself, and after a turn that a person played. As a job: tests/e2e/test_live.py."""
     words = ["frozen_lake", "--run-dir", str(tmp_path / "lake"), "warm_start.steps=60", "stop.iterations=1"]
     words += ["collect.groups=8", "evaluation.episodes=2", "evaluation.reference=[]", "warm_start.episodes=60"]
     done = CliRunner().invoke(starpod, ["train", *words])
@@ -504,11 +504,6 @@ def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path
     words = ("--address", server.address)
     with visiting(tmp_path, *words, page=shown, shown='action="/fork"') as visitor:
         visitor.get(shown)
-        own = visitor.path, visitor.text
-        assert visitor.send("/turns", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
-        visitor.await_job()
-        assert "by the run&#39;s best" in visitor.text
-        visitor.path, visitor.text = own
         assert visitor.send("/fork", turn="1") == 200
         for after in (1, 2):
             assert visitor.send("branch", policy=checkpoint(visitor.text), count="4") == 200, visitor.text
