@@ -62,8 +62,9 @@ class _Program:
         """Starts it, with these words too, and waits for its address; empty if it was stopped before. Raises
         ServiceFailed."""
         # It ends when our end of the pipe closes, even if we are killed. A preexec_fn could ask for that,
-        # but Python code between fork and exec is unsafe beside gRPC's threads.
-        command = [sys.executable, "-m", "starpod.cli.main", *self.words, *more, "--end-with-stdin"]
+        # but Python code between fork and exec is unsafe beside gRPC's threads. -P: a queue.py in the working folder is
+        # not the standard library's.
+        command = [sys.executable, "-P", "-m", "starpod.cli.main", *self.words, *more, "--end-with-stdin"]
         with tempfile.TemporaryFile(mode="w+") as log:
             with self._starting:
                 if self._stopping.is_set():

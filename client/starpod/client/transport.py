@@ -89,7 +89,7 @@ class Transport:
         """What every call carries."""
         if self.token is None:
             return ()
-        token = self.token.read_text().strip() if isinstance(self.token, Path) else self.token
+        token = self.token.read_text(encoding="utf-8-sig").strip() if isinstance(self.token, Path) else self.token
         return (("authorization", f"Bearer {token}"),)
 
 
@@ -127,7 +127,8 @@ def split_address(address: str) -> tuple[str, str]:
         raise ValueError(f"{address!r} is not an address: write {rest.rstrip('/')!r}, without {scheme}://{secure}.")
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or (":" in host and not host.startswith("[")):
-        raise ValueError(f"{address!r} is not an address: write host:port, e.g. 127.0.0.1:50051.")
+        example = f"[{host}]:{port}" if host.count(":") > 1 and port.isdigit() else "host:port, e.g. 127.0.0.1:50051"
+        raise ValueError(f"{address!r} is not an address: write {example}.")
     return host, port
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class ChatModel:
     ) -> Any:
         """What the model replies, as an effect of the environment: recorded, and never asked again.
 
-        read: understands the text, and raises ValueError if it makes no sense; returns a JSON value.
+        read: understands the text, which comes without the model's reasoning, and raises ValueError if it makes no
+            sense; returns a JSON value. A reply without text is sampled again, too.
         parameters: of the completion, such as `max_tokens`.
         """
         request = {"model": self.name, "messages": [dict(message) for message in messages], **parameters}
@@ -54,16 +56,34 @@ class ChatModel:
     def _sample(self, request: Mapping[str, Any], read: Callable[[str], Any]) -> Any:
         nonsense: ValueError | None = None
         for seed in range(self.attempts):
-            text = self._complete({"seed": seed, **request})
+            message = self._complete({"seed": seed, **request})
             try:
-                return read(text)
+                return read(_spoken(message))
             except ValueError as error:
-                nonsense = ValueError(f"{error} (after {self.attempts} replies, the last of them {text[:200]!r})")
+                last = repr(message.get("content"))[:200]
+                nonsense = ValueError(f"{error} (after {self.attempts} replies, the last of them {last})")
         assert nonsense is not None
         raise nonsense
 
-    def _complete(self, request: Mapping[str, Any]) -> str:
+    def _complete(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         call = urllib.request.Request(f"{self.url}/chat/completions", json.dumps(request).encode(), headers)
         with urllib.request.urlopen(call, timeout=self.seconds) as reply:
-            return str(json.load(reply)["choices"][0]["message"]["content"])
+            message = json.load(reply)["choices"][0]["message"]
+            if not isinstance(message, dict):
+                raise ValueError(f"the model's reply holds no message but {str(message)[:100]!r}")
+            return message
+
+
+_THOUGHT = re.compile(r"\s*<think>.*?(</think>|\Z)", re.DOTALL)
+
+
+def _spoken(message: Mapping[str, Any]) -> str:
+    """Return the text of a reply without its reasoning. Raises ValueError if it says nothing."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    text = _THOUGHT.sub("", content, count=1).strip() if isinstance(content, str) else ""
+    if not text:
+        raise ValueError("the model's reply holds no text to say")
+    return text

@@ -11,6 +11,7 @@ import ipaddress
 import os
 import socket
 from collections import defaultdict
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 _DESCRIPTORS = "/proc/self/fd"
@@ -22,33 +23,67 @@ def address_of(peer: str) -> tuple[str, int]:
     return _network(address.strip("[]")), int(port) if port.isdecimal() else 0
 
 
-def shut_excess(port: int, limit: int, kept: frozenset[tuple[str, int]]) -> int:
-    """Shuts down the connections to `port` that an address has beyond `limit`; returns how many.
+class Connections:
+    """The connections of this process's ports. Call `shut_excess` every second or so: it notes when each one came."""
 
-    kept: address and port of those that go last, because a Stream is on them. Linux alone: elsewhere none is.
-    """
-    try:
-        descriptors = sorted(map(int, os.listdir(_DESCRIPTORS)))
-    except FileNotFoundError:
-        return 0
-    if len(descriptors) <= limit:
-        return 0  # the usual case costs one look at a folder
-    by_address: dict[str, list[tuple[bool, int, tuple[str, int]]]] = defaultdict(list)
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
-            if connection.getsockname()[1] == port:
-                remote = connection.getpeername()[:2]
-                network = _network(remote[0])
-                by_address[network].append(((network, remote[1]) not in kept, descriptor, remote))
-    shut = 0
-    for connections in by_address.values():
-        connections.sort(key=lambda each: each[0])  # stable: the oldest first
-        for _, descriptor, remote in connections[limit:]:
+    def __init__(self) -> None:
+        self._sweeps = 0
+        self._first_seen: dict[tuple[int, str, int], int] = {}
+        self._spare = _spare_descriptors()
+
+    def shut_excess(self, ports: Sequence[int], limit: int, kept: frozenset[tuple[str, int]]) -> int:
+        """Shut down the newest connections of each address beyond `limit` at a port, and return how many they were.
+
+        Args:
+            ports: Ports of this process.
+            limit: Connections that an address may have at each of them.
+            kept: Address and port of those that are shut down last, because a Stream is on them.
+
+        Raises:
+            OSError: The process has no descriptor left to look at its own.
+        """
+        # A server that has run out of descriptors needs this most: these are kept for it.
+        for descriptor in self._spare:
+            os.close(descriptor)
+        try:
+            return self._shut(ports, limit, kept)
+        finally:
+            self._spare = _spare_descriptors()
+
+    def _shut(self, ports: Sequence[int], limit: int, kept: frozenset[tuple[str, int]]) -> int:
+        try:
+            descriptors = os.listdir(_DESCRIPTORS)
+        except FileNotFoundError:  # not Linux
+            return 0
+        self._sweeps += 1
+        first_seen: dict[tuple[int, str, int], int] = {}
+        by_address: dict[tuple[int, str], list[tuple[bool, int, int, tuple[str, int]]]] = defaultdict(list)
+        for descriptor in map(int, descriptors):
             with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
-                if connection.getpeername()[:2] == remote:
-                    connection.shutdown(socket.SHUT_RDWR)
-                    shut += 1
-    return shut
+                if (port := connection.getsockname()[1]) in ports:
+                    remote = connection.getpeername()[:2]
+                    network, key = _network(remote[0]), (port, *remote)
+                    first_seen[key] = self._first_seen.get(key, self._sweeps)
+                    by_address[port, network].append(
+                        ((network, remote[1]) not in kept, first_seen[key], descriptor, remote)
+                    )
+        self._first_seen = first_seen
+        shut = 0
+        for connections in by_address.values():
+            for _, _, descriptor, remote in sorted(connections)[limit:]:
+                with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
+                    if connection.getpeername()[:2] == remote:
+                        connection.shutdown(socket.SHUT_RDWR)
+                        shut += 1
+        return shut
+
+
+def _spare_descriptors() -> list[int]:
+    spare = []
+    with contextlib.suppress(OSError):
+        spare = [os.open(os.devnull, os.O_RDONLY)]
+        spare.append(os.open(os.devnull, os.O_RDONLY))
+    return spare
 
 
 def _duplicate(descriptor: int) -> socket.socket:

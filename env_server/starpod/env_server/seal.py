@@ -28,7 +28,7 @@ class SnapshotSeal:
         self._keys: list[bytes] = []
         if path is not None:
             try:
-                lines = [line.strip() for line in path.read_text().splitlines()]
+                lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
             except (OSError, UnicodeDecodeError) as error:
                 raise SealKeyError(f"cannot read the snapshot key file: {error}") from error
             self._keys = [line.encode() for line in lines if line and not line.startswith("#")]

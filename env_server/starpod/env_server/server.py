@@ -22,7 +22,7 @@ from starpod.env_server.admission import ContractAdmission, OpenAdmission, OpenC
 from starpod.env_server.auth import Authenticator
 from starpod.env_server.calls import Calls
 from starpod.env_server.config import HTTP, TLS, ServerConfig
-from starpod.env_server.connections import address_of, shut_excess
+from starpod.env_server.connections import Connections, address_of
 from starpod.env_server.effects import Journal
 from starpod.env_server.environment import Concurrency
 from starpod.env_server.hosts import HostDied
@@ -100,6 +100,7 @@ class EnvironmentServer:
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
         self._http: HTTPServer | None = None
+        self._connections = Connections()
         self._mcp: asyncio.Task[None] | None = None
 
     @property
@@ -269,7 +270,11 @@ class EnvironmentServer:
             raise ServerError(f"--mcp needs its extra; {hint}") from error
         service, ready = MCPService(self._service, self.worker), asyncio.Event()
         self._mcp = asyncio.create_task(service.run(ready))
-        await ready.wait()
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait((waiting, self._mcp), return_when=asyncio.FIRST_COMPLETED)
+        if self._mcp.done():
+            waiting.cancel()
+            raise ServerError(f"MCP did not start: {self._mcp.exception() or 'its service ended'}")
         return service
 
     async def _set_health(self, status: int) -> None:
@@ -281,9 +286,8 @@ class EnvironmentServer:
         ports = [self.port, *filter(None, [self.config.health_port, self._http.port if self._http else 0])]
         if limit:
             kept = frozenset(map(address_of, self._service.stream_peers))
-            for port in ports:
-                if count := await asyncio.to_thread(shut_excess, port, limit, kept):
-                    logger.warning("shut connections beyond those of one address", extra={"connections": count})
+            if count := await asyncio.to_thread(self._connections.shut_excess, ports, limit, kept):
+                logger.warning("shut connections beyond those of one address", extra={"connections": count})
 
     async def _reap(self) -> None:
         seen = 0
@@ -293,11 +297,11 @@ class EnvironmentServer:
             paused = time.monotonic() - asleep - _REAP_SECONDS
             try:
                 self._authenticator.reload()
-                await self._bound_connections()
                 if paused > _REAP_SECONDS:
                     logger.warning("this process stood still; leases go on from there", extra={"seconds": paused})
                     self.worker.extend_leases(list(self._service.tables.values()), paused)
                 reaped = self.worker.reap(list(self._service.tables.values()))
+                await self._bound_connections()  # last: it needs descriptors, which may have run out
             except Exception:
                 logger.exception("the reaper failed; it tries again")
                 continue

@@ -63,7 +63,7 @@ def supervise(
         group = [
             _Worker(
                 [
-                    *(sys.executable, "-m", "starpod.env_server", *shared, "--end-with-stdin"),
+                    *(sys.executable, "-P", "-m", "starpod.env_server", *shared, "--end-with-stdin"),
                     *("--port", str(each), "--endpoints", endpoints),
                     *("--metrics-port", str(metrics_port and metrics_port + place)),
                     *("--health-port", str(health_port and health_port + place)),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -92,7 +93,7 @@ def check(
     """Check that the server at ADDRESS keeps the contract of docs/protocol.md.
 
     ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP, the same after mcp+ for
-    MCP, or FILE.py: then the environments of that file are served meanwhile.
+    MCP, or FILE.py: then two servers host the environments of that file meanwhile, to compare them.
 
     With --list, print each requirement with its number and level instead.
 
@@ -106,9 +107,11 @@ def check(
     if address is None:
         raise click.UsageError("Missing argument 'ADDRESS'.")
     if address.endswith(".py"):
+        words = ("the environment service", "serve", "--environment-module", address, "--port", "0")
         try:
-            with started("the environment service", "serve", "--environment-module", address, "--port", "0") as served:
-                context.invoke(check, **{**context.params, "address": served})
+            # In one process alone, a start that depends on the order of a set would look deterministic.
+            with started(*words) as served, nullcontext(also) if also else started(*words) as twin:
+                context.invoke(check, **{**context.params, "address": served, "also": twin})
         except ServiceRefused as error:
             raise click.UsageError(error.said) from error
         except ServiceFailed as error:

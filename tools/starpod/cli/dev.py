@@ -65,7 +65,7 @@ def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
 
 def _check(file: Path, address: str) -> None:
     """Tells which requirements the server does not meet."""
-    command = [sys.executable, "-m", "starpod.cli.main", "check", address, "--reward", "--json", "-"]
+    command = [sys.executable, "-P", "-m", "starpod.cli.main", "check", address, "--reward", "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         report = json.loads(done.stdout)

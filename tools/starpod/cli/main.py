@@ -21,6 +21,17 @@ click.IntRange.name, click.FloatRange.name = "integer", "number"  # "'x' is not 
 NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
+def _convert_path(path: click.Path, value: Any, *place: Any) -> Any:
+    # Path("") is the working folder, which nobody means who passes an unset variable of the shell.
+    if value == "":
+        path.fail("the name is empty: give one, or leave this out", *place)
+    return _CONVERT_PATH(path, value, *place)
+
+
+_CONVERT_PATH = click.Path.convert
+click.Path.convert = _convert_path  # type: ignore[assignment, method-assign]
+
+
 class Subcommand:
     """Where a subcommand lives (`module:attribute`), its line in `starpod --help`, and the extra it needs."""
 

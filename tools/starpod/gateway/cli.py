@@ -75,7 +75,7 @@ def gateway(
     MODEL is a run folder, a checkpoint, a Hugging Face model or smollm2. Prints one line with the address when ready.
     An agent's API key names its session.
     """
-    token = gateway_token_file.read_text(encoding="utf-8").strip() if gateway_token_file else ""
+    token = gateway_token_file.read_text(encoding="utf-8-sig").strip() if gateway_token_file else ""
     if gateway_token_file and not token:
         raise click.UsageError(f"{gateway_token_file} is empty")
     if not token and not _is_loopback(host):

@@ -77,7 +77,7 @@ def _parse_ramp(text: str) -> list[float]:
 
 def _parse_report(text: str) -> dict[str, Any]:
     try:
-        report = json.loads(Path(text).read_text(encoding="utf-8"))
+        report = json.loads(Path(text).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{text} cannot be read: {error}") from None
     if not isinstance(report, dict) or report.get("format") != FORMAT:

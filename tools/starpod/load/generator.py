@@ -354,6 +354,7 @@ class GeneratorProcesses:
 
     def __enter__(self) -> GeneratorProcesses:
         context = multiprocessing.get_context("spawn")
+        os.environ.setdefault("PYTHONSAFEPATH", "1")  # children do not import a queue.py of the working folder
         # Inherited, so that a Ctrl-C before a child is up does not end it.
         self._before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in range(self._plan.processes):

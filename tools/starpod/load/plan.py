@@ -299,7 +299,8 @@ def write_recording(path: Path, environment: str, episodes: Sequence[Mapping[str
 def read_recording(path: Path, environment: str) -> tuple[Mapping[str, Any], ...]:
     """The episodes of a recording. Raises ValueError if it is none, or one of another environment."""
     try:
-        head, *episodes = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        head, *episodes = [json.loads(line) for line in lines if line.strip()]
         fits = head.get("format") == FORMAT and all(isinstance(episode["turns"], list) for episode in episodes)
     except (ValueError, TypeError, KeyError, AttributeError):
         fits = False

@@ -35,7 +35,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         first = next(iter(each.values()))
         return {"seeds": first["seeds"], "samples": first["samples"], "environments": each}
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise NotComparable(f"{path} cannot be read: {error}") from None
     environments = report.get("environments") if isinstance(report, dict) else None

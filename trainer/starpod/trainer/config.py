@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 
 from starpod.client.spelling import nearest
@@ -34,6 +33,7 @@ from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section, shipped
 from starpod.trainer.seeds import PURPOSES, SeedsConfig
 from starpod.trainer.stages import MAY_CHANGE, StageConfig, difference, may_change
+from starpod.trainer.strict_yaml import YamlError, load_yaml
 from starpod.trainer.warmstart import WarmStartConfig
 
 
@@ -405,15 +405,20 @@ def load_config(source: str, words: Sequence[str] = ()) -> Config:
     """Reads a configuration: a YAML file, the name of one that comes with the package, or `FILE.py` of an environment,
     for which one is chosen; then `key=value` words.
 
-    A file may begin from another one: `base: NAME`. Words that name a whole section go before those that name a part
-    of one, wherever they stand. Raises ConfigError.
+    A file may begin from another one: `base: NAME` or `base: FILE`, which lies beside it. A word that names a whole
+    section is applied before those that name its parts, wherever it stands. Raises ConfigError.
     """
     values = _read(source)
-    for word in sorted(words, key=lambda word: "." in word.partition("=")[0]):
+    texts: dict[str, str] = {}
+    for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"{word!r} is not key=value, e.g. stop.iterations=50")
-        _set(values, key.split("."), _value(key, text))
+        if key in texts:
+            raise ConfigError(f"{key} is given twice: {key}={texts[key]} and {word}")
+        texts[key] = text
+    for key in sorted(texts, key=lambda key: key.count(".")):
+        _set(values, key.split("."), _value(key, texts[key]))
     return parse_config(values)
 
 
@@ -423,11 +428,11 @@ def _value(key: str, text: str) -> Any:
     section = _section(sections)
     wants_text = section is not None and last in section.model_fields and section.model_fields[last].annotation is str
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value = load_yaml(text)
+    except YamlError as error:
         if wants_text:
             return text
-        raise ConfigError(f"{f'{key}={text}'!r}: the value is not YAML: {_line(error)}") from None
+        raise ConfigError(f"{f'{key}={text}'!r}: the value is not YAML: {error}") from None
     return text if wants_text and not isinstance(value, str) else value
 
 
@@ -446,13 +451,13 @@ def _read(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     known = shipped()
     path = known.get(source, Path(source))
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"no configuration {source!r}{nearest(source, list(known))} (a YAML file of your own does, too)"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {_line(error)}") from None
+    except (OSError, UnicodeDecodeError, YamlError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} does not hold keys and values")
     base = values.pop("base", None)
@@ -460,8 +465,8 @@ def _read(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
         return values
     if base in seen:
         raise ConfigError(f"{path}: base {base!r} comes back to itself")
-    if names_environment_file(str(base)):
-        base = path.parent / str(base)  # it lies beside its configuration
+    if base not in known:
+        base = path.parent / str(base)
     return _merge(_read(str(base), (*seen, source)), values)
 
 
@@ -508,10 +513,6 @@ def _explain(item: Any) -> str:
     given = "" if item["type"] == "value_error" or isinstance(item["input"], dict) else f", not {item['input']!r}"
     # A section's own sentences name their keys themselves.
     return f"{place}: {message}{given}" if place and f"{place}." not in message else f"{message}{given}"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _siblings(place: Sequence[int | str]) -> list[str]:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
-
-
-def read_off(value: Any) -> Any:
-    """For fields that have a kind `off`: YAML reads the bare word as false."""
-    return "off" if value is False else value
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 
 def shipped() -> dict[str, Path]:
     """The configurations that come with the package, by name."""
     folder = Path(str(resources.files("starpod.trainer"))) / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _takes_bool(annotation: Any) -> bool:
+    return annotation in (bool, Any) or any(map(_takes_bool, get_args(annotation)))
 
 
 class ConfigError(Exception):
@@ -34,7 +33,7 @@ class Section(BaseModel):
     a field is its help text.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     SHORTHAND: ClassVar[str] = ""
     """The field that a single word fills where the section itself is meant; empty: a single word is refused."""
@@ -43,6 +42,14 @@ class Section(BaseModel):
     @classmethod
     def _from_word(cls, values: Any) -> Any:
         return {cls.SHORTHAND: values} if cls.SHORTHAND and isinstance(values, str) else values
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _keep_truth_apart(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic would take true as the number 1.
+        if isinstance(value, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError(f"{str(value).lower()} is not a value of this key")
+        return value
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as YAML and JSON hold them."""

@@ -88,7 +88,11 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
             reset = pb.ResetRequest()
             reset.CopyFrom(origin.reset)
             reset.session_id, reset.epoch = base.session_id, base.epoch
-            restarted = await replica.call(RESET, reset, until)
+            try:
+                restarted = await replica.call(RESET, reset, until)
+            except StarpodError:
+                await _discard(replica, base, until)
+                raise
             return restarted.session, restarted.instructions
         case Reseeded():
             parent = await rebuild(replica, origin.parent, until)

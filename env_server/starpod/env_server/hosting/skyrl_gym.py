@@ -172,7 +172,7 @@ def _rows(request: HostingRequest, name: str) -> list[dict[str, Any]]:
         raise request.fail("it needs prompts: #rows=FILE.jsonl, one object with a prompt and its extras per line")
     path = Path(request.settings["rows"])
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # other line ends may stand in strings
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other line ends may stand in strings
     except (OSError, UnicodeDecodeError) as error:
         raise request.fail(f"cannot read its rows: {error}") from error
     rows = []

@@ -10,22 +10,22 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from starpod.trainer.section import Section, read_off
+from starpod.trainer.section import Section
 
 
 def _fill(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[str, Any]]) -> Any:
     """Adds the defaults of the kind that is given, under what is given."""
     if not isinstance(values, Mapping):
         return values
-    return {**defaults.get(read_off(values.get(kind, default)), {}), **values}
+    return {**defaults.get(str(values.get(kind, default)), {}), **values}
 
 
 class KLConfig(Section):
     """KL term to a frozen reference, the policy that training began with."""
 
-    where: Annotated[Literal["off", "reward", "loss"], BeforeValidator(read_off)] = Field(
+    where: Literal["off", "reward", "loss"] = Field(
         default="off",
         description="The penalty is taken off rewards, or added to the loss; off: no reference.",
     )
@@ -77,7 +77,7 @@ class KLConfig(Section):
 class TurnClipConfig(Section):
     """Clipping per turn: three readings of a per-turn decoupled clip."""
 
-    kind: Annotated[Literal["off", "decay", "turn_ratio", "prefix_guard"], BeforeValidator(read_off)] = Field(
+    kind: Literal["off", "decay", "turn_ratio", "prefix_guard"] = Field(
         default="off",
         description="decay: bounds by turn; turn_ratio: one ratio per turn; prefix_guard: drops turns after a drift.",
     )
@@ -216,7 +216,7 @@ class GiGPOConfig(Section):
 class CorrectionConfig(Section):
     """Importance weights for tokens that an older policy sampled."""
 
-    mode: Annotated[Literal["off", "truncated", "masked", "bypass"], BeforeValidator(read_off)] = Field(
+    mode: Literal["off", "truncated", "masked", "bypass"] = Field(
         default="truncated",
         description="See docs/algorithms.md#data-of-another-policy.",
     )

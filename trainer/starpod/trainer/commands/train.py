@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
-import yaml
 
 if TYPE_CHECKING:
     from starpod.trainer.config import Config
@@ -103,7 +102,9 @@ def train(
     if config is not None and names_environment_file(config):
         click.echo("".join(f"{line}\n" for line in choose_job(config).reasons), nl=False, err=True)
     if dry_run:
-        click.echo(yaml.safe_dump(resolved.to_dict(), sort_keys=False, allow_unicode=True), nl=False)
+        from starpod.trainer.strict_yaml import dump_yaml
+
+        click.echo(dump_yaml(resolved.to_dict()), nl=False)
         return _check_memory(resolved)
     if run_dir is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise click.UsageError("each process of torchrun would make up a folder of its own: name one with --run-dir")

@@ -49,7 +49,7 @@ def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
         environment = _whole_cpu() | environment
     # `vllm serve` looks for a distribution named vllm, and the one for CPUs has another name. Of an option that stands
     # there twice, the last one counts.
-    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    program = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
     os.execve(sys.executable, [*program, f"--model={_source(model)}", *words, *arguments], environment)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -136,10 +137,18 @@ def _parse(line: str) -> Episode:
                 f"turn {number} has {len(turn.reply)} sampled tokens, {len(turn.logprobs)} log-probabilities and "
                 f"{len(turn.versions)} versions; there must be as many of each"
             )
+        for name in ("prompt", "reply", "versions"):
+            if wrong := [value for value in getattr(turn, name) if type(value) is not int or value < 0]:
+                raise ValueError(f"turn {number}: {name} holds {wrong[0]!r}; whole numbers from 0 on are expected")
+        numbers = {"reward": [turn.reward], "parts": turn.parts.values(), "logprobs": turn.logprobs}
+        for name, values in numbers.items():
+            if wrong := [value for value in values if type(value) not in (int, float) or not math.isfinite(value)]:
+                raise ValueError(f"turn {number}: {name} holds {wrong[0]!r}; finite numbers are expected")
     return episode
 
 
 def _open(path: Path, mode: str) -> IO[str]:
+    encoding = "utf-8-sig" if "r" in mode else "utf-8"
     if path.name.endswith(".gz"):
-        return cast(IO[str], gzip.open(path, mode, compresslevel=LEVEL, encoding="utf-8"))
-    return cast(IO[str], open(path, mode, encoding="utf-8"))
+        return cast(IO[str], gzip.open(path, mode, compresslevel=LEVEL, encoding=encoding))
+    return cast(IO[str], open(path, mode, encoding=encoding))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from starpod.trainer.section import Section, read_off
+from starpod.trainer.section import Section
 
 
 class EchoTrapConfig(Section):
@@ -92,7 +92,7 @@ class SinkConfig(Section):
 class MonitorConfig(Section):
     """Diagnostics, early stops, sinks and the screen."""
 
-    screen: Annotated[Literal["auto", "live", "plain", "off"], BeforeValidator(read_off)] = Field(
+    screen: Literal["auto", "live", "plain", "off"] = Field(
         default="auto", description="auto: live on a terminal, else plain."
     )
     echo_trap: EchoTrapConfig = EchoTrapConfig()

@@ -168,7 +168,7 @@ class RemoteVllm(ServedEngine):
         super().__init__(slots=config.slots, max_context=max_context, vocabulary=vocabulary, restarts=config.restarts)
         self._parallel = parallel or Parallel()
         try:
-            key = Path(config.api_key_file).read_text().strip() if config.api_key_file else ""
+            key = Path(config.api_key_file).read_text(encoding="utf-8-sig").strip() if config.api_key_file else ""
         except OSError as error:
             raise EngineError(f"engine.api_key_file cannot be read: {error}") from None
         self._servers = [VllmServer(url, key=key, config=config) for url in config.urls]

@@ -16,13 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.data.updates import TokenRecord, update_file, write_update
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
+from starpod.trainer.strict_yaml import dump_yaml, load_yaml
 
 PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
 """Whose versions are noted, where installed."""
@@ -117,7 +116,7 @@ class RunFolder:
         else:
             facts = {"id": uuid.uuid4().hex[:12], "title": title, "model": model, **start}
         facts["differs_from_defaults"] = differences(config, defaults) if defaults is not None else None
-        write_atomic(self.config, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        write_atomic(self.config, dump_yaml(dict(config)))
         self._write_facts(facts)
         return self
 
@@ -176,7 +175,7 @@ class RunFolder:
         return str(self.read_facts()["id"])
 
     def read_config(self) -> dict[str, Any]:
-        return dict(yaml.safe_load(self.config.read_text(encoding="utf-8"))) if self.config.exists() else {}
+        return dict(load_yaml(self.config.read_text(encoding="utf-8"))) if self.config.exists() else {}
 
     def read_facts(self) -> dict[str, Any]:
         """The values of run.json; empty without one."""

@@ -43,10 +43,12 @@ def read_starts(path: str, environment: str) -> list[SavedStart]:
     names = {item.name for item in fields(SavedStart)}
     found = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"environment.starts {path} cannot be read: {error}") from None
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             values = json.loads(line)
             start = SavedStart(**{name: value for name, value in values.items() if name in names})

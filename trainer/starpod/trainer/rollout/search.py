@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher, Line, adopt
 from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.selection import weigh
-from starpod.trainer.section import Section, read_off
+from starpod.trainer.section import Section
 from starpod.trainer.seeds import derive
 
 Result = TypeVar("Result")
@@ -61,7 +61,7 @@ class SearchConfig(Section):
     naive: float | None = Field(
         default=None, ge=0, le=1, description="Share of a group that is played without search, for contrast."
     )
-    correction: Annotated[Literal["off", "weight"] | None, BeforeValidator(read_off)] = Field(
+    correction: Literal["off", "weight"] | None = Field(
         default=None,
         description="weight: what the policy learns from a chosen reply counts as much as it is likelier without the "
         "choice; for keep 1.",

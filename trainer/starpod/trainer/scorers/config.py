@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from starpod.trainer.section import Section, read_off
+from starpod.trainer.section import Section
 
 
 class ScorerConfig(Section):
@@ -14,7 +14,7 @@ class ScorerConfig(Section):
 
     SHORTHAND: ClassVar[str] = "kind"
 
-    kind: Annotated[Literal["off", "implicit", "q"], BeforeValidator(read_off)] = Field(
+    kind: Literal["off", "implicit", "q"] = Field(
         default="off", description="implicit: a second policy that prefers success (iStar); q: a value of turns."
     )
     lr: float | None = Field(default=None, gt=0, description="Learning rate; null: that of the policy.")

@@ -40,7 +40,8 @@ def elements(path: Path, kind: Literal["list", "object"]) -> Iterator[Element]:
 
     Raises OSError where the file cannot be opened, and BrokenJson at the point from which it cannot be read.
     """
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig") as file:
         reader = _Reader(file.read)
         opening, closing = "[]" if kind == "list" else "{}"
         if (first := reader.sign()) != opening:

@@ -42,7 +42,9 @@ class Security:
         return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*files), options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self.token.read_text().strip()}"),) if self.token else ()
+        if self.token is None:
+            return ()
+        return (("authorization", f"Bearer {self.token.read_text(encoding='utf-8-sig').strip()}"),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,54 @@
+"""Services that a command starts beside itself import the standard library, whatever lies in the working folder."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from starpod.client import SyncFleet
+from starpod.client.programs import started
+
+PROCESS_CLASS = """
+import random
+from starpod.env_server import Concurrency, Environment, EnvironmentSpec, Outcome
+
+class Sets(Environment):
+    spec = EnvironmentSpec(
+        id="sets-v1", version="1.0.0", title="x", actions=("left", "right"), concurrency=Concurrency.PROCESS
+    )
+    def reset(self, rng: random.Random) -> None:
+        self.prize = rng.choice(list({"a", "b", "c", "d"}))
+    def step(self, action: str) -> Outcome:
+        return Outcome(reward=0.0, terminated=True, success=False)
+    def render(self, mode: str = "text") -> str:
+        return f"prize {self.prize}"
+"""
+
+
+@pytest.fixture
+def shadowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with files that are named as modules of the standard library, and an environment."""
+    for name in ("queue", "calendar", "selectors"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not the standard library')\n")
+    (tmp_path / "sets.py").write_text(PROCESS_CLASS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_service_and_its_processes_start(shadowed: Path) -> None:
+    words = ("serve", "--environment-module", str(shadowed / "sets.py"), "--workers", "2", "--port", "0")
+    with started("the service", *words) as address, SyncFleet(address) as fleet:
+        (session,) = fleet.open("sets-v1", seed=1)
+        assert session.step("left").terminated
+
+
+def test_check_tells_a_start_that_depends_on_the_process(shadowed: Path) -> None:
+    text = (shadowed / "sets.py").read_text()
+    (shadowed / "sets.py").write_text(text.replace("Concurrency.PROCESS", "Concurrency.INLINE"))
+    command = [str(Path(sys.executable).with_name("starpod")), "check", "sets.py", "--level", "core", "--json", "-"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert checked.returncode == 1, checked.stderr
+    failed = [row for row in json.loads(checked.stdout)["environments"][0]["results"] if row["status"] == "failed"]
+    assert [row["id"] for row in failed] == ["C-80"]

@@ -1,0 +1,38 @@
+"""A rebuild that fails leaves no session on the server."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from starpod.client.connection import CLOSE, RESET, RESTORE
+from starpod.client.errors import BadArgument
+from starpod.client.history import History, Restarted, Restored
+from starpod.client.recovery.rebuild import rebuild
+from starpod.v1 import environment_pb2 as pb
+
+
+class Server:
+    """A replica that restores any snapshot and refuses every reset."""
+
+    def __init__(self) -> None:
+        self.sessions: set[str] = set()
+
+    async def call(self, method: Any, request: Any, until: float) -> Any:
+        if method is RESTORE:
+            self.sessions.add("base")
+            return pb.RestoreResponse(sessions=[pb.Session(session_id="base", epoch=1)])
+        if method is RESET:
+            raise BadArgument("no such option")
+        assert method is CLOSE
+        self.sessions -= set(request.session_ids)
+        return SimpleNamespace()
+
+
+async def test_a_refused_reset_closes_the_restored_session() -> None:
+    restored = Restored(pb.SessionSnapshot(), "1.0.0", pb.Want(), 60.0)
+    history, server = History(Restarted(restored, pb.ResetRequest()), None), Server()
+    with pytest.raises(BadArgument):
+        await rebuild(server, history, time.monotonic() + 5)  # type: ignore[arg-type]
+    assert not server.sessions
