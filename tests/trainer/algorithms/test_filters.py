@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
@@ -20,24 +20,64 @@ def kept(scores: list[float], **options: Any) -> list[int]:
     return select(FilterConfig(**options), scores)
 
 
+FIVE, FOUR, ZEROS, MIXED = (
+    [0.5, 0.3, 0.1, 0.1, 0.0],
+    [0.1, 0.4, 0.2, 0.3],
+    [0.0, 0.4, 0.0, 0.0],
+    [0.1, 0.4, 0.0, 0.2, 0.3],
+)
+LOGS = [math.log(1), math.log(6), math.log(3)]
+SMALLEST, ZERO = {"largest": False}, {"include_zero": True}
+
+
 @pytest.mark.parametrize(
-    ("scores", "value", "expected"),
+    ("strategy", "scores", "value", "options", "expected"),
     [
-        ([0.5, 0.3, 0.1, 0.1, 0.0], 0.9, [0, 1, 2]),
-        ([0.0, 0.1, 0.5, 0.1, 0.3], 0.9, [1, 2, 4]),
-        ([0.5, 0.3, 0.1, 0.1, 0.0], 1.0, [0, 1, 2, 3]),
-        ([0.5, 0.3, 0.1, 0.1, 0.0], 0.5, [0]),
-        # 0.6 + 0.29 lies within the slack of 0.9; 0.6 + 0.28 does not.
-        ([0.6, 0.29, 0.11], 0.9, [0, 1]),
-        ([0.6, 0.28, 0.12], 0.9, [0, 1, 2]),
-        ([0.0, 0.0], 0.9, []),
-        ([], 0.9, []),
+        # The best that hold a share of the sum.
+        ("top_p", FIVE, 0.9, {}, [0, 1, 2]),
+        ("top_p", [0.0, 0.1, 0.5, 0.1, 0.3], 0.9, {}, [1, 2, 4]),
+        ("top_p", FIVE, 1.0, {}, [0, 1, 2, 3]),
+        ("top_p", FIVE, 0.5, {}, [0]),
+        ("top_p", [0.6, 0.29, 0.11], 0.9, {}, [0, 1]),  # 0.6 + 0.29 lies within the slack of 0.9
+        ("top_p", [0.6, 0.28, 0.12], 0.9, {}, [0, 1, 2]),
+        *(("top_p", scores, 0.9, {}, []) for scores in ([0.0, 0.0], [])),
+        # The whole sum with zeros keeps every group.
+        *(("top_p", scores, 1.0, ZERO, [*range(len(scores))]) for scores in ([0.5, 0.0, 0.3, 0.0], [0.0, 0.0], [])),
+        # A share of all groups, rounded up, but not for an error of rounding: 0.07 * 100 > 7.
+        ("top_fraction", FOUR, 0.25, {}, [1]),
+        ("top_fraction", FOUR, 0.26, {}, [1, 3]),
+        ("top_fraction", FOUR, 0.5, SMALLEST, [0, 2]),
+        *(("top_fraction", [0.2] * 4, 0.5, options, [0, 1]) for options in ({}, SMALLEST)),
+        ("top_fraction", ZEROS, 0.5, {}, [1]),
+        ("top_fraction", ZEROS, 0.5, ZERO, [0, 1]),
+        ("top_fraction", [0.0, 0.4, 0.0, 0.3], 1.0, ZERO, [0, 1, 2, 3]),
+        ("top_fraction", [0.0, 0.0], 1.0, {}, []),
+        ("top_fraction", [1.0] * 100, 0.07, {}, [*range(7)]),
+        # A nucleus, and at least one.
+        *(("top_p_softmax", LOGS, value, ZERO, [1]) for value in (0.1, 0.6)),
+        *(("top_p_softmax", LOGS, value, ZERO, [1, 2]) for value in (0.61, 0.9)),
+        ("top_p_softmax", LOGS, 1.0, ZERO, [0, 1, 2]),
+        ("top_p_softmax", [0.0] * 3, 0.5, ZERO, [0, 1]),
+        ("top_p_softmax", [0.0] * 3, 0.5, {}, []),
+        ("top_p_softmax", LOGS, 0.6, SMALLEST | ZERO, [0]),  # weights 1, 1/6, 1/3
+        ("top_p_softmax", LOGS, 0.8, SMALLEST | ZERO, [0, 2]),
+        ("top_p_softmax", [1e4, -1e4], 0.9, ZERO, [0]),
+        ("top_k", MIXED, 2, {}, [1, 4]),
+        ("top_k", MIXED, 99, {}, [0, 1, 3, 4]),
+        ("top_k", MIXED, 2, SMALLEST, [0, 3]),
+        ("top_k", MIXED, 2, SMALLEST | ZERO, [0, 2]),
+        # Those near the best.
+        ("min_p", MIXED, 0.5, {}, [1, 3, 4]),
+        ("min_p", MIXED, 0.8, {}, [1]),
+        ("min_p", MIXED, 0.4, SMALLEST, [0, 3]),
+        ("min_p", [0.0], 0.5, {}, []),
+        ("none", ZEROS, None, {}, [0, 1, 2, 3]),
     ],
 )
-def test_top_p_keeps_the_best_that_hold_a_share_of_the_sum(
-    scores: list[float], value: float, expected: list[int]
+def test_what_a_strategy_keeps(
+    strategy: str, scores: list[float], value: float, options: dict[str, Any], expected: list[int]
 ) -> None:
-    assert kept(scores, strategy="top_p", value=value) == expected
+    assert kept(scores, strategy=strategy, value=value, **options) == expected
 
 
 def test_oversampled_groups_are_ranked_by_deviation_and_zeros_are_dropped() -> None:
@@ -54,68 +94,7 @@ def test_oversampled_groups_are_ranked_by_deviation_and_zeros_are_dropped() -> N
     assert [group.id for group in filter_groups(pyvision, groups)] == [0, 2]
 
 
-@pytest.mark.parametrize("scores", [[0.5, 0.0, 0.3, 0.0], [0.0, 0.0], []])
-def test_top_p_of_the_whole_sum_with_zeros_keeps_every_group(scores: list[float]) -> None:
-    assert kept(scores, strategy="top_p", value=1.0, include_zero=True) == list(range(len(scores)))
-
-
-@pytest.mark.parametrize(
-    ("scores", "value", "options", "expected"),
-    [
-        ([0.1, 0.4, 0.2, 0.3], 0.25, {}, [1]),
-        ([0.1, 0.4, 0.2, 0.3], 0.26, {}, [1, 3]),
-        ([0.1, 0.4, 0.2, 0.3], 0.5, {"largest": False}, [0, 2]),
-        ([0.2, 0.2, 0.2, 0.2], 0.5, {}, [0, 1]),
-        ([0.2, 0.2, 0.2, 0.2], 0.5, {"largest": False}, [0, 1]),
-        ([0.0, 0.4, 0.0, 0.0], 0.5, {}, [1]),
-        ([0.0, 0.4, 0.0, 0.0], 0.5, {"include_zero": True}, [0, 1]),
-        ([0.0, 0.4, 0.0, 0.3], 1.0, {"include_zero": True}, [0, 1, 2, 3]),
-        ([0.0, 0.0], 1.0, {}, []),
-    ],
-)
-def test_top_fraction_keeps_a_share_of_all_groups_rounded_up(
-    scores: list[float], value: float, options: dict[str, Any], expected: list[int]
-) -> None:
-    assert kept(scores, strategy="top_fraction", value=value, **options) == expected
-
-
-def test_top_fraction_does_not_round_up_for_an_error_of_rounding() -> None:
-    assert 0.07 * 100 > 7
-    assert len(kept([1.0] * 100, strategy="top_fraction", value=0.07)) == 7
-
-
-def test_top_p_softmax_keeps_a_nucleus_and_at_least_one() -> None:
-    scores = [math.log(1), math.log(6), math.log(3)]
-    options: dict[str, Any] = {"strategy": "top_p_softmax", "include_zero": True}
-    assert kept(scores, value=0.1, **options) == [1]
-    assert kept(scores, value=0.6, **options) == [1]
-    assert kept(scores, value=0.61, **options) == [1, 2]
-    assert kept(scores, value=0.9, **options) == [1, 2]
-    assert kept(scores, value=1.0, **options) == [0, 1, 2]
-    assert kept([0.0, 0.0, 0.0], value=0.5, **options) == [0, 1]
-    assert kept([0.0, 0.0, 0.0], value=0.5, strategy="top_p_softmax") == []
-    # The smallest: weights 1, 1/6, 1/3.
-    assert kept(scores, value=0.6, largest=False, **options) == [0]
-    assert kept(scores, value=0.8, largest=False, **options) == [0, 2]
-    assert kept([1e4, -1e4], value=0.9, **options) == [0]
-
-
-def test_top_k_keeps_a_number_and_min_p_those_near_the_best() -> None:
-    scores = [0.1, 0.4, 0.0, 0.2, 0.3]
-    assert kept(scores, strategy="top_k", value=2) == [1, 4]
-    assert kept(scores, strategy="top_k", value=99) == [0, 1, 3, 4]
-    assert kept(scores, strategy="top_k", value=2, largest=False) == [0, 3]
-    assert kept(scores, strategy="top_k", value=2, largest=False, include_zero=True) == [0, 2]
-    assert kept(scores, strategy="min_p", value=0.5) == [1, 3, 4]
-    assert kept(scores, strategy="min_p", value=0.8) == [1]
-    assert kept(scores, strategy="min_p", value=0.4, largest=False) == [0, 3]
-    assert kept([0.0], strategy="min_p", value=0.5) == []
-
-
-def test_without_a_strategy_every_group_is_kept() -> None:
-    assert kept([0.0, 0.4, 0.0]) == [0, 1, 2]
-
-
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(0, 10), max_size=30),
     st.sampled_from(["top_fraction", "top_p", "top_p_softmax", "top_k", "min_p"]),
@@ -138,6 +117,7 @@ def test_what_is_kept_is_in_order_and_at_least_as_good_as_what_is_not(
         assert indices
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.integers(1, 19), st.integers(1, 19))
 def test_a_larger_share_keeps_no_fewer(scores: list[float], first: int, second: int) -> None:
     low, high = sorted([first / 20, second / 20])
@@ -190,17 +170,10 @@ def test_uniform_groups_are_asked_for_again() -> None:
 
 def replies(number: int, returns: list[float], *texts: list[list[int]]) -> Group:
     """A group whose members gave these replies, and earned these returns; the first half of each by shaping."""
-    members = [
-        Episode(
-            number,
-            member,
-            "bandit-v1",
-            turns=[
-                a_turn(reply, reward=value, parts={"environment": value / 2, "bonus": value / 2}) for reply in turns
-            ],
-        )
-        for member, (value, turns) in enumerate(zip(returns, texts, strict=True))
-    ]
+    members = []
+    for member, (value, own) in enumerate(zip(returns, texts, strict=True)):
+        turns = [a_turn(reply, reward=value, parts={"environment": value / 2, "bonus": value / 2}) for reply in own]
+        members.append(Episode(number, member, "bandit-v1", turns=turns))
     return Group(number, members)
 
 

@@ -190,19 +190,6 @@ def test_an_update_teaches_all_three_heads() -> None:
     assert metrics["update/nonfinite"] == 0 and metrics["critic/grad_norm"] > 0
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"gamma": 0.9}, "does not discount by token"),
-        ({"lam": 0.9}, "no lambda per token"),
-        ({"advantage": "gae", "segment_lam": 0.9}, "has no segments"),
-    ],
-)
-def test_settings_without_a_meaning_are_refused(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        AlgorithmConfig.model_validate({"preset": "hiper"} | values)
-
-
 def test_replies_must_switch_before_they_name_a_subgoal() -> None:
     Config.model_validate({"algorithm": "hiper", "prompt": {"blocks": ["switch", "subgoal"]}})
     with pytest.raises(ValidationError, match=r"begin with \[switch, subgoal\]"):

@@ -1,6 +1,7 @@
 """Losses: golden numbers of the clipped loss, the readings of a clip per turn, gradients by finite differences, and
 averages that no split into micro-batches can change."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -77,12 +78,7 @@ def test_clipped_tokens_are_told_by_the_bound_that_stopped_them() -> None:
 def test_log_ratios_are_held_within_twenty() -> None:
     items = clamped_difference(torch.tensor([-500.0, 3.0, 500.0]), torch.tensor([0.0, 1.0, 0.0]))
     assert items.tolist() == [-20.0, 2.0, 20.0]
-    logprobs = doubles([300.0]).requires_grad_()
-    mask, turns = torch.tensor([[True]]), torch.tensor([[0]])
-    loss = policy_loss(
-        a_config(), logprobs, doubles([-300.0]), doubles([-1.0]), mask_BT=mask, turns_BT=turns
-    ).per_token_BT
-    assert loss.item() == pytest.approx(math.exp(20))
+    assert at_ratios(a_config(), [math.exp(600)], [-1.0]).per_token_BT.item() == pytest.approx(math.exp(20))
 
 
 def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
@@ -92,14 +88,8 @@ def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
     assert ratio[0, [0, 2, 3]].tolist() == pytest.approx([1.023608] * 3, abs=5e-7)
     config = AlgorithmConfig(preset="dapo", policy_loss="gspo")
     assert (config.clip_low, config.clip_high) == (3e-4, 4e-4)
-    result = policy_loss(
-        config,
-        log_ratio,
-        torch.zeros(1, 4),
-        doubles([1, 1, 1, 1]),
-        mask_BT=mask,
-        turns_BT=torch.tensor([[0, -1, 0, 1]]),
-    )
+    turns = torch.tensor([[0, -1, 0, 1]])
+    result = policy_loss(config, log_ratio, torch.zeros(1, 4), doubles([1] * 4), mask_BT=mask, turns_BT=turns)
     assert result.per_token_BT.tolist() == [pytest.approx([-1.0004, 0, -1.0004, -1.0004])]
 
 
@@ -166,8 +156,7 @@ def test_a_falling_prefix_is_left_out_too() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 10_000))
-@settings(max_examples=10)
+@pytest.mark.parametrize("seed", range(5))
 def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int) -> None:
     mask, turns = random_layout(seed, 4, 7)
     old = random_doubles(seed, 4, 7)
@@ -177,9 +166,8 @@ def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int)
 
     def gradient(config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
         logprobs = old.clone().requires_grad_()
-        loss = (
-            weights * policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns).per_token_BT
-        ).sum()
+        result = policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
+        loss = (weights * result.per_token_BT).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         assert logprobs.grad is not None
         return loss.detach(), logprobs.grad
@@ -192,38 +180,20 @@ def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int)
 # --- gradients by finite differences ----------------------------------------------------------------------------------
 
 
-def check_gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
-    assert torch.autograd.gradcheck(function, (at.clone().requires_grad_(),), eps=1e-6, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["ppo", "dual", "decay", "bounds", "prefix_guard"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_gradient_of_token_ratios(kind: str, seed: int) -> None:
-    mask, turns = random_layout(seed, 3, 6)
-    old, advantages = random_doubles(seed, 3, 6), random_doubles(seed + 1, 3, 6)
-    config = a_config(**KINDS[kind])
-    new = old + 0.3 * random_doubles(seed + 2, 3, 6)
-
-    def with_fixed_prefix(logprobs: Tensor) -> Tensor:
-        return policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns).per_token_BT.sum()
-
-    check_gradient(with_fixed_prefix, new)
-
-
-@pytest.mark.parametrize("kind", ["gspo", "turn_ratio"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_gradient_of_stretch_ratios(kind: str, seed: int) -> None:
+def test_gradient_of_the_policy_loss(kind: str, seed: int) -> None:
     """Where advantage and weight are the same along a stretch, it is the gradient of the stretch's own ratio."""
     mask, turns = random_layout(seed, 3, 6)
-    old, advantages = random_doubles(seed, 3, 6), random_doubles(seed + 1, 3, 1).expand(3, 6)
+    of_stretches = kind in ("gspo", "turn_ratio")
+    old, advantages = random_doubles(seed, 3, 6), random_doubles(seed + 1, 3, 1 if of_stretches else 6).expand(3, 6)
     weights = token_weights(mask, "seq-mean-token-mean", max_length=6).double()
     config = a_config(**KINDS[kind])
     new = (old + 0.3 * random_doubles(seed + 2, 3, 6)).requires_grad_()
 
     def loss(logprobs: Tensor) -> Tensor:
-        return (
-            weights * policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns).per_token_BT
-        ).sum()
+        result = policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
+        return (weights * result.per_token_BT).sum()
 
     loss(new).backward()  # type: ignore[no-untyped-call]
     assert new.grad is not None
@@ -235,18 +205,22 @@ def test_gradient_of_stretch_ratios(kind: str, seed: int) -> None:
         assert new.grad[tuple(place)].item() == pytest.approx(slope, abs=1e-6)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_gradient_of_kl(estimator: Any) -> None:
-    reference = random_doubles(1, 3, 4)
-    check_gradient(lambda logprobs: kl_divergence(estimator, logprobs, reference).sum(), random_doubles(2, 3, 4))
+OTHER, RETURNS = random_doubles(1, 3, 4), random_doubles(2, 3, 4)
 
 
-@pytest.mark.parametrize("value_clip", [None, 0.2])
-def test_gradient_of_the_value_loss(value_clip: float | None) -> None:
-    old, returns = random_doubles(1, 3, 4), random_doubles(2, 3, 4)
-    check_gradient(
-        lambda values: value_loss(values, old, returns, value_clip).sum(), old + 0.3 * random_doubles(3, 3, 4)
-    )
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(functools.partial(kl_divergence, estimator, ref_logprobs=OTHER) for estimator in ("k1", "k2", "k3")),
+        *(
+            functools.partial(value_loss, old_values_BT=OTHER, returns_BT=RETURNS, value_clip=clip)
+            for clip in (None, 0.2)
+        ),
+    ],
+)
+def test_gradient_of_kl_and_of_the_value_loss(function: Callable[[Tensor], Tensor]) -> None:
+    at = (OTHER + 0.3 * random_doubles(3, 3, 4)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda inputs: function(inputs).sum(), (at,), eps=1e-6, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -267,27 +241,11 @@ def test_what_is_masked_has_no_loss_and_no_gradient_whatever_it_holds(kind: str)
 # --- KL and values ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("estimator", "difference", "expected"),
-    [
-        ("k1", 0.5, 0.5),
-        ("k2", 0.5, 0.125),
-        ("k3", 0.5, 0.106531),
-        ("k1", -0.5, -0.5),
-        ("k2", -0.5, 0.125),
-        ("k3", -0.5, 0.148721),
-    ],
-)
-def test_kl_estimators(estimator: Any, difference: float, expected: float) -> None:
-    assert kl_divergence(estimator, doubles([difference]), doubles([0.0])).item() == pytest.approx(expected, abs=5e-7)
-
-
-def test_k1_and_k3_are_unbiased() -> None:
-    policy, reference = doubles([0.5, 0.3, 0.2]), doubles([0.2, 0.3, 0.5])
-    exact = (policy * (policy / reference).log()).sum()
-    for estimator in ("k1", "k3"):
-        estimates = kl_divergence(estimator, policy.log(), reference.log())  # type: ignore[arg-type]
-        torch.testing.assert_close((policy * estimates).sum(), exact)
+@pytest.mark.parametrize(("difference", "expected"), [(0.5, (0.5, 0.125, 0.106531)), (-0.5, (-0.5, 0.125, 0.148721))])
+def test_kl_estimators(difference: float, expected: tuple[float, ...]) -> None:
+    for estimator, value in zip(("k1", "k2", "k3"), expected, strict=True):
+        found = kl_divergence(estimator, doubles([difference]), doubles([0.0]))  # type: ignore[arg-type]
+        assert found.item() == pytest.approx(value, abs=5e-7)
 
 
 @given(st.floats(-1e4, 1e4, allow_nan=False))
@@ -304,30 +262,21 @@ def test_the_value_loss_takes_the_worse_of_the_clipped_and_the_free_value() -> N
 
 # --- averages ---------------------------------------------------------------------------------------------------------
 
-
 AVERAGES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 MASK = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
     ("average", "short", "long"),
-    [
-        ("token-mean", 1 / 6, 1 / 6),
-        ("seq-mean-token-mean", 1 / 4, 1 / 8),
-        ("seq-mean-token-sum", 1 / 2, 1 / 2),
-        ("seq-mean-token-sum-norm", 1 / 20, 1 / 20),
-    ],
+    [*zip(AVERAGES, (1 / 6, 1 / 4, 1 / 2, 1 / 20), (1 / 6, 1 / 8, 1 / 2, 1 / 20), strict=True)],
 )
 def test_the_four_averages(average: str, short: float, long: float) -> None:
     weights = token_weights(MASK, average, max_length=10)
-    assert weights[0].tolist() == pytest.approx([short, 0, short, 0])
-    assert weights[1].tolist() == pytest.approx([long] * 4)
-    assert not weights[2].any()
+    assert weights.tolist() == [pytest.approx(row) for row in ([short, 0, short, 0], [long] * 4, [0] * 4)]
+    assert not token_weights(torch.zeros(2, 3, dtype=torch.bool), average, max_length=3).any()
 
 
-def test_an_empty_batch_has_no_weights_and_an_unknown_average_is_refused() -> None:
-    for average in AVERAGES:
-        assert not token_weights(torch.zeros(2, 3, dtype=torch.bool), average, max_length=3).any()
+def test_an_unknown_average_is_refused() -> None:
     with pytest.raises(ValueError, match="sum-mean"):
         token_weights(MASK, "sum-mean", max_length=3)
 
@@ -353,9 +302,8 @@ def test_no_split_into_micro_batches_changes_the_gradient(average: str, seed: in
         parameter = weight.clone().requires_grad_()
         for part in parts:
             outputs = (features[part] @ parameter).tanh()
-            own = policy_loss(
-                config, outputs, old[part], advantages[part], mask_BT=mask[part], turns_BT=turns[part]
-            ).per_token_BT
+            result = policy_loss(config, outputs, old[part], advantages[part], mask_BT=mask[part], turns_BT=turns[part])
+            own = result.per_token_BT
             own = own + 0.1 * kl_divergence("k3", outputs, old[part])
             own = own + 0.5 * value_loss(outputs, old[part], advantages[part], 0.2)
             (weights[part] * own).sum().backward()  # type: ignore[no-untyped-call]

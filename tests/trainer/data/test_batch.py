@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.data.batch import Batch, samples_of
@@ -36,46 +36,35 @@ def episodes(draw: st.DrawFn) -> Episode:
 batches = st.lists(episodes(), min_size=1, max_size=5)
 
 
-@given(batches)
-def test_rows_hold_the_sampled_tokens_in_order(batch_of: list[Episode]) -> None:
+@settings(max_examples=50)
+@given(batches, st.integers(1, 60))
+def test_any_cut_into_micro_batches_gives_every_token_once_in_order_and_its_reward(
+    batch_of: list[Episode], budget: int
+) -> None:
     batch = Batch(batch_of)
+    rewards_BT, turns_BT, logprobs_BT = batch.rewards_BT(), batch.turns_BT(), batch.sampler_logprobs_BT()
     for index, episode in enumerate(batch_of):
         sampled = [token for turn in episode.turns for token in turn.reply]
         assert batch.mask_BT[index].sum() == len(sampled)
-        assert batch.sampler_logprobs_BT()[index, : len(sampled)].tolist() == [-float(token) for token in sampled]
-        told = [t for s in samples_of(episode) for t, m in zip(s.tokens, s.sampled, strict=True) if m]
-        assert told == sampled
-
-
-@given(batches)
-def test_rewards_stand_on_the_last_sampled_token_of_their_turn(batch_of: list[Episode]) -> None:
-    batch = Batch(batch_of)
-    rewards_BT, turns_BT = batch.rewards_BT(), batch.turns_BT()
-    for index, episode in enumerate(batch_of):
-        assert rewards_BT[index].sum().item() == pytest.approx(episode.total_reward)
-        end = -1
+        assert logprobs_BT[index, : len(sampled)].tolist() == [-float(token) for token in sampled]
+        assert sampled == [t for s in samples_of(episode) for t, m in zip(s.tokens, s.sampled, strict=True) if m]
+        # Rewards stand on the last sampled token of their turn.
+        turns, rewards = [], []
         for number, turn in enumerate(episode.turns):
-            end += len(turn.reply)
-            assert rewards_BT[index, end].item() == pytest.approx(turn.reward)
-            assert turns_BT[index, end] == number
-    assert (turns_BT[~batch.mask_BT] == -1).all()
-    assert (rewards_BT[~batch.mask_BT] == 0).all()
-
-
-@given(batches, st.integers(1, 60))
-def test_any_cut_into_micro_batches_gives_every_token_once(batch_of: list[Episode], budget: int) -> None:
-    batch = Batch(batch_of)
-    rebuilt = torch.zeros(batch.mask_BT.shape, dtype=torch.int64)
-    seen = torch.zeros(batch.mask_BT.shape, dtype=torch.int64)
+            turns += [number] * len(turn.reply)
+            rewards += [0.0] * (len(turn.reply) - 1) + [turn.reward]
+        assert turns_BT[index, : len(sampled)].tolist() == turns
+        assert rewards_BT[index, : len(sampled)].tolist() == pytest.approx(rewards)
+    assert turns_BT[~batch.mask_BT].eq(-1).all() and not rewards_BT[~batch.mask_BT].any()
+    rebuilt, seen = (torch.zeros(batch.mask_BT.shape, dtype=torch.int64) for _ in range(2))
     for block in batch.micro_batches(range(len(batch)), budget):
         packed, unpacked = batch.pack(block), batch.unpack(block)
         assert packed.tokens_SL.numel() <= budget or len(block) == 1
         # What a model would give: here, the sampled ids themselves.
         rebuilt[unpacked.rows] += unpacked.place(packed.tokens_SL[packed.sampled_SL])
         seen[unpacked.rows] += unpacked.inside_RT
-    assert torch.equal(seen.bool(), batch.mask_BT)
-    assert seen.max() == 1
-    assert torch.equal(rebuilt.float(), -batch.sampler_logprobs_BT())
+    assert torch.equal(seen.bool(), batch.mask_BT) and seen.max() == 1
+    assert torch.equal(rebuilt.float(), -logprobs_BT)
 
 
 def test_members_of_a_group_stand_together() -> None:

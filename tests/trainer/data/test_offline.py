@@ -1,6 +1,7 @@
 """Files to train on: what would teach nothing, something else, or what is held out, is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,11 +39,6 @@ def test_what_the_policys_own_tokenizer_reads_is_trained_on(tmp_path: Path, temp
     assert read_offline(Config(), {"": template}) == []
 
 
-def test_episodes_without_a_token_are_refused(tmp_path: Path, template: Template) -> None:
-    with pytest.raises(ConfigError, match="holds no sampled token"):
-        read(tmp_path, sampled(template, tokens=False), template)
-
-
 def test_tokens_of_another_tokenizer_or_prompt_are_refused(tmp_path: Path, template: Template) -> None:
     for other in (
         Template(train_tokenizer([text.upper() for text in TEXTS], size=330), prefill="<think>"),
@@ -52,11 +48,19 @@ def test_tokens_of_another_tokenizer_or_prompt_are_refused(tmp_path: Path, templ
             read(tmp_path, sampled(template), other)
 
 
-def test_held_out_start_states_are_refused(tmp_path: Path, template: Template) -> None:
-    with pytest.raises(ConfigError, match=r"seed 9999, which seeds\.selection \(5000 to 9999\) holds out"):
-        read(tmp_path, sampled(template, seed=9999), template)
-    with pytest.raises(ConfigError, match=r"seed 0, which seeds\.final \(0 to 4999\) holds out"):
-        read(tmp_path, sampled(template, seed=0), template)
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"tokens": False}, "holds no sampled token"),
+        ({"seed": 9999}, r"seed 9999, which seeds\.selection \(5000 to 9999\) holds out"),
+        ({"seed": 0}, r"seed 0, which seeds\.final \(0 to 4999\) holds out"),
+    ],
+)
+def test_what_teaches_nothing_or_is_held_out_is_refused(
+    tmp_path: Path, template: Template, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read(tmp_path, sampled(template, **given), template)
 
 
 def test_a_file_that_is_not_there_is_a_wrong_configuration(template: Template) -> None:

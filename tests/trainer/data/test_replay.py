@@ -2,32 +2,34 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import BadEpisodes, episode_files, read_episodes, read_groups, write_episodes
 from starpod.trainer.data.replay import ReplayBuffer, ReplayConfig, oldest_version
+from tests.trainer.turns import a_turn
+
+TURN = a_turn(
+    [3, 4],
+    observation="P 1 3 √",
+    prompt=[1, 2],
+    logprobs=[-0.1, -1 / 3],
+    finish="stop",
+    text="<answer>Up</answer>",
+    state_key=b"\x00\xff",
+    parts={"environment": 0.1},
+)
 
 
 def make_episode(group: int = 0, member: int = 0, version: int = 0, *, failed: bool = False) -> Episode:
-    turn = Turn(
-        observation="P 1 3 √",
-        prompt=[1, 2],
-        fresh=True,
-        reply=[3, 4],
-        logprobs=[-0.1, -1 / 3],
-        versions=[version, version + 1],
-        finish="stop",
-        text="<answer>Up</answer>",
-        state_key=b"\x00\xff",
-        parts={"environment": 0.1},
-    )
-    return Episode(group, member, "frozen_lake-v1", turns=[turn], end="failed" if failed else "terminal")
+    turns = [replace(TURN, versions=[version, version + 1])]
+    return Episode(group, member, "frozen_lake-v1", turns=turns, end="failed" if failed else "terminal")
 
 
 def make_group(number: int, version: int) -> Group:
@@ -97,10 +99,7 @@ def line(**changes: object) -> str:
         (line(turns=["up"]), "not an episode"),
         (line(turns=[{"reply": [1]}]), "missing"),
         (line(group="seven"), "`group` must be a whole number"),
-        (
-            line(turns=[make_episode().turns[0].to_json() | {"logprobs": [0.0]}]),
-            "2 sampled tokens, 1 log-prob",
-        ),
+        (line(turns=[make_episode().turns[0].to_json() | {"logprobs": [0.0]}]), "2 sampled tokens, 1 log-prob"),
     ],
 )
 def test_a_bad_line_is_named_with_its_reason(tmp_path: Path, text: str, reason: str) -> None:
@@ -139,15 +138,13 @@ def test_contradictory_settings_are_refused(values: dict[str, object]) -> None:
         ReplayConfig.model_validate(values)
 
 
-def test_the_default_is_off() -> None:
-    assert not ReplayBuffer(ReplayConfig()).enabled
-
-
 def test_a_group_is_as_old_as_its_oldest_token() -> None:
     assert oldest_version(Group(0, [make_episode(version=9), make_episode(version=3)])) == 3
     assert oldest_version(Group(0, []), default=5) == 5
+    assert not ReplayBuffer(ReplayConfig()).enabled
 
 
+@settings(max_examples=40)
 @given(
     capacity=st.integers(1, 6),
     wanted=st.integers(1, 6),

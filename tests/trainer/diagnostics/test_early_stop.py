@@ -1,6 +1,9 @@
 """Rules that end a run."""
 
 import json
+import re
+
+import pytest
 
 from starpod.trainer.diagnostics.config import EarlyStopConfig, MonitorConfig
 from starpod.trainer.diagnostics.early_stop import EarlyStop
@@ -8,51 +11,57 @@ from starpod.trainer.diagnostics.early_stop import EarlyStop
 STD = "collect/own_std_in_group"
 
 
-def run(stop: EarlyStop, values: list[float], name: str = STD, **others: float) -> tuple[int, str] | None:
-    for step, value in enumerate(values, start=1):
-        reason = stop.update(step, {name: value, **{key.replace("__", "/"): v for key, v in others.items()}})
-        if reason:
-            return step, reason
-    return None
-
-
-def test_ten_steps_below_a_tenth_of_the_start_stop() -> None:
-    stopped = run(EarlyStop(MonitorConfig()), [0.4] * 10 + [0.039] * 20)
-    assert stopped is not None and stopped[0] == 20
-    assert "below 10 % of its start (0.4) in 10 steps in a row" in stopped[1] and "collapsed" in stopped[1]
-
-
-def test_one_better_step_begins_the_count_anew() -> None:
-    assert run(EarlyStop(MonitorConfig()), [0.4] * 10 + ([0.01] * 9 + [0.05]) * 5) is None
-
-
-def test_a_task_that_is_learnt_is_called_so() -> None:
-    stopped = run(EarlyStop(MonitorConfig()), [0.4] * 10 + [0.0] * 10, collect__success=0.97)
-    assert stopped is not None and "the task is learnt (97 % success)" in stopped[1]
-
-
-def course(success: list[float], std: list[float]) -> str:
-    stop = EarlyStop(MonitorConfig())
-    for step, (one, other) in enumerate(zip(success, std, strict=True), start=1):
-        if reason := stop.update(step, {STD: other, "collect/success": one}):
+def told(curves: dict[str, list[float]], config: MonitorConfig) -> str:
+    """The step at which a run stops and why, or nothing. curves: by the last word of the metric's name."""
+    names = {"std": STD, "kept": "collect/kept_fraction", "success": "collect/success"}
+    stop = EarlyStop(config)
+    for step, row in enumerate(zip(*curves.values(), strict=True), start=1):
+        if reason := stop.update(step, {names[name]: value for name, value in zip(curves, row, strict=True)}):
             return f"{step}: {reason}"
     return ""
 
 
-def test_a_policy_that_never_learnt_has_not_collapsed() -> None:
-    told = course([0.005, 0.0, 0.01] * 10, [0.02] * 10 + [0.001] * 20)
-    assert "20: " in told and "the policy never learnt (success was never above 0.5 %)" in told
-    assert "collapsed" not in told
-    fallen = course([0.3] * 10 + [0.02] * 20, [0.4] * 10 + [0.01] * 20)
-    assert "the policy has collapsed (success was 30 % and is 2.0 %)" in fallen
+RISING = [0.1] * 10 + [0.1 + 0.02 * n for n in range(1, 21)] + [0.5] * 30
+FALLEN = [0.4] * 10 + [0.01] * 20
+OFF = MonitorConfig(early_stop=EarlyStopConfig(reward_std=False, low_success=False, empty_filter=False))
 
 
-def test_while_success_rises_nothing_stops_and_afterwards_there_is_nothing_left_to_learn() -> None:
-    """Rewards of a group may be equal while the policy learns one start state after the other."""
-    rising = [0.1] * 10 + [0.1 + 0.02 * n for n in range(1, 21)] + [0.5] * 30
-    told = course(rising, [0.4] * 10 + [0.01] * 50)
-    step = int(told.partition(":")[0])
-    assert 40 < step < 50 and "success rose from 10 % to 50 %, and these start states teach nothing more" in told
+@pytest.mark.parametrize(
+    ("curves", "begin", "reason"),
+    [
+        (
+            {"std": [0.4] * 10 + [0.039] * 20},
+            "20: ",
+            r"below 10 % of its start \(0\.4\) in 10 steps.*collapsed",
+        ),
+        ({"std": [0.4] * 10 + ([0.01] * 9 + [0.05]) * 5}, "", ""),  # one better step begins the count anew
+        ({"std": FALLEN, "success": [0.97] * 30}, "20: ", r"the task is learnt \(97 % success\)"),
+        (
+            {"std": [0.02] * 10 + [0.001] * 20, "success": [0.005, 0.0, 0.01] * 10},
+            "20: ",
+            r"the policy never learnt \(success was never above 0\.5 %\)",
+        ),
+        (
+            {"std": FALLEN, "success": [0.3] * 10 + [0.02] * 20},
+            "20: ",
+            r"the policy has collapsed \(success was 30 % and is 2\.0 %\)",
+        ),
+        # While success rises nothing stops: the policy learns one start state after the other.
+        (
+            {"std": FALLEN + [0.01] * 30, "success": RISING},
+            "4",
+            "success rose from 10 % to 50 %, and these start states teach nothing more",
+        ),
+        ({"kept": [0, 0, 0, 0, 0.5] * 3}, "", ""),
+        ({"kept": [0.5, 0, 0, 0, 0, 0]}, "6: ", "the filter kept no group"),
+        ({"kept": [0] * 40, "std": [0.4] * 10 + [0.0] * 30}, "", "off"),
+    ],
+)
+def test_what_stops_a_run(curves: dict[str, list[float]], begin: str, reason: str) -> None:
+    """reason: "off" where the rules are off."""
+    found = told(curves, OFF if reason == "off" else MonitorConfig())
+    assert found.startswith(begin) and bool(found) == bool(begin)
+    assert not found or re.search(reason, found), found
 
 
 def test_five_evaluations_without_success_stop() -> None:
@@ -69,23 +78,14 @@ def test_without_success_a_return_above_all_before_it_goes_on() -> None:
     assert [step for step, value in enumerate(returns) if stop.evaluated(step, 0.0, value)] == [8]
 
 
-def test_five_empty_filters_in_a_row_stop() -> None:
-    kept = "collect/kept_fraction"
-    assert run(EarlyStop(MonitorConfig()), [0, 0, 0, 0, 0.5] * 3, kept) is None
-    stopped = run(EarlyStop(MonitorConfig()), [0.5, 0, 0, 0, 0, 0], kept)
-    assert stopped is not None and stopped[0] == 6 and "the filter kept no group" in stopped[1]
-
-
-def test_rules_that_are_off_stop_nothing() -> None:
-    off = MonitorConfig(early_stop=EarlyStopConfig(reward_std=False, low_success=False, empty_filter=False))
-    stop = EarlyStop(off)
-    assert run(stop, [0.4] * 10 + [0.0] * 30, collect__kept_fraction=0.0) is None
+def test_rules_of_evaluations_can_be_off() -> None:
+    stop = EarlyStop(OFF)
     assert all(stop.evaluated(step, 0.0, 0.0) is None for step in range(20))
 
 
 def test_counts_survive_a_restart() -> None:
     first = EarlyStop(MonitorConfig())
-    assert run(first, [0.4] * 10 + [0.0] * 9, collect__kept_fraction=0.5) is None
+    assert not any(first.update(step, {STD: 0.4 if step <= 10 else 0.0}) for step in range(1, 20))
     second = EarlyStop(MonitorConfig())
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.update(20, {STD: 0.0}) is not None

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.diagnostics.config import EchoTrapConfig, MonitorConfig
@@ -28,54 +28,141 @@ def fall(start: float, end: float, at: int, width: float = 3.0) -> Curve:
     return lambda step: end + (start - end) / (1 + math.exp((step - at) / width))
 
 
-def test_a_healthy_run_is_not_warned_of() -> None:
+def then(first: float, *later: tuple[int, float]) -> Curve:
+    """A value, and others from these steps on."""
+    return lambda step: [first, *(value for begin, value in later if step >= begin)][-1]
+
+
+def noisy(curve: Curve, spread: float) -> Curve:
     noise = random.Random(0).gauss
-    warnings = play(
-        EchoTrap(MonitorConfig()),
-        range(1, 200),
-        std=lambda step: 0.4 - 0.001 * step + noise(0, 0.05),
-        entropy=lambda step: 0.6 - 0.002 * step + noise(0, 0.03),
-        diversity=lambda step: 0.8 - 0.001 * step + noise(0, 0.02),
-        grad=lambda step: 1 + noise(0, 0.2),
-        success=lambda step: min(0.1 + step / 250, 0.85),
-    )
-    assert warnings == []
+    return lambda step: curve(step) + noise(0, spread)
 
 
-@given(st.integers(0, 10_000))
-def test_single_steps_never_warn(seed: int) -> None:
+def joined(one: Curve, at: int, other: Curve) -> Curve:
+    return lambda step: (one if step < at else other)(step)
+
+
+EQUAL = {"std": fall(0.4, 0.0, 30), "entropy": fall(0.5, 0.0, 30), "diversity": fall(0.8, 0.1, 30)}
+SETTLED = {"std": fall(0.02, 0.0, 30), "entropy": fall(0.5, 0.02, 30)}
+HEALTHY = {
+    "std": noisy(lambda step: 0.4 - 0.001 * step, 0.05),
+    "entropy": noisy(lambda step: 0.6 - 0.002 * step, 0.03),
+    "diversity": noisy(lambda step: 0.8 - 0.001 * step, 0.02),
+    "grad": noisy(then(1.0), 0.2),
+    "success": lambda step: min(0.1 + step / 250, 0.85),
+}
+COLLAPSE = {"std": fall(0.4, 0.02, 40), "entropy": fall(0.5, 0.02, 60), "diversity": fall(0.8, 0.1, 80)}
+SURE = {
+    "std": joined(fall(0.4, 0.05, 40), 120, then(0.4)),
+    "entropy": joined(fall(0.5, 0.02, 40), 120, then(0.5)),
+    "success": joined(fall(0.5, 0.85, 30), 80, fall(0.85, 0.1, 90)),
+}
+HIGH = joined(lambda step: (0.83, 0.86, 0.84)[step % 3], 80, then(0.7))
+LATE = {"std": fall(0.4, 0.02, 60), "entropy": fall(0.5, 0.02, 60), "success": then(0.1, (12, 0.67), (80, 0.45))}
+RISES = joined(lambda step: min(0.5 + 0.01 * step, 0.85), 50, then(0.3))
+UP_TO_40 = joined(lambda step: min(0.2 + 0.01 * step, 0.6), 40, then(0.4))
+STD_FELL, ENTROPY_FELL = "reward deviation within groups has fallen to", "entropy has fallen to"
+UNLEARNT = "of its start, and success was never above 1.0 %: the policy settles before it has learnt."
+LUCK = "in 90 % of the groups with reward deviation all members gave the same replies"
+NAN = "17 grad_norm!: gradient norm is no finite number any more: updates have become unstable."
+
+
+@pytest.mark.parametrize(
+    ("curves", "expected"),
+    [
+        (HEALTHY, []),
+        # A collapse is told in its order, and then called by its name.
+        (
+            COLLAPSE | {"grad": then(1.0, (95, 9.0))},
+            [
+                f"45 reward_std!: {STD_FELL} 31 % of its start: the policy is echoing",
+                f"67 entropy!: {ENTROPY_FELL} 19 % of its start",
+                "67 echo_trap!: Echo Trap: 2 of 4 signals at once",
+                "83 diversity!: response diversity has fallen to 49 % of its start",
+                "97 grad_norm!: gradient norm has risen to 9.0 times its start: updates have become unstable.",
+            ],
+        ),
+        # Equal rewards of a solved task are no trap; those of one that is half solved are signals.
+        (EQUAL | {"success": fall(0.1, 0.98, 20)}, []),
+        (EQUAL | {"success": fall(0.1, 0.5, 20)}, ["33 diversity: ", "35 reward_std: ", "37 entropy: "]),
+        # A policy that becomes sure of what works loses entropy and deviation too, which is a trap where success falls.
+        (
+            SURE,
+            [
+                f"46 reward_std: {STD_FELL} 31 % of its start while success rose from 50 % to 85 %",
+                f"47 entropy: {ENTROPY_FELL} 19 % of its start while success rose from 50 % to 85 %",
+                "87 echo_trap!: Echo Trap",
+                *(f"122 {signal}: Withdrawn" for signal in ("reward_std", "entropy", "echo_trap")),
+            ],
+        ),
+        # High success need not rise to contradict a signal.
+        (
+            {"std": fall(0.4, 0.1, 40), "entropy": fall(0.5, 0.05, 40), "success": HIGH},
+            [
+                f"49 reward_std: {STD_FELL} 32 % of its start while success holds at 84 %",
+                f"49 entropy: {ENTROPY_FELL} 18 % of its start while success holds at 84 %",
+                "82 echo_trap!: Echo Trap",
+            ],
+        ),
+        # A fall from the best is a trap before it reaches the start.
+        (LATE, ["65 reward_std: ", "67 entropy: ", "82 echo_trap!: Echo Trap"]),
+        # What was never learnt is not lost; where the environment does not say what success is, nothing is excused.
+        (
+            SETTLED | {"success": lambda step: 0.01 * (step % 2)},
+            [f"35 reward_std!: {STD_FELL} 27 % {UNLEARNT}", f"37 entropy!: {ENTROPY_FELL} 19 % {UNLEARNT}"],
+        ),
+        (SETTLED, ["35 reward_std!", "37 entropy!", "37 echo_trap!"]),
+        # Success around its bound does not warn again and again.
+        (
+            {
+                "entropy": fall(0.5, 0.0, 30),
+                "diversity": fall(0.8, 0.1, 30),
+                "success": joined(noisy(fall(0.1, 0.9, 15), 0.05), 150, then(0.3)),
+            },
+            ["152 entropy!", "152 diversity!", "152 echo_trap!"],
+        ),
+        # Groups of identical replies: told of unless the policy is well, and withdrawn.
+        ({"identical": then(0.1, (10, 0.9), (30, 0.2))}, [f"12 identical!: {LUCK}", "32 identical: Withdrawn"]),
+        ({"identical": then(0.1, (12, 0.9)), "success": RISES}, [f"52 identical!: {LUCK}"]),
+        ({"identical": then(0.1, (12, 0.9)), "success": then(0.92, (50, 0.3))}, [f"52 identical!: {LUCK}"]),
+        ({"identical": then(0.9), "success": then(0.3, (20, 0.95))}, [f"5 identical!: {LUCK}", "22 identical: With"]),
+        # A steep gradient warns only where success does not hold, and one that is no number anywhere.
+        ({"grad": then(1.0, (15, 6.0)), "success": UP_TO_40}, ["42 grad_norm!: gradient norm has risen to 6.0 times"]),
+        ({"grad": then(1.0, (15, math.nan)), "success": lambda step: 0.02 * step}, [NAN]),
+        ({"grad": then(1.0, (15, math.nan))}, [NAN]),
+        # A run without any deviation is told so once, and learning that begins late has a start of its own.
+        ({"std": then(0.0)}, ["10 reward_std!: "]),
+        (
+            {"std": then(0.0, (21, 0.4), (51, 0.01))},
+            ["10 reward_std!: ", "35 reward_std: Withdrawn", "53 reward_std!: "],
+        ),
+    ],
+)
+def test_what_curves_are_told_of(curves: dict[str, Curve], expected: list[str]) -> None:
+    """expected: how each warning begins: its step, its signal, "!" where it says what to do, and its text."""
+    told = [
+        f"{w.step} {w.signal}{'!' * ('To do: ' in w.text)}: {w.text}"
+        for w in play(EchoTrap(MonitorConfig()), range(1, 200), **curves)
+    ]
+    assert len(told) == len(expected) and all(map(str.startswith, told, expected)), told
+
+
+def test_metrics_are_the_ratios_to_the_start() -> None:
+    trap = EchoTrap(MonitorConfig())
+    play(trap, range(1, 60), std=fall(0.4, 0.02, 20), grad=then(1.0, (30, 9.0)))
+    ratios = {"reward_std_ratio": 0.05, "grad_norm_ratio": 9, "signals": 2}
+    assert trap.metrics == pytest.approx({f"echo_trap/{name}": value for name, value in ratios.items()}, abs=0.01)
+
+
+@pytest.mark.parametrize("spike", range(7))
+def test_single_steps_never_warn(spike: int) -> None:
     # One value in seven is as bad as can be: more than a plateau with outliers, less than a change.
-    spike = random.Random(seed).randrange(7)
 
-    def noisy(good: float, bad: float) -> Curve:
+    def spiky(good: float, bad: float) -> Curve:
         return lambda step: bad if step > 10 and step % 7 == spike else good
 
-    curves = {"std": noisy(0.4, 0.0), "entropy": noisy(0.5, 0.0), "diversity": noisy(0.8, 0.0), "grad": noisy(1, 90)}
+    curves = {"std": spiky(0.4, 0.0), "entropy": spiky(0.5, 0.0), "diversity": spiky(0.8, 0.0), "grad": spiky(1, 90)}
     assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves) == []
-
-
-def test_a_collapse_is_told_in_its_order_and_then_called_by_its_name() -> None:
-    trap = EchoTrap(MonitorConfig())
-    warnings = play(
-        trap,
-        range(1, 121),
-        std=fall(0.4, 0.02, 40),
-        entropy=fall(0.5, 0.02, 60),
-        diversity=fall(0.8, 0.1, 80),
-        grad=lambda step: 1.0 if step < 95 else 9.0,
-    )
-    assert [w.signal for w in warnings] == ["reward_std", "entropy", "echo_trap", "diversity", "grad_norm"]
-    assert [w.step for w in warnings] == sorted(w.step for w in warnings)
-    assert 40 <= warnings[0].step <= 50
-    assert warnings[0].text.startswith("reward deviation within groups has fallen to ")
-    assert "% of its start: the policy is echoing" in warnings[0].text and "To do: " in warnings[0].text
-    assert f"{100 * warnings[0].ratio:.0f} %" in warnings[0].text
-    assert "2 of 4 signals at once" in warnings[2].text
-    assert "has risen to 9.0 times its start" in warnings[4].text
-    metrics = trap.metrics
-    assert metrics["echo_trap/signals"] == 4
-    assert metrics["echo_trap/reward_std_ratio"] == pytest.approx(0.05, abs=0.01)
-    assert metrics["echo_trap/grad_norm_ratio"] == pytest.approx(9)
 
 
 def test_a_signal_at_its_bound_warns_once_and_after_a_recovery_again() -> None:
@@ -89,87 +176,6 @@ def test_a_signal_at_its_bound_warns_once_and_after_a_recovery_again() -> None:
     assert [w.signal for w in play(trap, range(62, 70), std=lambda step: 0.1)] == ["reward_std"]
 
 
-def test_equal_rewards_of_a_solved_task_are_no_trap() -> None:
-    curves = {"std": fall(0.4, 0.0, 30), "entropy": fall(0.5, 0.0, 30), "diversity": fall(0.8, 0.1, 30)}
-    assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves, success=fall(0.1, 0.98, 20)) == []
-    assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves, success=fall(0.1, 0.5, 20)) != []
-
-
-def test_signals_that_success_contradicts_are_told_as_what_they_are() -> None:
-    """A policy that becomes sure of what works loses entropy and deviation too: that is called no trap."""
-    curves = {"std": fall(0.4, 0.05, 40), "entropy": fall(0.5, 0.02, 40)}
-    trap = EchoTrap(MonitorConfig())
-    rising = play(trap, range(1, 80), **curves, success=fall(0.5, 0.85, 30))
-    assert [w.signal for w in rising] == ["reward_std", "entropy"]
-    for warning in rising:
-        assert "while success rose from 50 % to 8" in warning.text and "To do" not in warning.text
-    fallen = play(trap, range(80, 120), **curves, success=fall(0.85, 0.1, 90))
-    assert [w.text.partition(":")[0] for w in fallen] == ["Echo Trap"]
-    over = play(trap, range(120, 140), std=lambda step: 0.4, entropy=lambda step: 0.5)
-    assert [w.text.partition(":")[0] for w in over] == ["Withdrawn"] * 3
-
-
-def test_high_success_need_not_rise_to_contradict_a_signal() -> None:
-    curves = {"std": fall(0.4, 0.1, 40), "entropy": fall(0.5, 0.05, 40)}
-    trap = EchoTrap(MonitorConfig())
-    high = play(trap, range(1, 80), **curves, success=lambda step: (0.83, 0.86, 0.84)[step % 3])
-    assert [w.signal for w in high] == ["reward_std", "entropy"]
-    for warning in high:
-        assert "while success holds at 84 %" in warning.text and "To do" not in warning.text
-    fallen = play(trap, range(80, 100), **curves, success=lambda step: 0.7)
-    assert [w.text.partition(":")[0] for w in fallen] == ["Echo Trap"]
-
-
-def test_a_fall_from_the_best_is_a_trap_before_it_reaches_the_start() -> None:
-    curves = {"std": fall(0.4, 0.02, 60), "entropy": fall(0.5, 0.02, 60)}
-    success = lambda step: 0.1 if step < 12 else 0.67 if step < 80 else 0.45  # noqa: E731
-    told = play(EchoTrap(MonitorConfig()), range(1, 100), **curves, success=success)
-    assert [(w.signal, w.text.startswith("Echo Trap")) for w in told] == [
-        ("reward_std", False),
-        ("entropy", False),
-        ("echo_trap", True),
-    ]
-    assert 80 <= told[-1].step <= 84
-
-
-def test_what_was_never_learnt_is_not_lost() -> None:
-    """Half a percent of success from the start: the policy settles, and nothing collapses."""
-    curves = {"std": fall(0.02, 0.0, 30), "entropy": fall(0.5, 0.02, 30)}
-    told = play(EchoTrap(MonitorConfig()), range(1, 80), **curves, success=lambda step: 0.01 * (step % 2))
-    assert [w.signal for w in told] == ["reward_std", "entropy"]
-    for warning in told:
-        assert "success was never above 1.0 %: the policy settles before it has learnt" in warning.text
-        assert "echoing" not in warning.text
-    # Where the environment does not say what success is, there is nothing to excuse.
-    unknown = play(EchoTrap(MonitorConfig()), range(1, 80), **curves)
-    assert [w.signal for w in unknown] == ["reward_std", "entropy", "echo_trap"]
-
-
-def test_groups_of_identical_replies_are_told_of_and_withdrawn() -> None:
-    trap = EchoTrap(MonitorConfig())
-    share = lambda step: 0.1 if step < 10 else 0.8 if step < 30 else 0.2  # noqa: E731
-    told = play(trap, range(1, 50), identical=share)
-    assert [(w.step, w.signal) for w in told] == [(12, "identical"), (32, "identical")]
-    assert told[0].text.startswith("in 80 % of the groups with reward deviation all members gave the same")
-    assert "algorithm.filter.drop_identical=true" in told[0].text and told[1].text.startswith("Withdrawn")
-    assert trap.metrics["echo_trap/signals"] == 0
-
-
-@pytest.mark.parametrize("success", [lambda step: min(0.5 + 0.01 * step, 0.85), lambda step: 0.92])
-def test_identical_replies_of_a_policy_that_is_well_are_not_told_of(success: Curve) -> None:
-    share = lambda step: 0.1 if step < 12 else 0.9  # noqa: E731
-    trap = EchoTrap(MonitorConfig())
-    assert play(trap, range(1, 50), identical=share, success=success) == []
-    fallen = play(trap, range(50, 60), identical=share, success=lambda step: 0.3)
-    assert [w.signal for w in fallen] == ["identical"]
-
-
-def test_a_warning_of_identical_replies_is_withdrawn_where_the_task_is_solved() -> None:
-    success = lambda step: 0.3 if step < 20 else 0.95  # noqa: E731
-    told = play(EchoTrap(MonitorConfig()), range(1, 40), identical=lambda step: 0.9, success=success)
-    assert [(w.step, w.text.partition(":")[0] == "Withdrawn") for w in told] == [(5, False), (22, True)]
-
-
 def test_nobody_is_told_to_drop_groups_that_are_dropped() -> None:
     trap, dropping = EchoTrap(MonitorConfig()), EchoTrap(MonitorConfig())
     metrics = {"collect/identical_fraction": 0.9}
@@ -177,51 +183,6 @@ def test_nobody_is_told_to_drop_groups_that_are_dropped() -> None:
     (known,) = [w for step in range(9) for w in dropping.update(step, metrics, drops_identical=True)]
     assert "drop_identical" in plain.text
     assert "drop_identical" not in known.text and "To do: sample at a higher temperature" in known.text
-
-
-def test_a_steep_gradient_warns_only_where_success_does_not_hold() -> None:
-    grad = lambda step: 1.0 if step < 15 else 6.0  # noqa: E731
-    trap = EchoTrap(MonitorConfig())
-    assert play(trap, range(1, 40), grad=grad, success=lambda step: min(0.2 + 0.01 * step, 0.6)) == []
-    assert trap.metrics["echo_trap/grad_norm_ratio"] == pytest.approx(6)
-    fallen = play(trap, range(40, 50), grad=grad, success=lambda step: 0.4)
-    assert ["updates have become unstable" in w.text for w in fallen] == [True]
-    # Steps without a number are not taken, whatever success does.
-    lost = EchoTrap(MonitorConfig())
-    told = play(lost, range(1, 30), grad=lambda step: 1.0 if step < 15 else math.nan, success=lambda step: 0.02 * step)
-    assert ["no finite number" in w.text for w in told] == [True]
-
-
-def test_success_around_its_bound_does_not_warn_again_and_again() -> None:
-    curves = {"diversity": fall(0.8, 0.1, 30), "entropy": fall(0.5, 0.0, 30)}
-    noise = random.Random(0).gauss
-    warnings = play(
-        EchoTrap(MonitorConfig()),
-        range(1, 200),
-        **curves,
-        success=lambda step: fall(0.1, 0.9, 15)(step) + noise(0, 0.05) if step < 150 else 0.3,
-    )
-    assert [w.signal for w in warnings] == ["entropy", "diversity", "echo_trap"]
-    assert 150 <= warnings[0].step <= 155
-
-
-def test_a_run_without_any_deviation_is_told_so_once() -> None:
-    warnings = play(EchoTrap(MonitorConfig()), range(1, 60), std=lambda step: 0.0)
-    assert [(w.step, w.signal) for w in warnings] == [(10, "reward_std")]
-    assert "nothing to learn from" in warnings[0].text
-
-
-def test_learning_that_begins_late_has_a_start_of_its_own() -> None:
-    trap = EchoTrap(MonitorConfig())
-    warnings = play(trap, range(1, 100), std=lambda step: 0.0 if step <= 20 else 0.4 if step <= 50 else 0.01)
-    assert [w.step for w in warnings if not w.text.startswith("Withdrawn")] == [10, 53]
-
-
-def test_a_gradient_that_is_no_number_is_the_worst_spike() -> None:
-    trap = EchoTrap(MonitorConfig())
-    warnings = play(trap, range(1, 30), grad=lambda step: 1.0 if step <= 15 else math.nan)
-    assert [w.text.partition(":")[0] for w in warnings] == ["gradient norm is no finite number any more"]
-    EchoTrap(MonitorConfig()).load_state_dict(json.loads(json.dumps(trap.state_dict(), allow_nan=False)))
 
 
 def test_steps_without_a_metric_change_nothing() -> None:
@@ -233,12 +194,13 @@ def test_steps_without_a_metric_change_nothing() -> None:
     assert trap.metrics == same.metrics
 
 
+@settings(max_examples=15)
 @given(st.integers(1, 99))
 def test_a_resumed_watch_says_what_an_undisturbed_one_says(cut: int) -> None:
     curves: dict[str, Curve] = {
         "std": fall(0.4, 0.02, 40),
         "entropy": fall(0.5, 0.02, 60),
-        "grad": lambda step: 1.0 + (step > 70) * 9,
+        "grad": then(1.0, (71, math.nan)),
         "identical": lambda step: 0.9 if 30 < step < 60 else 0.1,
         "success": lambda step: 0.95 if 50 < step < 80 else 0.75,
     }

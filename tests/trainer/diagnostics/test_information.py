@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.data.episode import Episode
@@ -48,6 +48,7 @@ matrices = st.integers(2, 7).flatmap(
 )
 
 
+@settings(max_examples=30)
 @given(matrices)
 def test_information_never_passes_its_bound(rows: list[list[float]]) -> None:
     found = information(*square(rows))
@@ -57,6 +58,7 @@ def test_information_never_passes_its_bound(rows: list[list[float]]) -> None:
     assert shares == sorted(shares) and all(0 <= share <= 1 for share in shares)
 
 
+@settings(max_examples=30)
 @given(matrices, st.data())
 def test_a_constant_added_to_a_row_moves_entropy_alone(rows: list[list[float]], data: st.DataObject) -> None:
     L_NM, own_N = square(rows)
@@ -68,6 +70,7 @@ def test_a_constant_added_to_a_row_moves_entropy_alone(rows: list[list[float]], 
     assert after.entropy == pytest.approx(before.entropy + 5 / len(rows), abs=1e-4)
 
 
+@settings(max_examples=30)
 @given(matrices)
 def test_merging_identical_prompts_changes_no_information(rows: list[list[float]]) -> None:
     L_NM, own_N = square(rows)
@@ -111,37 +114,24 @@ def decode(tokens: list[int]) -> str:
     return "".join(WORDS[token] for token in tokens)
 
 
-def test_the_opening_tag_belongs_to_the_prompt_and_no_tag_to_the_reasoning() -> None:
-    reply = ids("<think> go up </think> <answer> up </answer>")
-    sample = reasoning_of([turn(prompt=ids("state:1"), reply=reply)], 0, decode, TAGS)
-    assert sample is not None
-    assert decode(sample.prompt) == "state:1<think>" and decode(sample.reasoning) == "goup"
-
-
-def test_the_opening_tag_may_be_prefilled() -> None:
-    made = turn(prompt=ids("state:1 <think>"), reply=ids("go up </think> <answer> up"))
-    sample = reasoning_of([made], 0, decode, TAGS)
-    assert sample is not None
-    assert decode(sample.prompt) == "state:1<think>" and decode(sample.reasoning) == "goup"
-
-
-def test_a_token_across_the_tag_belongs_to_the_tag() -> None:
-    sample = reasoning_of([turn(prompt=ids("state:1"), reply=ids("<think> go .</ think> up"))], 0, decode, TAGS)
-    assert sample is not None and decode(sample.reasoning) == "go"
-
-
-@pytest.mark.parametrize("reply", ["<think> </think> up", "<think> go up", "up", "</think>"])
-def test_no_reasoning_no_sample(reply: str) -> None:
-    assert reasoning_of([turn(prompt=ids("state:1"), reply=ids(reply))], 0, decode, TAGS) is None
+@pytest.mark.parametrize(
+    ("prompt", "reply", "expected"),
+    [
+        # The opening tag belongs to the prompt, where it may be prefilled, and no tag to the reasoning.
+        ("state:1", "<think> go up </think> <answer> up </answer>", "goup"),
+        ("state:1 <think>", "go up </think> <answer> up", "goup"),
+        ("state:1", "<think> go .</ think> up", "go"),  # a token across the tag belongs to the tag
+        *(("state:1", reply, "") for reply in ("<think> </think> up", "<think> go up", "up", "</think>")),
+    ],
+)
+def test_reasoning_is_what_stands_between_the_tags(prompt: str, reply: str, expected: str) -> None:
+    sample = reasoning_of([turn(prompt=ids(prompt), reply=ids(reply))], 0, decode, TAGS)
+    assert (decode(sample.reasoning) if sample else "") == expected
+    assert sample is None or decode(sample.prompt) == "state:1<think>"
 
 
 def test_the_context_goes_back_to_the_last_fresh_prompt() -> None:
-    turns = [
-        turn(prompt=[1], reply=[2]),
-        turn(prompt=[3], reply=[4]),
-        turn(prompt=[5], reply=[6], fresh=False),
-        turn(prompt=[7], reply=[8], fresh=False),
-    ]
+    turns = [turn(prompt=[n], reply=[n + 1], fresh=n < 5) for n in (1, 3, 5, 7)]
     assert context_of(turns, 0) == [1]
     assert context_of(turns, 3) == [3, 4, 5, 6, 7]
 
@@ -192,17 +182,17 @@ def probe(**values: object) -> InformationProbe:
 
 
 def test_reasoning_about_the_state_is_told_from_a_template() -> None:
-    aware, template = probe(), probe()
-    good = aware.measure(batch(4, 4, template=False), toy_score, toy_decode, generator())
-    bad = template.measure(batch(4, 4, template=True), toy_score, toy_decode, generator())
-    assert good["information/first_turn/mutual_information"] == pytest.approx(math.log(4))
-    assert good["information/first_turn/bound"] == pytest.approx(math.log(4))
-    assert good["information/first_turn/retrieval_at_1_above_chance"] == pytest.approx(0.75)
-    assert bad["information/first_turn/mutual_information"] == pytest.approx(0)
-    assert bad["information/first_turn/retrieval_at_1_above_chance"] == pytest.approx(0)
-    assert bad["information/first_turn/valid_thinking_rate"] == 1
-    assert aware.regimes == {"first_turn": "diverse reasoning"}
-    assert template.regimes == {"first_turn": "template collapse"}
+    for template, nats, above, found in (
+        (False, math.log(4), 0.75, "diverse reasoning"),
+        (True, 0, 0, "template collapse"),
+    ):
+        watch = probe()
+        metrics = watch.measure(batch(4, 4, template=template), toy_score, toy_decode, generator())
+        expected = {"mutual_information": nats, "retrieval_at_1_above_chance": above, "bound": math.log(4)}
+        expected["valid_thinking_rate"] = 1
+        told = {name: metrics[f"information/first_turn/{name}"] for name in expected}
+        assert told == pytest.approx(expected, abs=1e-6)
+        assert watch.regimes == {"first_turn": found}
 
 
 def test_both_samplers_and_what_has_no_reasoning() -> None:
