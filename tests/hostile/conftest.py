@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import grpc
@@ -19,7 +21,8 @@ from tests.support import ROOT, ServerProcess, start_server
 VILLAIN, WITNESS = "villain-token-0123456789", "witness-token-0123456789"
 SERVICE = "/starpod.v1.EnvironmentService/"
 MEBIBYTE = 2**20
-HOSTILE = ("hostile/villain", "hostile/deprived")
+KEPT_MIB = 64
+"""So much more memory may a server keep after an attack."""
 WALK = ("Left", "Right", "Right", "report", "Left")
 
 # docs/protocol.md, section 10: what a caller may be told, by reason. Without a reason, by gRPC itself.
@@ -45,6 +48,33 @@ WITHOUT_REASON = {"INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXC
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {token}"),)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2400):
+        if condition():
+            return
+        time.sleep(0.025)
+    raise AssertionError("it never came to that")
+
+
+def memory_of(pid: int, field: str = "VmRSS") -> int:
+    """Bytes of memory of a process, by a field of its status."""
+    return int(re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) * 1024  # type: ignore[index]
+
+
+def kept_memory(pid: int, before: int) -> float:
+    """MiB of memory that a process has beyond `before`, once it had some seconds to give memory back."""
+    for _ in range(40):
+        if (kept := (memory_of(pid) - before) / MEBIBYTE) <= KEPT_MIB:
+            break
+        time.sleep(0.2)
+    return kept
+
+
+def loop_seconds(pid: int) -> float:
+    """CPU time of the thread that runs a server's event loop."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def http_url(server: ServerProcess) -> str:
@@ -138,66 +168,54 @@ class Target:
         """Of HTTP."""
         return http_url(self.server)
 
-    @property
-    def resident(self) -> int:
-        """Bytes of memory that the server has now."""
-        status = Path(f"/proc/{self.server.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
-
-    @property
-    def highest(self) -> int:
-        """The most it had since `unharmed` began."""
-        status = Path(f"/proc/{self.server.pid}/status").read_text()
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
-
     @contextlib.contextmanager
     def unharmed(self, *, memory: int = 64 * MEBIBYTE) -> Iterator[None]:
         """What must hold after any attack: alive, the witness undisturbed, no bug of ours, memory within `memory`."""
         Path(f"/proc/{self.server.pid}/clear_refs").write_text("5")  # VmHWM starts from here
-        before, said = self.resident, len(self.server.log)
+        before, said = memory_of(self.server.pid), len(self.server.log)
         yield
         assert self.server.process.poll() is None, self.server.log[-2000:]
         self.witness.look()
-        assert self.highest - before <= memory, f"{(self.highest - before) / MEBIBYTE:.0f} MiB more"
+        more = memory_of(self.server.pid, "VmHWM") - before
+        assert more <= memory, f"{more / MEBIBYTE:.0f} MiB more"
         assert "server bug" not in self.server.log[said:], self.server.log[said:][-4000:]
 
 
 @contextlib.contextmanager
-def target_server(*arguments: str, tokens: str = f"{VILLAIN}\n{WITNESS} name=witness\n") -> Iterator[Target]:
-    """A server with the villain's and the witness's token."""
-    import tempfile
-
+def guarded_server(*arguments: str, modules: Iterable[str] = ()) -> Iterator[ServerProcess]:
+    """A server over gRPC and HTTP with a token for the villain and one for the witness."""
     with tempfile.TemporaryDirectory() as folder:
-        token_file = Path(folder, "tokens")
-        token_file.write_text(tokens)
-        modules = [
-            ROOT / "tests" / name for name in ("env_server/troublesome.py", "hostile/villain.py", "hostile/deprived.py")
-        ]
-        limits = ("--max-group", "64", "--max-sessions", "2000", "--max-message-bytes", str(4 * MEBIBYTE))
+        tokens = Path(folder, "tokens")
+        tokens.write_text(f"{VILLAIN} name=villain\n{WITNESS} name=witness\n")
+        files = [word for name in modules for word in ("--environment-module", str(ROOT / "tests" / f"{name}.py"))]
+        names = ("frozen_lake", "sokoban", "countdown", "sudoku", "bandit")
+        variables = {"STARPOD_TEST_SECRET": "hunter2"}
         with start_server(
-            *("frozen_lake", "sokoban", "countdown", "sudoku", "bandit"),
-            *(part for module in modules for part in ("--environment-module", str(module))),
-            *(
-                "--token-file",
-                str(token_file),
-                "--sandbox-memory",
-                "512",
-                "--log-level",
-                "info",
-                "--http",
-                "0",
-                *limits,
-                *arguments,
-            ),
-            environment={"STARPOD_TEST_SECRET": "hunter2"},
+            *names, *files, "--token-file", str(tokens), "--http", "0", *arguments, environment=variables
         ) as server:
-            options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-            with grpc.insecure_channel(server.address, options=options) as channel:
-                yield Target(server, channel)
+            yield server
+
+
+@contextlib.contextmanager
+def target_server(*arguments: str) -> Iterator[Target]:
+    """A server with low limits, and with environments that mean harm."""
+    limits = ("--max-group", "64", "--max-sessions", "2000", "--max-message-bytes", str(4 * MEBIBYTE))
+    more = ("--sandbox-memory", "512", "--log-level", "info", *limits, *arguments)
+    with guarded_server(*more, modules=("env_server/troublesome", "hostile/villain", "hostile/deprived")) as server:
+        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        with grpc.insecure_channel(server.address, options=options) as channel:
+            yield Target(server, channel)
 
 
 @pytest.fixture(scope="session")
 def target() -> Iterator[Target]:
     """One for all tests: whatever an attack leaves behind is there for the next."""
-    with target_server() as attacked:
+    with target_server("--mcp", "--ors-server") as attacked:
         yield attacked
+
+
+@pytest.fixture(scope="session")
+def attacked() -> Iterator[ServerProcess]:
+    """A server with the default limits, for tests of work and memory."""
+    with guarded_server(modules=("env_server/troublesome", "hostile/hanging")) as server:
+        yield server

@@ -1,11 +1,11 @@
-"""An environment of class `thread` whose steps and resets hang when they are told to."""
+"""An environment of class `thread` whose steps hang when they are told to, and one with a large state."""
 
 from __future__ import annotations
 
 import random
 import time
 
-from starpod.env_server import Concurrency, Environment, EnvironmentOptions, EnvironmentSpec, Outcome
+from starpod.env_server import Concurrency, Environment, EnvironmentSpec, Outcome
 
 
 class Hanging(Environment):
@@ -15,12 +15,8 @@ class Hanging(Environment):
         id="hanging-v1", version="1.0.0", title="It hangs", grammar="hang", concurrency=Concurrency.THREAD
     )
 
-    class Options(EnvironmentOptions):
-        hang: bool = False
-
     def reset(self, rng: random.Random) -> None:
-        if self.options.hang:
-            time.sleep(3600)
+        pass
 
     def step(self, action: str) -> Outcome:
         if action == "hang":
@@ -29,3 +25,18 @@ class Hanging(Environment):
 
     def render(self, mode: str = "text") -> str:
         return "still here"
+
+
+class Heavy(Environment):
+    """Its snapshots are as large as a message may nearly be."""
+
+    spec = EnvironmentSpec(id="heavy-v1", version="1.0.0", title="A large state", actions=("stay",))
+
+    def reset(self, rng: random.Random) -> None:
+        self.ballast = bytes(15 * 2**20)
+
+    def step(self, action: str) -> Outcome:
+        return Outcome()
+
+    def render(self, mode: str = "text") -> str:
+        return str(len(self.ballast))

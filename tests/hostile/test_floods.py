@@ -6,25 +6,17 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.hostile.conftest import MEBIBYTE, Target, reason_of, status_class, target_server
+from tests.hostile.conftest import MEBIBYTE, Target, reason_of, status_class, target_server, until
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2400):
-        if condition():
-            return
-        time.sleep(0.025)
-    raise AssertionError("it never came to that")
 
 
 @pytest.fixture(scope="module")

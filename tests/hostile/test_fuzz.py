@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,7 @@ from tests.hostile.messages import Fields, messages
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods}
 UNARY = sorted(set(METHODS) - {"Stream"})
 ENVIRONMENTS = ("walk-v1", "anything-v1", "searched-v1", "frozen_lake-v1", "countdown-v1", "sudoku-v1", "bandit-v1")
-few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-many = settings(few, max_examples=400)
+thorough = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,11 @@ def clean_up(target: Target, sessions: Any) -> None:
     target.close(*(session.session_id for session in sessions))
 
 
-def fuzz_calls(fuzzed: tuple[Target, Fields], how: settings) -> None:
+def test_calls_with_generated_messages(fuzzed: tuple[Target, Fields]) -> None:
     target, fields = fuzzed
     calls = st.one_of(*(st.tuples(st.just(name), messages(METHODS[name].input_type, fields)) for name in UNARY))
 
-    @how
+    @thorough
     @given(calls)
     def run(call: tuple[str, Message]) -> None:
         attack(target, *call)
@@ -81,10 +81,10 @@ def fuzz_calls(fuzzed: tuple[Target, Fields], how: settings) -> None:
     run()
 
 
-def fuzz_streams(fuzzed: tuple[Target, Fields], how: settings) -> None:
+def test_streams_of_generated_messages(fuzzed: tuple[Target, Fields]) -> None:
     target, fields = fuzzed
 
-    @how
+    @thorough
     @given(st.lists(messages(pb.StreamRequest.DESCRIPTOR, fields), max_size=3))
     def run(requests: list[pb.StreamRequest]) -> None:
         with target.unharmed():
@@ -107,44 +107,45 @@ def fuzz_streams(fuzzed: tuple[Target, Fields], how: settings) -> None:
     run()
 
 
-def fuzz_bytes(target: Target, how: settings) -> None:
-    """Bytes that are hardly a message, or one of another type, or one that was cut or changed."""
-    sample = pb.StepRequest(session_id="x", epoch=1, actions=[pb.Action(text="Left")]).SerializeToString()
-    bodies = st.one_of(
-        st.binary(max_size=200),
-        st.integers(0, len(sample)).map(lambda end: sample[:end]),
-        st.sampled_from([b"\x0a\x02\xff\xfe", b"\x0a\xff\xff\xff\xff\x0f", b"\xff" * 50, b"\x0b" * 5000, b"\x08" * 11]),
-    )
+SAMPLE = pb.StepRequest(session_id="x", epoch=1, actions=[pb.Action(text="Left")]).SerializeToString()
+BODIES = st.one_of(
+    st.binary(max_size=200),
+    st.integers(0, len(SAMPLE)).map(lambda end: SAMPLE[:end]),
+    st.sampled_from(
+        [
+            b"\x0a\x02\xff\xfe",  # no UTF-8
+            b"\x0a\x04\xed\xa0\x80x",  # half of a surrogate pair
+            b"\x0a\xff\xff\xff\xff\x0f",  # a length beyond the end
+            b"\xff" * 50,  # a number without an end
+            b"\x08" * 11,
+            b"\x0c",  # the end of a group that never began
+            b"\x0b" * 5000,
+            b"\x00",
+        ]
+    ),
+)
 
-    @how
-    @given(st.sampled_from(UNARY), bodies)
+
+def test_bytes_that_are_hardly_a_message(target: Target) -> None:
+    """What is no message of the method's type is a bad argument."""
+
+    @thorough
+    @given(st.sampled_from(UNARY), BODIES)
     def run(method: str, body: bytes) -> None:
+        try:
+            GetMessageClass(METHODS[method].input_type).FromString(body)
+            malformed = False
+        except DecodeError:
+            malformed = True
         with target.unharmed():
             try:
                 response = target.raw(method)(body, metadata=bearer(VILLAIN), timeout=60)
             except grpc.RpcError as error:
-                status_class(error)
+                reason = status_class(error)
+                assert reason == "BAD_ARGUMENT" or not malformed
             else:
+                assert not malformed
                 if method in ("Open", "Fork", "Restore"):
                     clean_up(target, pb.OpenResponse.FromString(response).sessions)
 
     run()
-
-
-def test_calls_with_generated_messages(fuzzed: tuple[Target, Fields]) -> None:
-    fuzz_calls(fuzzed, few)
-
-
-def test_streams_of_generated_messages(fuzzed: tuple[Target, Fields]) -> None:
-    fuzz_streams(fuzzed, few)
-
-
-def test_bytes_that_are_no_message(fuzzed: tuple[Target, Fields]) -> None:
-    fuzz_bytes(fuzzed[0], few)
-
-
-@pytest.mark.minutes
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("fuzz", [fuzz_calls, fuzz_streams])
-def test_for_longer(fuzzed: tuple[Target, Fields], fuzz: Any) -> None:
-    fuzz(fuzzed, many)

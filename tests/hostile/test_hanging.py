@@ -12,24 +12,28 @@ import pytest
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.hostile import hanging
-from tests.hostile.conftest import status_class
-from tests.hostile.test_floods import until
+from tests.hostile.conftest import status_class, until
 from tests.support import ServerProcess, start_server
 
 THREADS = 4
 
 
-@pytest.fixture(params=["2", "3600"], ids=["watched", "unwatched"])
-def hanging_server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """A server whose steps of class `thread` may take so many seconds."""
     arguments = ("--threads", str(THREADS), "--thread-timeout", request.param)
     with start_server("--environment-module", str(Path(hanging.__file__)), *arguments) as server:
         yield server
 
 
 @pytest.fixture
-def stub(hanging_server: ServerProcess) -> Iterator[EnvironmentServiceStub]:
-    with grpc.insecure_channel(hanging_server.address) as channel:
+def stub(server: ServerProcess) -> Iterator[EnvironmentServiceStub]:
+    with grpc.insecure_channel(server.address) as channel:
         yield EnvironmentServiceStub(channel)
+
+
+watched = pytest.mark.parametrize("server", ["2"], indirect=True)
+unwatched = pytest.mark.parametrize("server", ["3600"], indirect=True)
 
 
 def start(stub: EnvironmentServiceStub) -> str:
@@ -40,10 +44,8 @@ def step(session: str, action: str) -> pb.StepRequest:
     return pb.StepRequest(session_id=session, epoch=1, actions=[pb.Action(text=action)])
 
 
-@pytest.mark.parametrize("hanging_server", ["2"], indirect=True)
-def test_hung_steps_are_lost_and_their_threads_replaced(
-    hanging_server: ServerProcess, stub: EnvironmentServiceStub
-) -> None:
+@watched
+def test_hung_steps_are_lost_and_their_threads_replaced(stub: EnvironmentServiceStub) -> None:
     """16 of them used to block every slow reset and every step of class `thread` for good."""
     sessions = [start(stub) for _ in range(THREADS)]
     calls = [stub.Step.future(step(session, "hang"), timeout=60) for session in sessions]
@@ -53,8 +55,8 @@ def test_hung_steps_are_lost_and_their_threads_replaced(
     assert stub.Step(step(again, "go on"), timeout=60).transition.reward == 1.0
 
 
-@pytest.mark.parametrize("hanging_server", ["3600"], indirect=True)
-def test_closing_does_not_wait_for_a_hung_step(hanging_server: ServerProcess, stub: EnvironmentServiceStub) -> None:
+@unwatched
+def test_closing_does_not_wait_for_a_hung_step(stub: EnvironmentServiceStub) -> None:
     session = start(stub)
     hung = stub.Step.future(step(session, "hang"))
     until(lambda: not stub.Renew(pb.RenewRequest(session_ids=[session])).missing)
@@ -64,8 +66,8 @@ def test_closing_does_not_wait_for_a_hung_step(hanging_server: ServerProcess, st
     hung.cancel()
 
 
-@pytest.mark.parametrize("hanging_server", ["3600"], indirect=True)
-def test_a_call_before_a_close_is_finished_first(hanging_server: ServerProcess, stub: EnvironmentServiceStub) -> None:
+@unwatched
+def test_a_call_before_a_close_is_finished_first(stub: EnvironmentServiceStub) -> None:
     session = start(stub)
     calls = [
         pb.Call(call_id=1, step=step(session, "go on")),
@@ -81,8 +83,8 @@ def test_a_call_before_a_close_is_finished_first(hanging_server: ServerProcess, 
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("hanging_server", ["2"], indirect=True)
-def test_threads_that_are_left_behind_are_bounded(hanging_server: ServerProcess, stub: EnvironmentServiceStub) -> None:
+@watched
+def test_threads_that_are_left_behind_are_bounded(server: ServerProcess, stub: EnvironmentServiceStub) -> None:
     """Five times the pool and no more: then calls are told to come again, and the rest of the server goes on."""
 
     def hang(_: int) -> str:
@@ -94,9 +96,10 @@ def test_threads_that_are_left_behind_are_bounded(hanging_server: ServerProcess,
 
     with ThreadPoolExecutor(THREADS) as callers:
         reasons = list(callers.map(hang, range(6 * THREADS)))
-    assert reasons.count("SESSION_LOST") == 5 * THREADS
-    assert reasons.count("OVERLOADED") == THREADS
-    threads = len(list(Path(f"/proc/{hanging_server.pid}/task").iterdir()))
+    left = reasons.count("SESSION_LOST")
+    # The first test, which has the same server, may have left one behind for each thread of the pool.
+    assert 4 * THREADS <= left <= 5 * THREADS and reasons.count("OVERLOADED") == 6 * THREADS - left
+    threads = len(list(Path(f"/proc/{server.pid}/task").iterdir()))
     assert threads < 5 * THREADS + 40
     assert stub.Describe(pb.DescribeRequest(), timeout=60).instance_id
-    assert hanging_server.terminate() == 0
+    assert server.terminate() == 0

@@ -18,8 +18,8 @@ from grpc_status import rpc_status
 
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.hostile.conftest import MEBIBYTE, SERVICE, WITNESS, Target, bearer, status_class, target_server
-from tests.hostile.test_floods import PREFACE, SETTINGS, until
+from tests.hostile.conftest import MEBIBYTE, SERVICE, WITNESS, Target, bearer, status_class, target_server, until
+from tests.hostile.test_floods import PREFACE, SETTINGS
 
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 PER_CONNECTION = 16
@@ -31,13 +31,6 @@ def narrow() -> Iterator[Target]:
     """A server whose limits a test can reach."""
     limits = ("--max-calls-in-flight", "170", "--max-streams", "30", "--max-health-calls", "128", "--keepalive", "1")
     with target_server(*limits, "--max-connections", "400", "--max-connections-per-address", "60") as attacked:
-        yield attacked
-
-
-@pytest.fixture(scope="module")
-def usual() -> Iterator[Target]:
-    """A server with the limits that it has unless told otherwise."""
-    with target_server() as attacked:
         yield attacked
 
 
@@ -107,11 +100,11 @@ def test_a_flood_of_watches_is_shed_with_a_clear_status(narrow: Target) -> None:
 
 
 @pytest.mark.minutes
-def test_22100_watches_while_a_tenant_plays(usual: Target) -> None:
+def test_22100_watches_while_a_tenant_plays(target: Target) -> None:
     """So many used to shut every tenant out."""
-    with usual.unharmed(memory=256 * MEBIBYTE), connection(usual) as flooded:
+    with target.unharmed(memory=256 * MEBIBYTE), connection(target) as flooded:
         watch = health_pb2_grpc.HealthStub(flooded).Watch
-        with playing(usual):
+        with playing(target):
             watches = [watch(health_pb2.HealthCheckRequest()) for _ in range(22_100)]
             results = Counter(map(first, watches))
         assert results.pop("served") == PER_CONNECTION
@@ -221,11 +214,11 @@ def test_idle_connections_of_one_address_shut_nobody_out(narrow: Target) -> None
 
 
 @pytest.mark.minutes
-def test_4096_idle_connections_while_others_connect(usual: Target) -> None:
-    with usual.unharmed(memory=256 * MEBIBYTE), playing(usual):
-        idle = flood(usual, 4096, "127.0.0.2")
+def test_4096_idle_connections_while_others_connect(target: Target) -> None:
+    with target.unharmed(memory=256 * MEBIBYTE), playing(target):
+        idle = flood(target, 4096, "127.0.0.2")
         for _ in range(20):
-            with connection(usual) as channel:
+            with connection(target) as channel:
                 assert check(channel)
         until(lambda: alive(idle) <= 1024)
         for each in idle:

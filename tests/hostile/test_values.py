@@ -11,6 +11,7 @@ from google.protobuf import struct_pb2
 
 from starpod.v1 import environment_pb2 as pb
 from tests.hostile.conftest import MEBIBYTE, Target, reason_of
+from tests.hostile.costs import field
 
 LARGEST = 4 * MEBIBYTE  # the server's --max-message-bytes
 
@@ -161,38 +162,17 @@ def test_a_message_beyond_the_limit(target: Target, method: str) -> None:
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.mark.parametrize("method", ["Open", "Step", "Render", "Snapshot", "Restore", "Renew", "Close", "Describe"])
-@pytest.mark.parametrize(
-    "body",
-    [b"\x0a\x02\xff\xfe", b"\x0a\x04\xed\xa0\x80x", b"\x0a\xff\xff\xff\xff\x0f", b"\xff" * 30, b"\x0c", b"\x00"],
-    ids=["UTF-8", "surrogate", "length", "varint", "group", "zero"],
-)
-def test_bytes_that_are_no_message(target: Target, method: str, body: bytes) -> None:
-    with target.unharmed():
-        with pytest.raises(grpc.RpcError) as caught:
-            target.raw(method)(body, metadata=target.metadata)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
 def test_a_struct_nested_beyond_what_protobuf_reads(target: Target) -> None:
     """Made by hand: no library would write it."""
     value = b"\x11" + struct.pack("<d", 1.0)
     for _ in range(5000):
-        inner = _field(1, value)  # ListValue.values
-        value = _field(6, inner)  # Value.list_value
-    entry = _field(1, b"start") + _field(2, value)
+        inner = field(1, value)  # ListValue.values
+        value = field(6, inner)  # Value.list_value
+    entry = field(1, b"start") + field(2, value)
     with target.unharmed():
         with pytest.raises(grpc.RpcError) as caught:
-            target.raw("Open")(_field(1, b"walk-v1") + _field(3, _field(1, entry)), metadata=target.metadata)
+            target.raw("Open")(field(1, b"walk-v1") + field(3, field(1, entry)), metadata=target.metadata)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def _field(number: int, body: bytes) -> bytes:
-    length, size = b"", len(body)
-    while size > 127:
-        length += bytes([size & 127 | 128])
-        size >>= 7
-    return bytes([number << 3 | 2]) + length + bytes([size]) + body
 
 
 def test_unknown_enum_values_and_odd_forks(target: Target) -> None:
