@@ -7,9 +7,12 @@ nothing of it.
 
 import io
 import multiprocessing
+import os
 import subprocess
 import sys
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -303,8 +306,9 @@ class Failures:
             self.names.append(report.nodeid)
 
 
-def look_for(file: str, line: str, wrong: str, test: str) -> str:
-    """Run a test with a wrong line in a file. Return what pytest wrote if the test did not fail, and else nothing."""
+def look_for(folder: str, mutation: tuple[str, str, str, str]) -> str:
+    """Run the test with the wrong line in its place. Return what pytest wrote if the test did not fail, and else nothing."""
+    file, line, wrong, test = mutation
     path, read = ROOT / file, SourceFileLoader.get_code
     source = path.read_text()
     if source.count(line) != 1:
@@ -318,26 +322,30 @@ def look_for(file: str, line: str, wrong: str, test: str) -> str:
     SourceFileLoader.get_code = read_wrong  # type: ignore[method-assign, assignment]
     failures, written = Failures(), io.StringIO()
     with redirect_stdout(written), redirect_stderr(written):
-        pytest.main(["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "--timeout=60", test], plugins=[failures])
+        options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={folder}/{os.getpid()}"]
+        pytest.main([*options, "--timeout=60", test], plugins=[failures])
     return "" if failures.names else written.getvalue()[-2000:] or "no output"
 
 
 def main() -> None:
-    """Plant the faults with these titles, or all, two at a time, and end with status 1 if a test does not notice one."""
+    """Plant the faults with these titles, or all, two at a time. The exit status is 1 if a test misses one."""
     titles = sys.argv[1:] or list(MUTATIONS)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PACKAGES))
-    with context.Pool(2, maxtasksperchild=1) as processes:
-        results = processes.starmap(look_for, [MUTATIONS[title] for title in titles], chunksize=1)
-    missed = [f"{title}\n{written}" for title, written in zip(titles, results, strict=True) if written]
-    sys.exit("\n\n".join(missed))
+    missed = 0
+    with context.Pool(2, maxtasksperchild=1) as processes, tempfile.TemporaryDirectory() as folder:
+        written = processes.imap(partial(look_for, folder), [MUTATIONS[title] for title in titles])
+        for title, said in zip(titles, written, strict=True):
+            print(f"missed: {title}\n{said}" if said else f"caught: {title}", flush=True)
+            missed += bool(said)
+    sys.exit(missed > 0)
 
 
 @pytest.mark.minutes
 def test_each_wrong_line_fails_a_test() -> None:
     command = [sys.executable, "-m", "tests.test_mutations"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 
 import ast
 import importlib
-import importlib.util
 import tomllib
 from functools import cache
 from typing import Any
@@ -15,6 +14,7 @@ import grimp
 import pytest
 
 from starpod.cli.main import SUBCOMMANDS
+from tests.docs.pages import is_there
 from tests.support import ROOT
 
 TOOLS = {"v1", "client", "report"}
@@ -90,14 +90,7 @@ def test_what_benchmarks_and_examples_import_is_there() -> None:
     """Most of them run by hand, and some beside packages that are not installed here."""
     names = _names_from_starpod()
     assert len(names) > 50
-    missing = []
-    for file, module, name in names:
-        try:
-            found = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
-        except ModuleNotFoundError as error:
-            found = not (error.name or "").startswith("starpod")
-        if not found:
-            missing.append(f"{file}: {module}.{name}")
+    missing = [f"{file}: {module}.{name}" for file, module, name in names if not is_there(module, name)]
     assert missing == []
 
 

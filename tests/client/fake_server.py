@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import pytest
 
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
 from tests.tools.check.refused import Refused
 
+every_way = pytest.mark.parametrize("fake", ["columns", "messages", "unary"], indirect=True)
+"""The three ways in which turns travel."""
 OPTIONS = {
     "type": "object",
     "properties": {"length": {"type": "integer", "default": 8}, "title": {"type": "string", "default": "walk"}},

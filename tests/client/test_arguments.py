@@ -1,5 +1,6 @@
 """What callers get wrong is told with what to write instead, and what they print can be read."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from starpod.client import Fleet, Image, Limits, Observation, SyncFleet, Transit
 from starpod.client.gymnasium import StarpodEnv
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ServerProcess
+from tests.tools.check.refused import Refused
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big") + bytes(5000)
 
@@ -131,14 +133,21 @@ async def test_a_session_shows_what_is_seen_and_where_it_stands(server: ServerPr
         assert "over: MAX_TURNS" in session._repr_html_()
 
 
-def test_a_blocking_session_shows_a_picture_where_one_is_drawn(server: ServerProcess) -> None:
-    with (
-        start_server("--environment-module", str(ROOT / "examples" / "custom_environment.py")) as plain,
-        SyncFleet(server.address) as drawing,
-        SyncFleet(plain.address) as telling,
-    ):
-        for fleet, name, drawn in ((drawing, "frozen_lake", True), (telling, "guess", False)):
+async def test_a_blocking_session_shows_a_picture_where_one_is_drawn(
+    server: ServerProcess, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(address: str, name: str) -> list[str]:
+        with SyncFleet(address) as fleet:
             (session,) = fleet.open(name, seed=1)
-            assert ('<img src="data:image/png;base64,' in session._repr_html_()) is drawn
+            shown = session._repr_html_()
             session.close()
-            assert "<img" not in session._repr_html_()
+            return [shown, session._repr_html_()]
+
+    def refuse(request: pb.RenderRequest) -> pb.RenderResponse:
+        raise Refused("UNSUPPORTED", "draws no pictures", capability="render")
+
+    monkeypatch.setattr(fake, "_render", refuse)
+    drawn, closed = await asyncio.to_thread(show, server.address, "frozen_lake")
+    assert '<img src="data:image/png;base64,' in drawn and "<img" not in closed
+    told, _ = await asyncio.to_thread(show, fake.address, "walk")
+    assert "<pre>at 1" in told and "<img" not in told

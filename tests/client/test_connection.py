@@ -1,7 +1,6 @@
 """One bad call, or one bad reply, costs nobody but its own caller; and what nobody waits for leaves nothing behind."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,9 @@ import pytest
 from starpod.client import BadArgument, Fleet, ServerBug, ToolCall, Transition
 from starpod.v1 import environment_pb2 as pb
 from tests.client import fake_server
-from tests.client.fake_server import FakeServer
+from tests.client.fake_server import FakeServer, every_way
 from tests.client.test_fleet import seen, undisturbed
 from tests.waiting import eventually
-
-
-@pytest.fixture(params=["columns", "messages", "unary"])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[FakeServer]:
-    """The three ways in which turns travel."""
-    async with FakeServer(stream=request.param != "unary", columns=request.param == "columns") as server:
-        yield server
-
 
 UNSENDABLE: list[Any] = [
     "\ud800",
@@ -32,9 +23,10 @@ UNSENDABLE: list[Any] = [
 ]
 
 
+@every_way
 @pytest.mark.parametrize("turn", UNSENDABLE, ids=ascii)
-async def test_an_action_that_cannot_be_sent_is_refused_alone(server: FakeServer, turn: Any) -> None:
-    async with Fleet(server.address) as fleet, asyncio.timeout(60):
+async def test_an_action_that_cannot_be_sent_is_refused_alone(fake: FakeServer, turn: Any) -> None:
+    async with Fleet(fake.address) as fleet, asyncio.timeout(60):
         sessions = await fleet.open("walk-v1", seed=3, count=3)
         results = await fleet.step_many(sessions, ["left", turn, "left"], return_exceptions=True)
         assert isinstance(results[1], BadArgument)
@@ -72,11 +64,12 @@ async def test_a_stream_whose_writer_fails_is_opened_anew(monkeypatch: pytest.Mo
         assert replica.reconnects == 2
 
 
-async def test_a_token_file_may_be_away_for_a_while(server: FakeServer, tmp_path: Path) -> None:
+@every_way
+async def test_a_token_file_may_be_away_for_a_while(fake: FakeServer, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret")
-    server.token = "secret"
-    async with Fleet(server.address, token=file, timeout=0.5) as fleet, asyncio.timeout(60):
+    fake.token = "secret"
+    async with Fleet(fake.address, token=file, timeout=0.5) as fleet, asyncio.timeout(60):
         (session,) = await fleet.open("walk-v1", seed=3)
         file.unlink()
         step = asyncio.create_task(session.step("left"))
@@ -86,17 +79,18 @@ async def test_a_token_file_may_be_away_for_a_while(server: FakeServer, tmp_path
         assert seen(await step) == (await undisturbed(3, ["left"]))[0]
 
 
-async def test_a_reply_that_cannot_be_read_costs_its_own_call_only(server: FakeServer) -> None:
-    async with Fleet(server.address) as fleet, asyncio.timeout(60):
+@every_way
+async def test_a_reply_that_cannot_be_read_costs_its_own_call_only(fake: FakeServer) -> None:
+    async with Fleet(fake.address) as fleet, asyncio.timeout(60):
         one, other = await fleet.open("walk-v1", seed=3, count=2)
-        reset = server._reset
+        reset = fake._reset
 
         def garble(request: pb.ResetRequest) -> pb.ResetResponse:
             response = reset(request)
             response.session.observation.parts.add(json="{no")
             return response
 
-        server._reset = garble  # type: ignore[method-assign]
+        fake._reset = garble  # type: ignore[method-assign]
         results = await asyncio.gather(one.reset(seed=5), other.step("left"), return_exceptions=True)
         assert isinstance(results[0], ServerBug)
         assert isinstance(results[1], Transition)
@@ -125,12 +119,13 @@ async def test_rows_that_cannot_be_read_end_the_calls_that_wait_for_them(
         assert [type(result) for result in results] == [ServerBug] * 3
 
 
+@every_way
 @pytest.mark.parametrize("deterministic", [True, False])
-async def test_a_cancelled_open_leaves_no_sessions_behind(server: FakeServer, deterministic: bool) -> None:
-    server.deterministic = deterministic
-    async with Fleet(server.address, health_seconds=0.02) as fleet, asyncio.timeout(60):
+async def test_a_cancelled_open_leaves_no_sessions_behind(fake: FakeServer, deterministic: bool) -> None:
+    fake.deterministic = deterministic
+    async with Fleet(fake.address, health_seconds=0.02) as fleet, asyncio.timeout(60):
         for moment in range(40):
-            server.delay = lambda kind, seconds=0.002 * (moment % 3): seconds  # type: ignore[misc]
+            fake.delay = lambda kind, seconds=0.002 * (moment % 3): seconds  # type: ignore[misc]
             task = asyncio.create_task(fleet.open("walk-v1", seed=moment, count=2))
             for _ in range(moment // 3):
                 await asyncio.sleep(0)
@@ -139,14 +134,14 @@ async def test_a_cancelled_open_leaves_no_sessions_behind(server: FakeServer, de
             if not task.cancel():
                 for session in await task:
                     await session.close()
-        await eventually(lambda: not server.sessions)
+        await eventually(lambda: not fake.sessions)
 
 
-async def test_a_call_that_is_cancelled_before_it_was_sent_is_not_sent(server: FakeServer) -> None:
-    async with Fleet(server.address) as fleet:
-        task = asyncio.create_task(fleet.open("walk-v1", seed=3))
-        await asyncio.sleep(0)
-        task.cancel()
-        (session,) = await fleet.open("walk-v1", seed=4)
-        await session.step("left")
-        assert server.calls["open"] == 1
+@every_way
+async def test_a_call_that_is_cancelled_before_it_was_sent_is_not_sent(fake: FakeServer, fleet: Fleet) -> None:
+    task = asyncio.create_task(fleet.open("walk-v1", seed=3))
+    await asyncio.sleep(0)
+    task.cancel()
+    (session,) = await fleet.open("walk-v1", seed=4)
+    await session.step("left")
+    assert fake.calls["open"] == 1

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from starpod.client import JSON, BadArgument, Fleet, Limits, ReplayDiverged, SessionLost, Unreachable, Want
+from starpod.client import JSON, BadArgument, Fleet, Limits, ReplayDiverged, Session, SessionLost, Unreachable, Want
 from starpod.client.pool import replica
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -24,18 +24,18 @@ TURNS = ["left", "right", "left", "right"]
 # --- resets that fail ------------------------------------------------------------------------------------------------
 
 
-async def test_a_refused_reset_of_a_lost_session_leaves_the_episode_where_it_was() -> None:
-    async with FakeServer() as server, Fleet(server.address) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
-        played = [seen(await session.step(turn)) for turn in TURNS[:2]]
-        server.sessions.clear()
-        with pytest.raises(BadArgument, match="did you mean length"):
-            await session.reset(options={"lenght": 9})
-        assert session.step_index == 2
-        played.append(seen(await session.step(TURNS[2])))
-        server.sessions.clear()
-        played.append(seen(await session.step(TURNS[3])))
-        assert played == await undisturbed(3, TURNS)
+async def test_a_refused_reset_of_a_lost_session_leaves_the_episode_where_it_was(
+    fake: FakeServer, session: Session
+) -> None:
+    played = [seen(await session.step(turn)) for turn in TURNS[:2]]
+    fake.sessions.clear()
+    with pytest.raises(BadArgument, match="did you mean length"):
+        await session.reset(options={"lenght": 9})
+    assert session.step_index == 2
+    played.append(seen(await session.step(TURNS[2])))
+    fake.sessions.clear()
+    played.append(seen(await session.step(TURNS[3])))
+    assert played == await undisturbed(3, TURNS)
 
 
 async def test_so_does_one_that_was_refused_on_another_server() -> None:
@@ -122,45 +122,41 @@ async def test_a_replay_that_differs_in_any_field_has_diverged(field: str, colum
 
 
 @pytest.mark.parametrize(("before", "after"), [(("float32", 2), ("int32", 2)), (("int32", 2), ("int32", 1, 2))])
-async def test_a_tensor_of_another_kind_is_another_observation(before: Any, after: Any) -> None:
-    async with FakeServer() as server, Fleet(server.address) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
-        server.answers_in_columns = False
-        server.alter = lambda t: t.observation.parts.append(tensor(*before))
-        await session.step(JSON(1))
-        server.alter = lambda t: t.observation.parts.append(tensor(*after))
-        server.sessions.clear()
-        with pytest.raises(ReplayDiverged, match="another observation"):
-            await session.step("left")
-
-
-async def test_other_instructions_are_another_episode() -> None:
-    async with FakeServer() as server, Fleet(server.address) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
+async def test_a_tensor_of_another_kind_is_another_observation(
+    fake: FakeServer, session: Session, before: Any, after: Any
+) -> None:
+    fake.answers_in_columns = False
+    fake.alter = lambda t: t.observation.parts.append(tensor(*before))
+    await session.step(JSON(1))
+    fake.alter = lambda t: t.observation.parts.append(tensor(*after))
+    fake.sessions.clear()
+    with pytest.raises(ReplayDiverged, match="another observation"):
         await session.step("left")
-        server.instructions = "Run."
-        server.sessions.clear()
-        with pytest.raises(ReplayDiverged, match="another observation") as diverged:
-            await session.step("left")
-        assert diverged.value.step == 0
 
 
-async def test_an_episode_that_ends_early_in_the_replay_has_diverged() -> None:
+async def test_other_instructions_are_another_episode(fake: FakeServer, session: Session) -> None:
+    await session.step("left")
+    fake.instructions = "Run."
+    fake.sessions.clear()
+    with pytest.raises(ReplayDiverged, match="another observation") as diverged:
+        await session.step("left")
+    assert diverged.value.step == 0
+
+
+async def test_an_episode_that_ends_early_in_the_replay_has_diverged(fake: FakeServer, session: Session) -> None:
     """Also where the reply that ends it does not say so, and the next step is refused."""
 
     def before(kind: str, request: Any) -> None:
         if kind == "step" and request is not None and request.step_index == 1:
             raise Refused("EPISODE_OVER", "the episode is over")
 
-    async with FakeServer() as server, Fleet(server.address) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
-        for _ in range(2):
-            await session.step("left")
-        server.before = before
-        server.sessions.clear()
-        with pytest.raises(ReplayDiverged, match="the step was refused: the episode is over") as diverged:
-            await session.step("left")
-        assert diverged.value.step == 2
+    for _ in range(2):
+        await session.step("left")
+    fake.before = before
+    fake.sessions.clear()
+    with pytest.raises(ReplayDiverged, match="the step was refused: the episode is over") as diverged:
+        await session.step("left")
+    assert diverged.value.step == 2
 
 
 def everything(transition: pb.Transition) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.client import JSON, BadArgument, Fleet, Limits, ToolCall, Transition
+from starpod.client import JSON, BadArgument, Fleet, Limits, Session, ToolCall, Transition
 from starpod.client.observation import as_actions
 from tests.client.fake_server import FakeServer
 from tests.client.test_fleet import seen, undisturbed
@@ -90,48 +90,42 @@ async def test_closing_does_not_wait_for_a_call_that_nobody_waits_for() -> None:
     assert other.closed
 
 
-async def test_a_call_that_is_cancelled_when_its_turn_has_come_lets_the_next_one_in() -> None:
-    async with FakeServer() as server, Fleet(server.address) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
+async def test_a_call_that_is_cancelled_when_its_turn_has_come_lets_the_next_one_in(session: Session) -> None:
+    async def step_and_cancel() -> None:
+        await session.step("left")
+        second.cancel()
 
-        async def step_and_cancel() -> None:
+    first = asyncio.create_task(step_and_cancel())
+    second = asyncio.create_task(session.step("never"))
+    third = asyncio.create_task(session.step("right"))
+    async with asyncio.timeout(60):
+        await asyncio.wait([first, second])
+        assert second.cancelled()
+        assert seen(await third) == (await undisturbed(3, ["left", "right"]))[1]
+
+
+async def test_a_call_that_waits_is_not_overtaken(fleet: Fleet) -> None:
+    (session,) = await fleet.open("walk-v1", seed=3, limits=Limits(max_turns=1_000))
+    stop = False
+
+    async def play() -> None:
+        while not stop:
             await session.step("left")
-            second.cancel()
 
-        first = asyncio.create_task(step_and_cancel())
-        second = asyncio.create_task(session.step("never"))
-        third = asyncio.create_task(session.step("right"))
-        async with asyncio.timeout(60):
-            await asyncio.wait([first, second])
-            assert second.cancelled()
-            assert seen(await third) == (await undisturbed(3, ["left", "right"]))[1]
-
-
-async def test_a_call_that_waits_is_not_overtaken() -> None:
-    async with FakeServer() as server, Fleet(server.address) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3, limits=Limits(max_turns=1_000))
-        stop = False
-
-        async def play() -> None:
-            while not stop:
-                await session.step("left")
-
-        player = asyncio.create_task(play())
-        await asyncio.sleep(0)
-        for _ in range(5):
-            before = session.step_index
-            await session.render()
-            assert session.step_index <= before + 2
-        stop = True
-        await player
+    player = asyncio.create_task(play())
+    await asyncio.sleep(0)
+    for _ in range(5):
+        before = session.step_index
+        await session.render()
+        assert session.step_index <= before + 2
+    stop = True
+    await player
 
 
-async def test_a_call_on_a_free_session_goes_before_those_that_are_made_after_it() -> None:
-    async with FakeServer() as server, Fleet(server.address) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
-        start = await session.render()
-        frame, _ = await asyncio.gather(session.render(), session.step("left"))
-        assert frame == start != await session.render()
+async def test_a_call_on_a_free_session_goes_before_those_that_are_made_after_it(session: Session) -> None:
+    start = await session.render()
+    frame, _ = await asyncio.gather(session.render(), session.step("left"))
+    assert frame == start != await session.render()
 
 
 async def test_what_is_no_turn_is_refused_before_any_is_played() -> None:
@@ -151,18 +145,17 @@ async def test_what_is_no_turn_is_refused_before_any_is_played() -> None:
     assert server.turns_played == 2
 
 
-async def test_a_closed_session_costs_the_others_nothing() -> None:
-    async with FakeServer() as server, Fleet(server.address) as fleet:
-        sessions = await fleet.open("walk-v1", seed=3, count=3)
-        await sessions[1].close()
-        results = await fleet.step_many(sessions, ["left"] * 3, return_exceptions=True)
-        assert [type(result) for result in results] == [Transition, RuntimeError, Transition]
-        with pytest.raises(RuntimeError, match="closed"):
-            await fleet.step_many(sessions, [["left"]] * 3)
-        assert [session.step_index for session in sessions] == [2, 0, 2]
-        with pytest.raises(RuntimeError, match="closed"):
-            await fleet.reset_many(sessions, [5, 6, 7])
-        assert [sessions[0].observation.text, sessions[2].observation.text] == ["at 5", "at 7"]
+async def test_a_closed_session_costs_the_others_nothing(fleet: Fleet) -> None:
+    sessions = await fleet.open("walk-v1", seed=3, count=3)
+    await sessions[1].close()
+    results = await fleet.step_many(sessions, ["left"] * 3, return_exceptions=True)
+    assert [type(result) for result in results] == [Transition, RuntimeError, Transition]
+    with pytest.raises(RuntimeError, match="closed"):
+        await fleet.step_many(sessions, [["left"]] * 3)
+    assert [session.step_index for session in sessions] == [2, 0, 2]
+    with pytest.raises(RuntimeError, match="closed"):
+        await fleet.reset_many(sessions, [5, 6, 7])
+    assert [sessions[0].observation.text, sessions[2].observation.text] == ["at 5", "at 7"]
 
 
 def test_a_turn_keeps_what_was_done_whatever_the_caller_writes_into_it_later() -> None:

@@ -1,5 +1,6 @@
 """What is wrong with Kubernetes manifests: each check yields sentences, none where all is well."""
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import click
 import kubernetes_validate
 import yaml
+from kubernetes_validate import utils
 
 from starpod.cli.main import starpod
 from starpod.trainer.config import ConfigError, parse_config
@@ -16,6 +18,7 @@ from tests.deploy.test_files import exported
 
 VERSIONS = ("1.29", "1.37")
 """The oldest Kubernetes that the chart admits, and the newest whose schemas are at hand."""
+utils.schema_contents = functools.cache(utils.schema_contents)  # a MB each time else
 CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 

@@ -1,5 +1,6 @@
 """What the project's pages hold: fenced blocks, commands, tables, links and anchors."""
 
+import importlib
 import re
 import shlex
 from dataclasses import dataclass
@@ -98,6 +99,14 @@ def anchors(text: str) -> set[str]:
         copies = [anchor, *(f"{anchor}-{number}" for number in range(1, 20))]
         found.add(next(copy for copy in copies if copy not in found))
     return found
+
+
+def is_there(module: str, name: str = "") -> bool:
+    """Whether a module of Starpod has this name. One that needs a package which is not installed here may have it."""
+    try:
+        return hasattr(importlib.import_module(module), name or "__name__") or is_there(f"{module}.{name}")
+    except ModuleNotFoundError as error:
+        return not (error.name or "").startswith("starpod")
 
 
 def is_benchmark(name: str) -> bool:

@@ -1,13 +1,12 @@
 """Python that pages show can be read, and what it imports from Starpod is there."""
 
 import ast
-import importlib
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks, name_of, pages
+from tests.docs.pages import blocks, is_there, name_of, pages
 
 
 def imported(text: str) -> list[tuple[str, str]]:
@@ -21,15 +20,6 @@ def imported(text: str) -> list[tuple[str, str]]:
     ]
     found += [(each.name, "") for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names]
     return [(module, name) for module, name in found if module.partition(".")[0] == "starpod"]
-
-
-def is_there(module: str, name: str) -> bool:
-    try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        # Else it is a package that is not installed here: `make test-adapters` has it.
-        return not (error.name or "").startswith("starpod")
-    return not name or hasattr(loaded, name)
 
 
 WITH_PYTHON = [page for page in pages() if "```python\n" in page.read_text(encoding="utf-8")]

@@ -158,6 +158,7 @@ def test_commands_in_the_prose() -> None:
         load_config("echo_trap", changes.split())
 
 
+@pytest.mark.minutes
 def test_python_blocks_have_types(tmp_path: Path) -> None:
     files = []
     for number, block in enumerate(block for block in BLOCKS if block.language == "python"):

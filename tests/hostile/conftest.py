@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import grpc
@@ -14,6 +17,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from starpod.cli.main import main
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, ServerProcess, start_server
@@ -44,6 +48,10 @@ CODES = {
     "DEADLINE": "DEADLINE_EXCEEDED",
 }
 WITHOUT_REASON = {"INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
+
+
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn text around."""
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
@@ -103,6 +111,21 @@ def reason_of(status: object) -> str:
     assert "Traceback" not in text, text
     assert not re.search(r'File \\?"', text), text
     return info.reason
+
+
+def starpod(*arguments: str, typed: str = "", status: int = 0) -> str:
+    """What the command writes on both its streams, neither of them a terminal: any escape is somebody else's."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "stdin", io.StringIO(typed))
+        patch.setattr(sys, "argv", list(sys.argv))
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    assert ended.value.code == status, err.getvalue()
+    for stream in (out.getvalue(), err.getvalue()):
+        assert not OBEYED.search(stream), repr(OBEYED.search(stream))
+        assert "Traceback" not in stream
+    return out.getvalue() + err.getvalue()
 
 
 class Witness:

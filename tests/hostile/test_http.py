@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[int, bytes]] = {
     "an unfinished string": (400, sized(b'{"environment_id":"' + b"," * 20_000 + b'\\"' * 20_000)),
     "the name of another site": (421, request(OPEN, JSON, TOKEN, "content-length: 2", host="evil.example", body=b"{}")),
     "its name with a port": (421, request("/v1/environments", TOKEN, verb="GET", host="evil.example:80")),
-    "another path": (404, request("/v1/../etc/passwd", verb="GET")),
+    "another path": (404, request("/v1/../etc/passwd", TOKEN, verb="GET")),
     "another verb": (405, request(OPEN, TOKEN, verb="DELETE")),
     "no HTTP": (400, b"\x16\x03\x01\x00\xa5\x01\x00\x00" * 100),
     "HTTP/2": (400, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import platform
@@ -24,7 +23,7 @@ from starpod.env_server.sandbox import Sandbox
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.hostile import deprived, villain
-from tests.hostile.conftest import MEBIBYTE, VILLAIN, Target, bearer, target_server
+from tests.hostile.conftest import MEBIBYTE, VILLAIN, Target, bearer, starpod, target_server
 from tests.support import ROOT, ServerProcess, gone, start_server
 from tests.waiting import eventually
 
@@ -42,7 +41,7 @@ def unconfined() -> Iterator[Target]:
 
 
 def begin(stub: EnvironmentServiceStub, environment: str = "villain-v1", **options: object) -> str:
-    request = pb.OpenRequest(environment_id=environment, seed=1, limits=pb.Limits(max_turns=0, max_actions=0))
+    request = pb.OpenRequest(environment_id=environment, seed=1, limits=pb.LimitOverrides(max_turns=0, max_actions=0))
     request.options.update(options)
     return str(stub.Open(request, metadata=bearer(VILLAIN), timeout=60).sessions[0].session_id)
 
@@ -293,13 +292,9 @@ def test_without_a_sandbox_describe_says_so(unconfined: Target) -> None:
 
 
 def test_what_holds_is_shown_by_the_command_line(required: ServerProcess) -> None:
-    run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=120, check=True)
-    command = [sys.executable, "-m", "starpod.cli.main"]
-    shown = run([*command, "describe", required.address, "villain"]).stdout
+    shown = starpod("describe", required.address, "villain")
     assert re.search(r"Confined\s+require; holds: .*names of\s+files", shown), shown
-    assert (
-        "villain-v1 runs in processes of its own, sandbox require" in run([*command, "list", required.address]).stdout
-    )
+    assert "villain-v1 runs in processes of its own, sandbox require" in starpod("list", required.address)
 
 
 async def test_what_the_system_lacks_is_a_warning_or_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,34 +13,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from starpod.cli.main import main
 from starpod.report.console import safe_console, visible
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.screen import PlainScreen
 from tests.environments.webshop.site.test_site import Visitor, visit, visitor  # noqa: F401 - fixtures
-from tests.hostile.conftest import VILLAIN, Target
+from tests.hostile.conftest import OBEYED, VILLAIN, Target, starpod
 from tests.hostile.villain import HARM
 from tests.trainer.diagnostics.synthetic import write_run
-
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and those that turn text around."""
-
-
-def starpod(*arguments: str, typed: str = "", status: int = 0) -> str:
-    """What the command writes on both its streams, neither of them a terminal: any escape is somebody else's."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "stdin", io.StringIO(typed))
-        patch.setattr(sys, "argv", list(sys.argv))
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-    assert ended.value.code == status, err.getvalue()
-    for stream in (out.getvalue(), err.getvalue()):
-        assert not OBEYED.search(stream), repr(OBEYED.search(stream))
-        assert "Traceback" not in stream
-    return out.getvalue() + err.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,15 @@ from tests.support import ROOT, ServerProcess, start_server
 
 @pytest.fixture(scope="session")
 def troubled() -> Iterator[ServerProcess]:
-    """Serves walk-v1, which fails when it is told `bug`, pays 1 for `stop` and 0.25 + 0.25 for `report`."""
-    module = ROOT / "tests/env_server/troublesome.py"
-    with start_server("walk-v1", "--environment-module", str(module)) as process:
+    """Serves frozen_lake-v1 and walk-v1, which fails at `bug`, pays 1 for `stop` and 0.25 + 0.25 for `report`."""
+    module = str(ROOT / "tests/env_server/troublesome.py")
+    with start_server("walk-v1", "frozen_lake-v1", "--environment-module", module) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def server(troubled: ServerProcess) -> ServerProcess:
+    return troubled
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from starpod.client.adapters.text import MOST_ACTIONS, Episode, Reader, Setting, converse
 from starpod.client.errors import EnvironmentBug, StarpodError
 from tests.client.adapters.sessions import live_sessions
+from tests.client.fake_server import FakeServer
 from tests.client.test_fleet import give_patience
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ROOT, ServerProcess
 
 
 @pytest.mark.parametrize(
@@ -124,18 +125,18 @@ async def test_a_failure_is_an_error_and_a_bad_action_is_not(walk: Setting) -> N
         await play(walk, {"seed": 1}, "<answer>bug</answer>")
 
 
-async def test_a_server_that_is_gone_is_a_failure() -> None:
-    with start_server("bandit-v1") as server:
-        setting = Setting(server.address, "bandit-v1", fleet={"timeout": 1.0})
-        episode = await setting.open({"seed": 1})
-        give_patience(setting.shared_fleet().fleet, 1.0)
-        server.kill()
-        with pytest.raises(StarpodError):
-            await setting.play(episode, "<answer>any</answer>")
-        assert episode.rewards == [] and not episode.done
-        await setting.close(episode)
-        with pytest.raises(StarpodError):
-            await setting.open({"seed": 1})
+async def test_a_server_that_is_gone_is_a_failure(fake: FakeServer) -> None:
+    setting = Setting(fake.address, "walk-v1", fleet={"timeout": 1.0})
+    shared = await asyncio.to_thread(setting.shared_fleet)  # which waits for the server in this thread
+    episode = await setting.open({"seed": 1})
+    give_patience(shared.fleet, 1.0)
+    await fake.stop()
+    with pytest.raises(StarpodError):
+        await setting.play(episode, "<answer>any</answer>")
+    assert episode.rewards == [] and not episode.done
+    await setting.close(episode)
+    with pytest.raises(StarpodError):
+        await setting.open({"seed": 1})
 
 
 def test_one_fleet_for_a_process_and_its_servers(walk: Setting, troubled: ServerProcess) -> None:
