@@ -45,7 +45,11 @@ class ServerProcess:
     ) -> None:
         self._command = list(command)
         self._seconds = seconds
-        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
+        # What a killed process leaves among the temporary files goes with the server, whoever runs it.
+        self._temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        os.chmod(self._temporary.name, 0o1777)
+        variables = {"PYTHONUNBUFFERED": "1", "TMPDIR": self._temporary.name}
+        self._environment = {**os.environ, **variables, **(environment or {})}
         self._log: IO[str] = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the server does
         self.address = self.ready = ""
         self._start(port)
@@ -91,6 +95,7 @@ class ServerProcess:
         self.kill()
         self.process.stdout.close() if self.process.stdout else None
         self._log.close()
+        self._temporary.cleanup()
 
     def _start(self, port: int) -> None:
         command = [*self._command, "--port", str(port)]

@@ -307,7 +307,7 @@ class Failures:
 
 
 def look_for(folder: str, mutation: tuple[str, str, str, str]) -> str:
-    """Run the test with the wrong line in its place. Return what pytest wrote if the test did not fail, and else nothing."""
+    """Run the test with the wrong line in its place. Return what pytest wrote if the test passed, and else nothing."""
     file, line, wrong, test = mutation
     path, read = ROOT / file, SourceFileLoader.get_code
     source = path.read_text()
