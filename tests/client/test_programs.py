@@ -1,14 +1,17 @@
-"""Services that a command starts beside itself import the standard library, whatever lies in the working folder."""
+"""Calls to this machine and programs on it: whatever lies in the working folder, and whatever proxies are set."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from starpod.client import SyncFleet
+from starpod.cli.main import reach_loopback_directly
+from starpod.client import Fleet, SyncFleet
 from starpod.client.programs import started
+from tests.client.fake_server import FakeServer
 
 PROCESS_CLASS = """
 import random
@@ -52,3 +55,35 @@ def test_check_tells_a_start_that_depends_on_the_process(shadowed: Path) -> None
     assert checked.returncode == 1, checked.stderr
     failed = [row for row in json.loads(checked.stdout)["environments"][0]["results"] if row["status"] == "failed"]
     assert [row["id"] for row in failed] == ["C-80"]
+
+
+PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
+
+
+async def test_a_fleet_reaches_this_machine_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXIES:
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with FakeServer() as server, Fleet(server.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=1)
+        assert session.step_index == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, "localhost,127.0.0.1,::1"),
+        ({"no_proxy": "corp.example, 127.0.0.1"}, "corp.example,127.0.0.1,localhost,::1"),
+        ({"NO_PROXY": "*"}, "*"),
+    ],
+)
+def test_commands_and_their_programs_spare_this_machine(
+    given: dict[str, str], kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    for name, value in {**given, "no_grpc_proxy": "other.example"}.items():
+        monkeypatch.setenv(name, value)
+    reach_loopback_directly()
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == kept
+    assert dict(os.environ)["no_grpc_proxy"] == "other.example,localhost,127.0.0.1,::1"

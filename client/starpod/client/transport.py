@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import ssl
 from collections.abc import Sequence
@@ -78,6 +79,8 @@ class Transport:
             # A channel that shares connections would also share their back-off after a failure.
             ("grpc.use_local_subchannel_pool", 1),
         ]
+        if is_loopback(address):
+            options.append(("grpc.enable_http_proxy", 0))
         if self.tls is None:
             return grpc.aio.insecure_channel(address, options=options)
         name = self.tls.server_name or server_name
@@ -130,6 +133,15 @@ def split_address(address: str) -> tuple[str, str]:
         example = f"[{host}]:{port}" if host.count(":") > 1 and port.isdigit() else "host:port, e.g. 127.0.0.1:50051"
         raise ValueError(f"{address!r} is not an address: write {example}.")
     return host, port
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address, as `split_address` reads it, is on this machine: no proxy reaches it."""
+    host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def join_endpoint(endpoint: str, host: str) -> str:

@@ -121,6 +121,22 @@ def starpod(debug: bool) -> None:
     """Environments for LLM agents as stateful gRPC services."""
 
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def reach_loopback_directly() -> None:
+    """Keep proxies (http_proxy and others) away from calls to this machine, here and in all programs that we start."""
+    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    values = {"no_proxy": spared, "NO_PROXY": spared}
+    if (preferred := os.environ.get("no_grpc_proxy")) is not None:  # noqa: SIM112 - gRPC reads it in lower case alone
+        values["no_grpc_proxy"] = preferred
+    for variable, value in values.items():
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if "*" not in names:
+            names += [name for name in LOOPBACK if name not in names]
+        os.environ[variable] = ",".join(names)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 done, 1 it ran and something failed, 2 the call was wrong.
 
@@ -129,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     prefer_poller()
+    reach_loopback_directly()
     if not debug:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log, beside our line that says the same
     for stream in (sys.stdout, sys.stderr):
