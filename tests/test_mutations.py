@@ -37,7 +37,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         f"{TRAINER}/algorithms/credit.py",
         "deviation_n = values_n - mean_g[index_n]",
         "deviation_n = values_n - values_n.mean()",
-        "tests/trainer/algorithms/test_credit.py::test_loop_leaves_out_small_advantages",
+        "tests/trainer/algorithms/test_credit.py::test_golden_comparisons",
     ),
     "GAE: no discount of what comes later": (
         f"{TRAINER}/algorithms/gae.py",
@@ -131,8 +131,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "tokens: any will do": (
         f"{SERVER}/auth.py",
-        "if hmac.compare_digest(known, digest)]",
-        "if len(known) == len(digest)]",
+        "self._grants.get(_digest(token.strip()), self._nobody) if",
+        "next(iter(self._grants.values()), self._nobody) if",
         "tests/env_server/test_server.py::test_tokens_keep_strangers_out_and_tenants_apart",
     ),
     "tokens: they never expire": (
@@ -241,7 +241,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         f"{LOAD}/measurements.py",
         "np.rint(np.asarray(seconds, np.float64) * 1e6)",
         "1e3 * np.rint(np.asarray(seconds, np.float64) * 1e3)",
-        "tests/tools/load/test_histogram.py::test_a_percentile_is_within_three_digits",
+        "tests/tools/load/test_histogram.py::test_percentiles_are_those_of_hdrhistogram",
     ),
     "check: a bug is a failure of each requirement that meets it": (
         "tools/starpod/check/runner.py",
@@ -253,7 +253,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         "tools/starpod/check/suite/fork.py",
         '"F-03", "A fork and',
         '"F-02", "A fork and',
-        "tests/tools/check/test_requirements.py::test_ids_are_unique_and_ascend_within_their_level",
+        "tests/tools/check/test_cli.py::test_ids_ascend_within_their_level_and_titles_are_one_sentence",
     ),
     "lake: slips to one side only": (
         f"{ENVIRONMENTS}/frozen_lake/environment.py",
@@ -322,7 +322,15 @@ def look_for(folder: str, mutation: tuple[str, str, str, str]) -> str:
     SourceFileLoader.get_code = read_wrong  # type: ignore[method-assign, assignment]
     failures, written = Failures(), io.StringIO()
     with redirect_stdout(written), redirect_stderr(written):
-        options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={folder}/{os.getpid()}"]
+        options = [
+            "-q",
+            "-x",
+            "--tb=line",
+            "--disable-warnings",
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={folder}/{os.getpid()}",
+        ]
         pytest.main([*options, "--timeout=60", test], plugins=[failures])
     return "" if failures.names else written.getvalue()[-2000:] or "no output"
 

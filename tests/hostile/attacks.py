@@ -114,10 +114,6 @@ def options_of_nulls(attacker: Attacker) -> None:
     attacker.together("Open", [nulls(262_000)] * 20)
 
 
-def one_open_of_46_mebibytes(attacker: Attacker) -> None:
-    attacker.call("Open", nulls(46 * MEBIBYTE // 4))
-
-
 def steps_out_of_order(attacker: Attacker) -> None:
     step = attacker.step(index=9, json=nested_json(900_000))
     for _ in range(40):
@@ -131,16 +127,6 @@ def nested_json_held(attacker: Attacker) -> None:
 
 def json_string_without_an_end(attacker: Attacker) -> None:
     attacker.call("Step", attacker.step(json='"' + "," * 10_000 + '\\"' * MEBIBYTE))
-
-
-def json_of_57_mebibytes(attacker: Attacker) -> None:
-    attacker.call("Step", attacker.step(json=nested_json(57 * MEBIBYTE)))
-
-
-def empty_texts(attacker: Attacker) -> None:
-    step = attacker.step(text="")
-    step.actions.extend([pb.Action(text="")] * 8_000_000)
-    attacker.call("Step", step)
 
 
 def group_with_pictures(attacker: Attacker) -> None:
@@ -173,13 +159,6 @@ def largest_requests(attacker: Attacker) -> None:
     attacker.together("Step", [step] * 5)
 
 
-def long_texts(attacker: Attacker) -> None:
-    step = attacker.step("frozen_lake-v1", text="Ü" * (25 * MEBIBYTE))
-    for index in range(4):
-        step.step_index = index
-        attacker.call("Step", step)
-
-
 def everything_at_once(attacker: Attacker) -> None:
     """For ten seconds, each from a thread of its own."""
     step = attacker.step(index=9, json=nested_json(3 * MEBIBYTE))
@@ -206,19 +185,15 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
     attack.__name__: attack
     for attack in (
         options_of_nulls,
-        one_open_of_46_mebibytes,
         steps_out_of_order,
         nested_json_held,
         json_string_without_an_end,
-        json_of_57_mebibytes,
-        empty_texts,
         group_with_pictures,
         groups_one_after_another,
         steps_with_pictures,
         rows_without_end,
         many_heavy_calls_at_once,
         largest_requests,
-        long_texts,
         everything_at_once,
     )
 }

@@ -124,15 +124,6 @@ def test_connections_that_never_become_one(small: Target) -> None:
             connection.close()
 
 
-@pytest.mark.minutes
-def test_a_connection_that_never_becomes_one_is_closed(small: Target) -> None:
-    with small.unharmed(), socket.create_connection(("127.0.0.1", small.server.port)) as loris:
-        loris.sendall(PREFACE[:3])
-        loris.settimeout(60)
-        while loris.recv(1000):
-            pass
-
-
 def test_frames_that_are_no_http2(small: Target) -> None:
     frames = [
         b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + b"x" * 10_000,  # DATA of 16 MiB, on no stream

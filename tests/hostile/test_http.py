@@ -153,6 +153,7 @@ async def closed(url: str, data: bytes) -> bytes:
 async def test_headers_and_bodies_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_BODY_SECONDS", 0.2)
     async with own_server(handshake_seconds=0.2) as server:
+        await closed(f"http://{server.address}", b"PRI")  # gRPC's port; a TimeoutError if it stays open
         assert await closed(server.http_address, b"") == b""
         assert await closed(server.http_address, b"POST /v1/sessions:open HTTP/1.1\r\nhost: localhost\r\n") == b""
         slow = await closed(server.http_address, request(OPEN, JSON, "content-length: 100", body=b"{"))

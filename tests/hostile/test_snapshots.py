@@ -6,7 +6,6 @@ import hashlib
 import os
 import pickle
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ import pytest
 from starpod.env_server.seal import SealKeyError, SnapshotSeal
 from starpod.env_server.state import decode, encode
 from starpod.v1 import environment_pb2 as pb
-from tests.hostile.conftest import MEBIBYTE, Target, status_class, target_server
+from tests.env_server.conftest import Serve
+from tests.env_server.conftest import serve as serve
+from tests.hostile.conftest import MEBIBYTE, Target, status_class
 
 
 def snapshot_of(target: Target, environment: str = "walk-v1", turns: tuple[str, ...] = ("Left",)) -> pb.SessionSnapshot:
@@ -266,37 +267,25 @@ def test_a_process_reads_its_own_snapshot(target: Target) -> None:
 KEYS = ("first key 0123456789012345678901234567", "second key 012345678901234567890123456")
 
 
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, Target]]:
-    """Two replicas of a fleet, whose keys are being rotated: the second seals with a key that the first also opens."""
-    folder = tmp_path_factory.mktemp("keys")
-    (folder / "one").write_text(f"# in use\n{KEYS[0]}\n{KEYS[1]}\n")
-    (folder / "two").write_text(f"{KEYS[1]}\n{KEYS[0]}\n")
-    with (
-        target_server("--snapshot-key-file", str(folder / "one")) as one,
-        target_server("--snapshot-key-file", str(folder / "two")) as two,
+async def test_a_sealed_snapshot_is_restored_by_any_replica_and_made_by_no_tenant(serve: Serve, tmp_path: Path) -> None:
+    """The keys are being rotated: the second replica seals with a key that the first also opens."""
+    (tmp_path / "one").write_text(f"# in use\n{KEYS[0]}\n{KEYS[1]}\n")
+    (tmp_path / "two").write_text(f"{KEYS[1]}\n{KEYS[0]}\n")
+    one, two = [await serve(snapshot_key_file=tmp_path / name) for name in ("one", "two")]
+    first, second = [await client.snapshot(await client.open("walk-v1")) for client in (one, two)]
+    for client, snapshot in ((one, first), (two, first), (one, second)):
+        assert len((await client.ask("Restore", snapshot=snapshot)).sessions) == 1
+    unsealed = await (plain := await serve()).snapshot(await plain.open("walk-v1"))
+    flipped = [bytearray(first.state) for _ in range(5)]
+    for state, place in zip(flipped, (0, 5, 20, 60, -1), strict=True):
+        state[place] ^= 1
+    for snapshot in (
+        unsealed,
+        forged(first, environment_version="1.0.0"),
+        forged(first, first.state[:30]),
+        *(forged(first, bytes(state)) for state in flipped),
     ):
-        yield one, two
-
-
-@pytest.mark.minutes
-def test_a_sealed_snapshot_is_restored_by_any_replica_and_made_by_no_tenant(
-    sealed: tuple[Target, Target], target: Target
-) -> None:
-    one, two = sealed
-    snapshots = snapshot_of(one), snapshot_of(two)
-    assert restore(two, snapshots[0]).observation == restore(one, snapshots[0]).observation
-    assert restore(one, snapshots[1]).step_index == 1
-    unsealed = snapshot_of(target)
-    with one.unharmed():
-        assert refusal(one, unsealed) == "BAD_ARGUMENT"
-        assert refusal(one, forged(snapshots[0], environment_version="1.0.0")) == "BAD_ARGUMENT"
-        changed = bytearray(snapshots[0].state)
-        for place in (0, 5, 20, 60, len(changed) - 1):
-            changed[place] ^= 1
-            assert refusal(one, forged(snapshots[0], bytes(changed))) == "BAD_ARGUMENT"
-            changed[place] ^= 1
-        assert refusal(one, forged(snapshots[0], snapshots[0].state[:30])) == "BAD_ARGUMENT"
+        assert (await one.fails(one.ask("Restore", snapshot=snapshot))).reason == "BAD_ARGUMENT"
 
 
 def test_seals(tmp_path: Path) -> None:
