@@ -1,13 +1,13 @@
 """examples/custom_environment.py: short, served, checked, played, and stepped through the Gymnasium adapter."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from starpod.cli.main import starpod
 from starpod.client import SyncFleet, Want
 from starpod.client.gymnasium import StarpodVectorEnv
 from tests.support import ROOT, ServerProcess, start_server
@@ -21,24 +21,22 @@ def custom() -> Iterator[ServerProcess]:
         yield server
 
 
-def test_it_fits_on_a_page() -> None:
+def test_it_fits_on_a_page_and_is_all_that_is_served(custom: ServerProcess) -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 60
-
-
-def test_it_is_all_that_is_served(custom: ServerProcess) -> None:
     with SyncFleet(custom.address) as fleet:
         assert [spec.id for spec in fleet.describe()] == ["guess-v1"]
 
 
-def test_it_keeps_the_contract(custom: ServerProcess) -> None:
-    result = _starpod("check", custom.address, "--timeout", "90")
-    assert result.returncode == 0, result.stdout
-
-
-def test_it_is_played(custom: ServerProcess) -> None:
-    result = _starpod("play", custom.address, "guess", "--seed", "7", "--option", "highest=2", stdin="1\n2\n")
-    assert result.returncode == 0
-    assert "Solved: the task ended after" in result.stdout
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("check ADDRESS --timeout 90", "keeps the contract"),
+        ("play ADDRESS guess --seed 7 --option highest=2", "Solved: the task ended after"),
+    ],
+)
+def test_it_keeps_the_contract_and_is_played(custom: ServerProcess, words: str, told: str) -> None:
+    result = CliRunner().invoke(starpod, words.replace("ADDRESS", custom.address).split(), input="1\n2\n")
+    assert result.exit_code == 0 and told in result.output, result.output
 
 
 def test_its_expert_halves_the_range(custom: ServerProcess) -> None:
@@ -71,8 +69,3 @@ def test_it_is_stepped_through_gymnasiums_vector_env(custom: ServerProcess) -> N
         assert solved.all()
     finally:
         environments.close()
-
-
-def _starpod(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "starpod.cli.main", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=250, cwd=ROOT)

@@ -1,32 +1,30 @@
 """The configuration that falls into the Echo Trap on purpose, and StarPO-S on the same seed."""
 
-import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 
-from starpod.cli.main import main
+from tests.e2e.test_train import lines, train
+
+QUICK = ("echo_trap", "stop.iterations=30", "stop.minutes=null", "evaluation.every=0", "evaluation.episodes=8")
 
 
-def train(*words: str, run_dir: Path) -> list[dict[str, Any]]:
-    """Trains for thirty steps. Returns the lines of metrics.jsonl."""
-    quick = ["stop.iterations=30", "stop.minutes=null", "evaluation.every=0", "evaluation.episodes=8"]
-    with pytest.raises(SystemExit) as exit_:
-        main(["train", "echo_trap", *quick, "monitor.screen=plain", *words, "--run-dir", str(run_dir)])
-    assert not exit_.value.code
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+def trained(*words: str, run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl of thirty steps."""
+    train("monitor.screen=plain", *words, run_dir=run_dir, base=QUICK)
+    return lines(run_dir / "metrics.jsonl")
 
 
 @pytest.mark.minutes
 @pytest.mark.timeout(400)
 def test_vanilla_falls_in_and_starpo_s_does_not(tmp_path: Path) -> None:
-    vanilla = train(run_dir=tmp_path / "vanilla")
+    vanilla = trained(run_dir=tmp_path / "vanilla")
     told = [text for line in vanilla for text in line.get("warnings", [])]
     assert any(text.startswith("Echo Trap: ") for text in told)
     assert vanilla[-1]["metrics"]["collect/success"] < 0.2 < vanilla[0]["metrics"]["collect/success"]
-    careful = train("algorithm=starpo-s", run_dir=tmp_path / "careful")
+    careful = trained("algorithm=starpo-s", run_dir=tmp_path / "careful")
     assert not any(line.get("warnings") for line in careful)
     # Rounding differs between processors, so one step's figure may: the last five together do not.
     ends = [fmean(line["metrics"]["collect/success"] for line in run[-5:]) for run in (vanilla, careful)]

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_train import lines, train
+from tests.support import ServerProcess
 
 SMALL = (
-    "warm_start.steps=2",
-    "warm_start.episodes=24",
+    "warm_start.steps=1",
+    "warm_start.episodes=4",
     "collect.groups=2",
     "collect.group_size=2",
-    "evaluation.episodes=2",
+    "evaluation.episodes=1",
     "evaluation.reference=[]",
     # Whatever they earned.
     "algorithm.filter.strategy=none",
@@ -46,8 +47,9 @@ TINY = (
         "word_problems",
     ],
 )
-def test_a_job_takes_an_iteration(name: str, tmp_path: Path) -> None:
-    train(*SMALL, *(TINY if name.endswith("_llm") else ()), run_dir=tmp_path / "run", base=(name,))
+def test_a_job_takes_an_iteration(name: str, server: ServerProcess, tmp_path: Path) -> None:
+    words = (*SMALL, *(TINY if name.endswith("_llm") else ()), f"environment.addresses=[{server.address}]")
+    train(*words, run_dir=tmp_path / "run", base=(name,))
     (record,) = lines(tmp_path / "run" / "metrics.jsonl")
     assert record["metrics"]["collect/failed"] == 0
     assert record["metrics"]["update/skipped"] == 0

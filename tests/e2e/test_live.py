@@ -13,30 +13,29 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.test_train import SMALL
+from tests.e2e.test_train import SMALL, Screen, train
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import wait_until
 
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was looked at while it trained."""
+    """A run that was looked at whenever it told something."""
     folder = tmp_path_factory.mktemp("live") / "lake"
-    command = [sys.executable, "-m", "starpod.cli.main", "train", *SMALL, "stop.iterations=3", "--ui"]
-    with subprocess.Popen(
-        [*command, "--run-dir", str(folder)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stderr is not None
-        address = next(line.split()[-1] for line in process.stderr if line.strip().startswith("live: "))
-        shown = fleet = ""
-        while not ('class="status running"' in shown and "/play/frozen_lake-v1" in fleet) and process.poll() is None:
-            shown = httpx.get(f"{address}runs/lake").text
-            fleet = httpx.get(f"{address}fleet", timeout=60.0).text
-            time.sleep(0.1)
-        assert "frozen_lake-v1" in shown and "Sessions in play" in shown
-        assert "/play/frozen_lake-v1" in fleet  # on the server of the run itself
-        process.stderr.read()
-    assert process.returncode == 0
+    address, seen = "", []
+
+    def look() -> None:
+        nonlocal address
+        if found := re.search(r"live: (\S+)", screen.getvalue()):
+            address = found[1]
+            seen.append([httpx.get(f"{address}{page}", timeout=60.0).text for page in ("runs/lake", "fleet")])
+
+    screen = Screen("[0:", look)
+    few = ("warm_start.steps=5", "warm_start.episodes=20", "evaluation.every=0", "stop.iterations=2")
+    train(*few, "--ui", run_dir=folder, screen=screen)
+    # The fleet is the server of the run itself.
+    assert any('class="status running"' in run and "/play/frozen_lake-v1" in fleet for run, fleet in seen)
+    assert "frozen_lake-v1" in seen[-1][0] and "Sessions in play" in seen[-1][0]
     with pytest.raises(httpx.ConnectError):
         httpx.get(address)
     return folder
@@ -99,6 +98,5 @@ def test_its_checkpoint_goes_on_from_each_turn(lake: Path, server: ServerProcess
 
 
 def test_a_start_that_is_refused_leaves_no_trace(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "starpod.cli.main", "train", "bandit", "environment.options.foo=1", "--ui"]
-    done = subprocess.run([*command, "--run-dir", str(tmp_path / "bandit")], capture_output=True, text=True)
-    assert done.returncode == 2 and not (tmp_path / "bandit").exists()
+    train("environment.options.foo=1", "--ui", run_dir=tmp_path / "bandit", status=2, base=("bandit",))
+    assert not list(tmp_path.iterdir())

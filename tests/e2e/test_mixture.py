@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.commands.watch import watch
 from starpod.trainer.data.files import read_episodes
-from tests.e2e.test_train import learnt, lines, train
-from tests.support import start_server
+from tests.e2e.test_train import learnt, lines, rewound, train
+from tests.support import ServerProcess
 
 CONFIG = {
     "base": "tiny",
@@ -33,22 +33,31 @@ CONFIG = {
         },
     },
     "sampling": {"max_episode_tokens": 320},
-    "warm_start": {"steps": 40, "lr": 0.005, "noise": 0.5, "episodes": 60, "batch_size": 16},
+    "warm_start": {"steps": 30, "lr": 0.005, "noise": 0.5, "episodes": 40, "batch_size": 16},
     "collect": {"groups": 5, "group_size": 4},
     "evaluation": {"episodes": 4, "every": 2, "greedy": True, "reference": ["random"]},
-    "checkpoint": {"every": 1},
+    "checkpoint": {"every": 1, "keep": 9},
     "algorithm": {"mini_batch_size": 4},
     "monitor": {"sinks": {"tensorboard": False}, "screen": "plain"},
-    "stop": {"iterations": 6},
+    "stop": {"iterations": 4},
 }
 
 
+def said(file: Path) -> dict[tuple[str, int], list[tuple[str, str]]]:
+    """What was seen and replied in each episode, by environment and seed."""
+    return {
+        (episode["environment"], episode["seed"]): [(turn["observation"], turn["reply"]) for turn in episode["turns"]]
+        for episode in lines(file)
+    }
+
+
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six iterations in one go."""
+def mixed(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four iterations in one go."""
     folder = tmp_path_factory.mktemp("mixed")
     (folder / "mixed.yaml").write_text(yaml.safe_dump(CONFIG))
-    train(str(folder / "mixed.yaml"), run_dir=folder / "run", base=())
+    addresses = [f"environments.{name}.addresses=[{server.address}]" for name in ("arms", "lake")]
+    train(str(folder / "mixed.yaml"), *addresses, run_dir=folder / "run", base=())
     return folder / "run"
 
 
@@ -60,7 +69,7 @@ def test_each_environment_is_told_of(mixed: Path) -> None:
             groups[name] += values[f"environments/{name}/groups"]
             assert 0 <= values[f"environments/{name}/kept_fraction"] <= 1
             assert {f"environments/{name}/{key}" for key in ("success", "return_mean", "turns_mean")} <= set(values)
-    assert groups == {"arms": 10, "lake": 20}
+    assert groups == {"arms": 7, "lake": 13}
     first, *_, last = lines(mixed / "evaluations.jsonl")
     for line in (first, last):
         each = line["environments"]
@@ -81,7 +90,7 @@ def test_each_environment_is_told_of(mixed: Path) -> None:
         ("lake", "frozen_lake-v1"),
     }
     assert all(10_000 <= episode.seed < 2**40 for episode in episodes)
-    evaluated = list(read_episodes(mixed / "episodes" / "eval-000006.jsonl"))
+    evaluated = list(read_episodes(mixed / "episodes" / "eval-000004.jsonl"))
     assert len({episode.group for episode in evaluated}) == len(evaluated) == 10
     # The best checkpoint is the one whose mean is highest.
     best = max(lines(mixed / "evaluations.jsonl"), key=lambda line: line["success"])
@@ -90,47 +99,45 @@ def test_each_environment_is_told_of(mixed: Path) -> None:
     )
 
 
-@pytest.mark.minutes
 def test_the_curriculum_rises_and_goes_on_from_a_checkpoint_bit_for_bit(mixed: Path, tmp_path: Path) -> None:
     levels = [record["metrics"]["environments/lake/level"] for record in lines(mixed / "metrics.jsonl")]
     assert levels[0] == 0 and levels == sorted(levels) and levels[-1] > 0
     # Cut within the window of a level.
-    cut = str(levels.index(max(levels)) + 1)
-    train(str(mixed.parent / "mixed.yaml"), f"stop.iterations={cut}", run_dir=tmp_path / "run", base=())
-    train("stop.iterations=6", run_dir=tmp_path / "run", resume=True, base=())
-    resumed = [record for record in learnt(tmp_path / "run") if record["step"] != int(cut) or "episodes" not in record]
-    whole = [record for record in learnt(mixed) if record["step"] != int(cut) or "episodes" not in record]
-    assert resumed == whole
-    assert "environments is" in train(
-        "environments.lake.options.size=5", run_dir=tmp_path / "run", resume=True, status=2, base=()
-    )
+    cut = rewound(mixed, levels.index(max(levels)) + 1, tmp_path / "run")
+    train(run_dir=cut, resume=True, base=())
+    assert learnt(cut) == learnt(mixed)
+    words = ("environments.lake.options.size=5",)
+    assert "environments is" in train(*words, run_dir=cut, resume=True, status=2, base=())
 
 
-def test_an_evaluation_plays_every_environment_as_the_run_did(mixed: Path, tmp_path: Path) -> None:
+def test_an_evaluation_plays_every_environment_as_the_run_did(
+    mixed: Path, server: ServerProcess, tmp_path: Path
+) -> None:
     (final,) = lines(mixed / "final.json")
-    with start_server("bandit-v1", "frozen_lake-v1") as server:
 
-        def played(*words: str) -> dict[str, dict[str, object]]:
-            file = tmp_path / "report.json"
-            result = CliRunner().invoke(evaluate, [str(mixed), server.address, *words, "--json", str(file)])
-            assert result.exit_code == 0, result.output
-            return dict(json.loads(file.read_text())["environments"])
+    def played(*words: str) -> dict[str, dict[str, object]]:
+        file = tmp_path / "report.json"
+        result = CliRunner().invoke(evaluate, [str(mixed), server.address, *words, "--json", str(file)])
+        assert result.exit_code == 0, result.output
+        return dict(json.loads(file.read_text())["environments"])
 
-        found = played("--episodes", "4")
-        assert list(found) == ["arms", "lake"]
-        assert found["lake"]["results"] == final["environments"]["lake"]["results"]
-        assert found["arms"]["results"] == {
-            name: values[:4] for name, values in final["environments"]["arms"]["results"].items()
-        }
-        assert found["lake"]["options"] == final["environments"]["lake"]["options"]
-        # By the name in the run, or by that of the environment; options for one of them.
-        assert list(played("--episodes", "1", "-e", "lake")) == ["lake"]
-        by_id = played("--episodes", "1", "-e", "frozen_lake", "-e", "bandit", "--option", "frozen_lake:size=2")
-        assert {name: figures["environment"] for name, figures in by_id.items()} == {
-            "lake": "frozen_lake-v1",
-            "arms": "bandit-v1",
-        }
-        assert by_id["lake"]["options"] == {**final["environments"]["lake"]["options"], "size": 2}
+    found = played("--episodes", "4", "--jsonl", str(tmp_path / "again.jsonl"))
+    again, trained = said(tmp_path / "again.jsonl"), said(mixed / f"episodes/final-{final['step']:06}.jsonl")
+    assert len(again) == 8 and all(turns == trained[key] for key, turns in again.items())
+    assert list(found) == ["arms", "lake"]
+    assert found["lake"]["results"] == final["environments"]["lake"]["results"]
+    assert found["arms"]["results"] == {
+        name: values[:4] for name, values in final["environments"]["arms"]["results"].items()
+    }
+    assert found["lake"]["options"] == final["environments"]["lake"]["options"]
+    # By the name in the run, or by that of the environment; options for one of them.
+    assert list(played("--episodes", "1", "-e", "lake")) == ["lake"]
+    by_id = played("--episodes", "1", "-e", "frozen_lake", "-e", "bandit", "--option", "frozen_lake:size=2")
+    assert {name: figures["environment"] for name, figures in by_id.items()} == {
+        "lake": "frozen_lake-v1",
+        "arms": "bandit-v1",
+    }
+    assert by_id["lake"]["options"] == {**final["environments"]["lake"]["options"], "size": 2}
     # Two final evaluations of the same run pair episode by episode, environment by environment.
     compared = tmp_path / "compared.json"
     result = CliRunner().invoke(evaluate, ["--compare", str(mixed), str(mixed), "--json", str(compared)])

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from starpod.cli.main import starpod
 from starpod.trainer.data.files import read_episodes
-from tests.e2e.test_train import latest, learnt, lines, train
+from tests.e2e.test_train import latest, learnt, lines, rewound, train
 from tests.support import ServerProcess, start_server
 
 TEAM = (
@@ -22,10 +22,11 @@ TEAM = (
     "environment.max_turns=2",
     "warm_start.steps=30",
     "warm_start.episodes=60",
-    "evaluation.episodes=8",
-    "evaluation.every=2",
+    "evaluation.episodes=4",
+    "evaluation.every=0",
     "checkpoint.every=1",
     "monitor.gradients.every=2",
+    "stop.iterations=2",
     "monitor.sinks.tensorboard=false",
     "monitor.screen=plain",
 )
@@ -43,14 +44,14 @@ GAME = (
     "algorithm.advantage=attempts",
     "algorithm.filter.strategy=none",
     "algorithm.dynamic_sampling.enabled=false",
-    "collect.groups=3",
-    "collect.group_size=4",
-    "warm_start.steps=60",
+    "collect.groups=2",
+    "collect.group_size=2",
+    "warm_start.steps=20",
     "warm_start.lr=0.005",
-    "warm_start.episodes=40",
+    "warm_start.episodes=16",
     "warm_start.actions=random",
     "warm_start.batch_size=16",
-    "evaluation.episodes=4",
+    "evaluation.episodes=2",
     "evaluation.every=0",
     "monitor.sinks.tensorboard=false",
     "monitor.screen=plain",
@@ -60,7 +61,7 @@ GAME = (
 def digests(run: Path) -> dict[str, dict[str, object]]:
     """The weights of each agent in the last checkpoint."""
     found: dict[str, dict[str, object]] = {}
-    for name, tensor in load_file(run / "checkpoints" / latest(run) / "policy.safetensors").items():
+    for name, tensor in load_file(latest(run) / "policy.safetensors").items():
         agent, _, rest = name.partition(".")
         found.setdefault(agent, {})[rest] = tensor.tolist()
     return found
@@ -69,7 +70,7 @@ def digests(run: Path) -> dict[str, dict[str, object]]:
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("team") / "run"
-    train("stop.iterations=4", run_dir=folder, base=TEAM)
+    train(run_dir=folder, base=TEAM)
     return folder
 
 
@@ -95,18 +96,15 @@ def test_solver_and_verifier_have_weights_of_their_own(team: Path) -> None:
     assert "verifier: gradient norm" in report and "solver: growth of its squared gradients" in report
 
 
-@pytest.mark.minutes
-def test_two_and_two_is_four(team: Path, tmp_path: Path) -> None:
-    train("stop.iterations=2", run_dir=tmp_path / "run", base=TEAM)
-    train("stop.iterations=4", run_dir=tmp_path / "run", resume=True, base=TEAM)
-    resumed = [record for record in learnt(tmp_path / "run") if record["step"] != 2 or "episodes" not in record]
-    whole = [record for record in learnt(team) if record["step"] != 2 or "episodes" not in record]
-    assert resumed == whole
-    assert digests(tmp_path / "run") == digests(team)
+def test_a_team_goes_on_bit_for_bit(team: Path, tmp_path: Path) -> None:
+    cut = rewound(team, 1, tmp_path / "run")
+    train(run_dir=cut, resume=True, base=())
+    assert learnt(cut) == learnt(team)
+    assert digests(cut) == digests(team)
 
 
 def test_another_set_of_policies_cannot_go_on(team: Path) -> None:
-    errors = train("script.policies=[verifier,solver]", run_dir=team, resume=True, status=2, base=TEAM)
+    errors = train("script.policies=[verifier,solver]", run_dir=team, resume=True, status=2, base=())
     assert "script.policies is ['verifier', 'solver'], but the run that is resumed has ['solver', 'verifier']" in errors
 
 
@@ -115,7 +113,7 @@ def test_a_team_is_evaluated_watched_and_exported_agent_by_agent(
 ) -> None:
     runner = CliRunner()
     report = tmp_path / "report.json"
-    words = [str(team), corridor.address, "-e", "corridor-v1", "--episodes", "8", "--json", str(report)]
+    words = [str(team), corridor.address, "-e", "corridor-v1", "--episodes", "4", "--json", str(report)]
     told = runner.invoke(starpod, ["eval", *words])
     assert told.exit_code == 0, told.output
     (final,) = lines(team / "final.json")
@@ -133,13 +131,13 @@ def test_a_team_is_evaluated_watched_and_exported_agent_by_agent(
         assert told.exit_code == 0, told.output
         exported, trained = load_file(out / "model.safetensors"), digests(team)[agent]
         assert all(tensor.tolist() == trained[f"model.{name}"] for name, tensor in exported.items())
-        assert f"the policy of `{agent}` after 4 iterations" in (out / "README.md").read_text()
+        assert f"the policy of `{agent}` after 2 iterations" in (out / "README.md").read_text()
 
 
-@pytest.mark.minutes
-def test_two_players_train_each_other_also_while_they_play(tmp_path: Path) -> None:
+def test_two_players_train_each_other_also_while_they_play(server: ServerProcess, tmp_path: Path) -> None:
     """Self-play with max_staleness: copies of both policies sample while both are updated."""
-    train("stop.iterations=2", "collect.max_staleness=1", run_dir=tmp_path / "run", base=GAME)
+    addresses = f"environment.addresses=[{server.address}]"
+    train("stop.iterations=2", "collect.max_staleness=1", addresses, run_dir=tmp_path / "run", base=GAME)
     weights = digests(tmp_path / "run")
     assert weights.keys() == {"X", "O"} and weights["X"] != weights["O"]
     (*_, last) = sorted((tmp_path / "run" / "episodes").glob("train-*.jsonl.gz"))
@@ -149,6 +147,7 @@ def test_two_players_train_each_other_also_while_they_play(tmp_path: Path) -> No
     assert {turn.agent_id for episode in read_episodes(final) for turn in episode.turns} == {""}
 
 
-def test_a_player_without_a_policy_is_told(tmp_path: Path) -> None:
-    errors = train("script.policies=[X,Y]", "stop.iterations=1", run_dir=tmp_path / "run", status=2, base=GAME)
+def test_a_player_without_a_policy_is_told(server: ServerProcess, tmp_path: Path) -> None:
+    words = ("script.policies=[X,Y]", f"environment.addresses=[{server.address}]")
+    errors = train(*words, run_dir=tmp_path / "run", status=2, base=GAME)
     assert "script.policies names X, Y, and the agents of the demonstrations are 'O', 'X'" in errors

@@ -1,28 +1,20 @@
 """examples/typescript: built from its lock file, checked from outside, trained on by the trainer as it is."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from starpod.v1 import environment_pb2 as pb
-from starpod.v1 import environment_pb2_grpc
-from tests.skipped import not_by_time
+from tests.e2e.disturbing import disturb
+from tests.examples.foreign import code_lines, drain, keep_contract, learn_from
 from tests.support import ROOT, ServerProcess
 
 EXAMPLE = ROOT / "examples" / "typescript"
-STARPOD = (sys.executable, "-m", "starpod.cli.main")
 SNAPSHOTS = {*(f"N-{number:02}" for number in range(1, 11)), "N-12"}
 UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "ERR_SOCKET_TIMEOUT")
 """npm's codes where no registry answers."""
@@ -32,9 +24,7 @@ take long."""
 
 
 def test_its_source_is_short() -> None:
-    """Blank lines and comments aside."""
-    lines = [line.strip() for path in (EXAMPLE / "src").glob("*.ts") for line in path.read_text().splitlines()]
-    assert 0 < len([line for line in lines if line and not line.startswith(("//", "/*", "*"))]) < 400
+    assert 0 < code_lines(EXAMPLE / "src", ".ts") < 400
 
 
 def test_its_lock_file_names_no_registry() -> None:
@@ -83,114 +73,29 @@ def serve(built: Path) -> Iterator[Callable[..., ServerProcess]]:
 @pytest.mark.timeout(700)  # the first build
 def test_it_keeps_the_contract(serve: Callable[..., ServerProcess]) -> None:
     """Two processes, so few sessions that the check can fill one, and every requirement but those it cannot show."""
-    server, other = serve("--max-sessions", "250"), serve()
-    command = [*STARPOD, "check", server.address, "--also", other.address, "--timeout", "90", "--json", "-"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
-    assert done.stdout, done.stderr
-    (environment,) = json.loads(done.stdout)["environments"]
-    results = {result["id"]: result for result in environment["results"]}
-    bad = [f"{r['id']}: {r['message']}" for r in results.values() if r["status"] not in ("passed", "skipped")]
-    assert not bad, "\n".join(bad)
-    skipped = not_by_time((number, r["message"]) for number, r in results.items() if r["status"] == "skipped")
-    assert set(skipped) - NEVER_SHOWN == SNAPSHOTS, "snapshots alone are left out"
-    assert {"C-92", "C-94", "S-07", "F-08"} <= {n for n, result in results.items() if result["status"] == "passed"}
-    assert done.returncode == 0
+    server = serve("--max-sessions", "250")
+    skipped = set(keep_contract(server, serve()))
+    assert skipped - NEVER_SHOWN == SNAPSHOTS, "snapshots alone are left out"
+    assert not {"C-92", "C-94", "S-07", "F-08"} & skipped
     assert server.log == "", "something was thrown that is no refusal"
 
 
 @pytest.mark.languages
 @pytest.mark.timeout(700)
 def test_sigterm_drains(serve: Callable[..., ServerProcess]) -> None:
-    server = serve()
-    with grpc.insecure_channel(server.address) as channel:
-        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
-        health = health_pb2_grpc.HealthStub(channel)
-        session = stub.Open(pb.OpenRequest(environment_id="hangman-v1", key="first")).sessions[0]
-        server.process.send_signal(signal.SIGTERM)
-        serving = health_pb2.HealthCheckResponse.SERVING
-        until(lambda: health.Check(health_pb2.HealthCheckRequest()).status != serving)
-        with pytest.raises(grpc.RpcError) as refused:
-            stub.Open(pb.OpenRequest(environment_id="hangman-v1"))
-        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-        again = stub.Open(pb.OpenRequest(environment_id="hangman-v1", key="first"))
-        assert again.sessions[0].session_id == session.session_id, "a key that was used opens nothing"
-        step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="e")])
-        assert stub.Step(step).next_step_index == 1
-        assert server.process.poll() is None
-        stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
-    assert server.process.wait(timeout=60) == 0
+    drain(serve(), "hangman-v1", "e", signal.SIGTERM)
 
 
 @pytest.mark.languages
 @pytest.mark.timeout(700)
-def test_it_is_trained_on_and_may_be_killed(serve: Callable[..., ServerProcess], tmp_path: Path) -> None:
+def test_it_is_trained_on_and_may_be_killed(
+    serve: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trainer plays every episode to its end, although the server is killed with live sessions on the way."""
     server = serve()
-    settings = (
-        f"environment.addresses=[{server.address}]",
-        "collect.groups=4",
-        "collect.group_size=4",
-        "warm_start.steps=5",
-        "warm_start.episodes=16",
-        "evaluation.episodes=4",
-        "evaluation.reference=[expert]",
-        "monitor.sinks.tensorboard=false",
-        "monitor.screen=plain",
-        "stop.iterations=3",
-        "stop.minutes=null",
-    )
-    for attempt in range(5):
-        folder = tmp_path / str(attempt)
-        command = [*STARPOD, "train", str(EXAMPLE / "hangman.yaml"), *settings, "--run-dir", str(folder)]
-        with (tmp_path / "log").open("w+") as log:
-            training = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-            try:
-                killed = kill_while_it_plays(server, training, folder / "metrics.jsonl")
-                status = training.wait(timeout=250)
-            finally:
-                training.kill()
-                training.wait()
-            log.seek(0)
-            assert status == 0, log.read()
-        metrics = [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        if killed and metrics[-1]["collect/recoveries"] > 0:
-            break  # else it was over first, or the episodes were, as this process was held up
-    assert killed, "it always ended before the server could be killed"
-    assert [(values["collect/episodes"], values["collect/failed"]) for values in metrics] == [(16, 0)] * 3
+    disturb("collect", 2, server.restart, monkeypatch.setattr)
+    metrics, episodes = learn_from(server, EXAMPLE / "hangman.yaml", tmp_path / "run")
     assert metrics[-1]["collect/recoveries"] > 0, "no session was opened again"
-    assert sum("update/grad_norm" in values for values in metrics) > 0
-    evaluation = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[0])
-    assert evaluation["reference"]["expert"]["success"] == 1
-    episodes = [
-        json.loads(line) for path in (folder / "episodes").glob("*.jsonl") for line in path.read_text().splitlines()
-    ]
-    assert episodes
     for episode in episodes:
         assert episode["environment"] == "hangman-v1"
         assert all(re.search(r"[a-z_]( [a-z_])+ wrong .+ lives \d+", turn["observation"]) for turn in episode["turns"])
-
-
-def kill_while_it_plays(server: ServerProcess, training: subprocess.Popen[bytes], metrics: Path) -> bool:
-    """Kills the server with live sessions after the first iteration, and starts it again. False if training ended."""
-    with grpc.insecure_channel(server.address) as channel:
-        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
-        while training.poll() is None:
-            time.sleep(0.02)
-            if not metrics.exists() or "\n" not in metrics.read_text():
-                continue
-            # Frozen, it closes no session between the look and the kill.
-            training.send_signal(signal.SIGSTOP)
-            try:
-                if stub.Describe(pb.DescribeRequest(), wait_for_ready=True, timeout=60).live_sessions > 8:
-                    server.restart()
-                    return True
-            finally:
-                training.send_signal(signal.SIGCONT)
-    return False
-
-
-def until(condition: Callable[[], bool], seconds: float = 90) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.02)

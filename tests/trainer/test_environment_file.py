@@ -21,11 +21,11 @@ def write(folder: Path, *changes: tuple[str, str], expert: bool = True) -> str:
     return str(folder / "vault.py")
 
 
-def test_what_names_a_file() -> None:
-    assert names_environment_file("vault.py")
-    assert names_environment_file("folder/vault.py:vault-v1")
-    assert not names_environment_file("vault.yaml")
-    assert not names_environment_file("frozen_lake")
+def test_what_names_a_file(tmp_path: Path) -> None:
+    names = ("vault.py", "folder/vault.py:vault-v1", "vault.yaml", "frozen_lake")
+    assert [*map(names_environment_file, names)] == [True, True, False, False]
+    with pytest.raises(ConfigError, match=r"no such file: .*missing.py"):
+        load_config(str(tmp_path / "missing.py"))
 
 
 def test_sizes_come_from_the_environment(tmp_path: Path) -> None:
@@ -41,18 +41,13 @@ def test_sizes_come_from_the_environment(tmp_path: Path) -> None:
     assert wide.sampling.max_episode_tokens < config.sampling.max_episode_tokens
 
 
-def test_without_an_expert_the_format_is_learnt_from_random_play(tmp_path: Path) -> None:
+def test_the_job_fits_the_environment(tmp_path: Path) -> None:
+    """Without an expert the format is learnt from random play, and long texts are shown a turn at a time."""
     config = load_config(write(tmp_path, expert=False))
     assert (config.warm_start.actions, config.warm_start.noise) == ("random", 0.0)
     assert config.evaluation.reference == ("random",)
-
-
-def test_one_turn_is_compared_within_its_group(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, ("max_turns=12", "max_turns=1")))
     assert (config.environment.max_turns, config.algorithm.advantage) == (1, "grpo")
-
-
-def test_long_texts_are_shown_a_turn_at_a_time(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, ("The dial is at", "A dial of brass and iron, " * 12 + "is at")))
     assert (config.prompt.context, config.prompt.window) == ("single_turn", 1)
 
@@ -103,11 +98,6 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, change: tuple[str, str]
     with pytest.raises(ConfigError, match=told) as caught:
         choose_job(write(tmp_path, change))
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no such file: .*missing.py"):
-        load_config(str(tmp_path / "missing.py"))
 
 
 def test_what_lists_nothing_and_shows_nothing_cannot_be_begun_from_nothing(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ PROGRAM = """
         try:
             await asyncio.sleep(600)
         finally:
-            await asyncio.sleep(1)  # a session that is slow to close
+            await asyncio.sleep(0.3)  # a session that is slow to close
 
     with Interrupts(lambda text: print(text, flush=True)) as interrupts:
         try:
@@ -64,16 +64,18 @@ def test_the_first_signal_ends_after_the_step(number, status):
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    "body",
+    ("number", "body"),
     [
-        "print('ready', flush=True); asyncio.run(asyncio.sleep(600))",
-        "import time; print('ready', flush=True); time.sleep(600)",
-        "from starpod.trainer.parallel import Parallel; import time\n"
-        "        work = lambda: (print('ready', flush=True), time.sleep(600))\n"
-        "        asyncio.run(Parallel().in_thread(work))",
-        "print('ready', flush=True); asyncio.run(interrupts.unless_requested(play()))",
+        (signal.SIGTERM, "print('ready', flush=True); asyncio.run(asyncio.sleep(600))"),
+        (signal.SIGINT, "import time; print('ready', flush=True); time.sleep(600)"),
+        (
+            signal.SIGTERM,
+            "from starpod.trainer.parallel import Parallel; import time\n"
+            "        work = lambda: (print('ready', flush=True), time.sleep(600))\n"
+            "        asyncio.run(Parallel().in_thread(work))",
+        ),
+        (signal.SIGINT, "print('ready', flush=True); asyncio.run(interrupts.unless_requested(play()))"),
     ],
     ids=["waits", "works", "works in a thread", "plays"],
 )

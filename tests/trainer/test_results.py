@@ -48,15 +48,13 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_metrics_are_a_row_per_step(folder: RunFolder) -> None:
+def test_metrics_are_a_row_per_step_and_evaluations_have_dotted_names_below(folder: RunFolder) -> None:
     metrics = Run(folder.path).metrics
     assert list(metrics.index) == [1, 2]
     assert list(metrics["success"]) == [0.25, 0.5]
     assert pd.isna(metrics.loc[1, "entropy"]) and metrics.loc[2, "entropy"] == 1.5
     assert list(metrics["warnings"]) == [[], ["fell"]]
 
-
-def test_evaluations_have_dotted_names_below(folder: RunFolder) -> None:
     evaluations = Run(folder.path).evaluations
     assert dict(evaluations["success"]) == {0: 0.1, 2: 0.5}
     assert evaluations.loc[0, "reference.random.success"] == 0.05
@@ -68,6 +66,8 @@ def test_a_run_that_has_just_begun_has_no_rows(tmp_path: Path) -> None:
     assert "not yet" in run._repr_html_()
     with pytest.raises(BadEpisodes):
         run.episodes()
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        Run(tmp_path)
 
 
 def test_episodes_are_those_of_the_last_evaluation_unless_another_is_named(folder: RunFolder) -> None:
@@ -102,11 +102,6 @@ def test_it_shows_itself_and_nothing_of_what_it_shows_is_markup(folder: RunFolde
     record = episode(0, solved=True)
     record.final_observation = "<script>"
     assert "<script>" not in record._repr_html_() and "&lt;script&gt;" in record._repr_html_()
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no run"):
-        Run(tmp_path)
 
 
 def test_without_pandas_it_says_what_is_missing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

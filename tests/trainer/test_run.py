@@ -16,13 +16,14 @@ import torch
 
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import read_groups, write_episodes
 from starpod.trainer.data.updates import read_tokens, read_verdicts
 from starpod.trainer.engines.base import EngineError, EngineStats
 from starpod.trainer.interrupts import Interrupted, Interrupts
+from starpod.trainer.loop import train
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
@@ -64,7 +65,7 @@ def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: s
     folder = RunFolder.create(tmp_path / path, resume=True).begin(config.to_dict())
     learner = make_learner(config.algorithm)
     agents = EngineAgents(
-        engine=cast(Any, SimpleNamespace(stats=EngineStats)),
+        engine=cast(Any, SimpleNamespace(stats=EngineStats, pause=nothing, load=nothing, resume=nothing)),
         template=cast(Any, None),
         prompt=config.prompt,
         sampling=config.sampling,
@@ -88,6 +89,34 @@ def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: s
     return run
 
 
+async def nothing(*_: Any) -> None:
+    return
+
+
+def told_by(run: Run) -> list[str]:
+    """What the run warns of from now on."""
+    told: list[str] = []
+    cast(Any, run.screen).warn = told.append
+    return told
+
+
+def asked_by(run: Run) -> list[int]:
+    """The numbers of the start states that were asked for."""
+    return [start.id for start in cast(Any, run.collector).asked]
+
+
+def saved_by(run: Run) -> Loaded:
+    loaded = run.output.checkpoints.latest()
+    assert loaded is not None
+    return loaded
+
+
+async def played(run: Run) -> list[Group]:
+    """What the filter keeps of a further step."""
+    run.begin_step()
+    return run.filter(await run.collect())
+
+
 # --- asking again -----------------------------------------------------------------------------------------------------
 
 
@@ -95,14 +124,13 @@ async def test_groups_that_are_too_small_are_asked_for_again_as_often_as_configu
     collect = {"groups": 4, "group_size": 2, "max_rounds": 2}
     run = make_run(tmp_path, lambda n: [1.0, 0.0] if n == 0 else [1.0], collect=collect)
     assert [group.id for group in await run.collect()] == [0]
-    assert [start.id for start in cast(Any, run.collector).asked] == list(range(10))
+    assert asked_by(run) == list(range(10))
     assert run.metrics["collect/groups_dropped"] == 9
 
 
 async def test_what_failed_episodes_is_told_and_where_no_group_is_left_ends_the_run(tmp_path: Path) -> None:
-    told: list[str] = []
     run = make_run(tmp_path, lambda n: [1.0, 0.0] if n % 4 else [1.0], algorithm="starpo-grpo")
-    cast(Any, run.screen).warn = told.append
+    told = told_by(run)
     await run.collect()
     assert told[0] == "1 episodes failed, the first one by: Unavailable: the server is gone"
     run = make_run(tmp_path, lambda _: [], path="lost", algorithm="dapo")
@@ -113,10 +141,10 @@ async def test_what_failed_episodes_is_told_and_where_no_group_is_left_ends_the_
 async def test_uniform_groups_that_leave_nothing_are_no_failure(tmp_path: Path) -> None:
     run = make_run(tmp_path, lambda _: [1.0, 1.0], algorithm="dapo")
     for _ in range(5):
-        run.begin_step()
-        await run.learn(run.filter(await run.collect()))
+        await run.learn(await played(run))
         run.finish_step()
     assert "the filter kept no group" in run.reason_to_stop()
+    assert run.metrics["collect/response_diversity"] == 0, "it is that of all that was played"
 
 
 async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_says(tmp_path: Path) -> None:
@@ -124,7 +152,7 @@ async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_s
     # Of the first four one is uniform, and so is all that is asked for instead.
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 2 or n > 3 else [1.0, 0.0], algorithm=algorithm)
     groups = await run.collect()
-    assert [start.id for start in cast(Any, run.collector).asked] == list(range(5))
+    assert asked_by(run) == list(range(5))
     assert [group.id for group in groups] == [0, 1, 3]
     assert run.metrics["collect/groups_reasked"] == 2
     # The curve is of all that was played: choosing must not look like learning.
@@ -159,11 +187,10 @@ async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) 
     # What dynamic sampling passed over was played as well.
     assert [group.returns for group in read_groups(file)].count([1.0, 1.0]) == 1
     assert run.metrics["end/terminal"] == 1.0 and run.metrics["end/max_turns"] == run.metrics["end/agent"] == 0.0
-    told: list[str] = []
     for bound, words in ((0, ""), (1e-4, "take more than collect.keep_mib (0.0001) and are not kept")):
         collect = {"groups": 4, "group_size": 2, "keep_mib": bound}
         run = make_run(tmp_path, path=f"run-{bound}", collect=collect)
-        cast(Any, run.screen).warn = told.append
+        told = told_by(run)
         await run.collect()
         assert list(run.output.folder.episodes.iterdir()) == []
         assert words in "".join(told)
@@ -172,8 +199,7 @@ async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) 
 async def test_what_the_filter_and_the_update_made_of_the_episodes_is_kept(tmp_path: Path) -> None:
     algorithm = {"preset": "dapo", "filter": {"strategy": "top_k", "value": 2}}
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 1 else [1.0, n / 10], algorithm=algorithm)
-    run.begin_step()
-    kept = run.filter(await run.collect())
+    kept = await played(run)
     run.version = 1  # what was made up, no policy sampled
     await run.learn(kept)
     (file,) = run.output.folder.episodes.glob("*.update.gz")
@@ -182,12 +208,6 @@ async def test_what_the_filter_and_the_update_made_of_the_episodes_is_kept(tmp_p
     assert "dynamic sampling" in found[1].why
     assert found[3].why == "Its reward_std of 0.495 is number 3 of 4; top_k 2 keeps 2."
     assert read_tokens(file, 0, 1) is not None and read_tokens(file, 3, 1) is None
-
-
-async def test_diversity_is_that_of_all_that_was_played(tmp_path: Path) -> None:
-    run = make_run(tmp_path, lambda _: [1.0, 1.0], algorithm="dapo")
-    assert await run.collect() == []
-    assert run.metrics["collect/response_diversity"] == 0
 
 
 async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
@@ -211,47 +231,32 @@ async def test_the_rate_of_sampling_is_that_of_all_ranks(tmp_path: Path) -> None
 # --- offline ----------------------------------------------------------------------------------------------------------
 
 
+def make_offline_run(tmp_path: Path, rewards: Sequence[float], **values: Any) -> Run:
+    """A run on groups of two episodes in a file, whose gradients are measured."""
+    write_episodes(tmp_path / "played.jsonl", [episode(n // 2, n % 2, reward) for n, reward in enumerate(rewards)])
+    replay = {"offline": str(tmp_path / "played.jsonl")}
+    return make_run(tmp_path, replay=replay, monitor={"gradients": {"every": 1}}, **values)
+
+
 async def test_offline_no_batch_holds_a_group_twice_and_a_pass_holds_each_once(tmp_path: Path) -> None:
-    write_episodes(tmp_path / "played.jsonl", [episode(n // 2, n % 2, float(n % 2)) for n in range(12)])
-    run = make_run(tmp_path, replay={"offline": str(tmp_path / "played.jsonl")})
-    batches = []
-    for _ in range(4):
-        run.begin_step()
-        batches.append([group.id for group in await run.collect()])
+    run = make_offline_run(tmp_path, [0.0, 1.0] * 6, algorithm="starpo-grpo")
+    batches = [[group.id for group in await played(run)] for _ in range(4)]
     assert all(len(set(batch)) == 4 for batch in batches)
     assert batches[0] != batches[1]
-    small = make_run(tmp_path, replay={"offline": str(tmp_path / "played.jsonl")}, collect={"groups": 2})
-    seen = []
-    for _ in range(3):
-        small.begin_step()
-        seen += [group.id for group in await small.collect()]
-    assert sorted(seen) == list(range(6))
+    small = make_offline_run(tmp_path, [0.0, 1.0] * 6, algorithm="starpo-grpo", collect={"groups": 2})
+    assert sorted([group.id for _ in range(3) for group in await played(small)]) == list(range(6))
 
 
 async def test_offline_episodes_are_never_taken_for_the_present_policys(tmp_path: Path) -> None:
-    write_episodes(tmp_path / "played.jsonl", [episode(n // 2, n % 2, float(n % 2)) for n in range(4)])
-    run = make_run(
-        tmp_path,
-        algorithm="starpo-grpo",
-        replay={"offline": str(tmp_path / "played.jsonl")},
-        monitor={"gradients": {"every": 1}},
-    )
-    run.begin_step()
-    # Version 0 of another run sampled them, and this run is at version 0: their log-probabilities are other ones.
-    await run.learn(run.filter(await run.collect()))
+    """Version 0 of another run sampled them, and this run is at version 0: their log-probabilities are other ones."""
+    run = make_offline_run(tmp_path, [0.0, 1.0] * 2, algorithm="starpo-grpo")
+    await run.learn(await played(run))
     assert run.metrics["gradients/1/groups"] >= 1
 
 
 async def test_groups_that_the_filter_drops_are_diagnosed(tmp_path: Path) -> None:
-    write_episodes(tmp_path / "played.jsonl", [episode(n // 2, n % 2, float(n == 0)) for n in range(8)])
-    run = make_run(
-        tmp_path,
-        algorithm="starpo-s",
-        replay={"offline": str(tmp_path / "played.jsonl")},
-        monitor={"gradients": {"every": 1}},
-    )
-    run.begin_step()
-    kept = run.filter(await run.collect())
+    run = make_offline_run(tmp_path, [1.0] + [0.0] * 7, algorithm="starpo-s")
+    kept = await played(run)
     assert (len(kept), run.metrics["gradients/zero/groups"], run.metrics["gradients/1/groups"]) == (1, 3, 1)
 
 
@@ -268,14 +273,13 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     run.save()
 
     again = make_run(tmp_path, monitor=early)
-    loaded = again.output.checkpoints.latest()
-    assert loaded is not None and loaded.score == 0.0
-    again.restore(loaded)
+    again.restore(loaded := saved_by(again))
+    assert loaded.score == 0.0
     assert again.reason_to_stop() == reason
     # Saved once more before anything else happened, as a signal does: its score is not lost.
     again.save()
-    saved = again.output.checkpoints.latest()
-    assert saved is not None and (saved.path, saved.score) != (loaded.path, None) and saved.score == 0.0
+    saved = saved_by(again)
+    assert saved.path != loaded.path and saved.score == 0.0
 
     regardless = make_run(tmp_path, monitor={"early_stop": {"low_success": False}})
     regardless.restore(saved)
@@ -290,9 +294,7 @@ async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -
     run.save()
 
     again = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 2 * sampled})
-    loaded = again.output.checkpoints.latest()
-    assert loaded is not None
-    again.restore(loaded)
+    again.restore(saved_by(again))
     assert again.reason_to_stop() == ""
     again.begin_step()
     await again.collect()
@@ -306,17 +308,35 @@ async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> No
     run = make_run(tmp_path)
     run.save()
     expected = draw()
-    saved = run.output.checkpoints.latest()
-    assert saved is not None
-    make_run(tmp_path).restore(saved)
+    make_run(tmp_path).restore(saved_by(run))
     assert draw() == expected
 
 
 def progress(run: Run) -> Any:
     """What a checkpoint holds of the run, but for the clock."""
-    saved = run.output.checkpoints.latest()
-    assert saved is not None
-    return {**saved.state, "elapsed": None}
+    return {**saved_by(run).state, "elapsed": None}
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "saved"),
+    [("evaluate", 0, 0), ("collect", 1, 0), ("sync", 2, 1), ("evaluate", 2, 2), ("evaluate_final", 2, 2)],
+)
+async def test_an_engine_that_dies_in_any_phase_costs_no_finished_step(
+    tmp_path: Path, phase: str, step: int, saved: int
+) -> None:
+    run = make_run(tmp_path, stop={"iterations": 2}, checkpoint={"every": 25})
+    act = getattr(run, phase)
+
+    async def die() -> Any:
+        if run.step == step:
+            raise EngineError("the engine is dead")
+        return await act()
+
+    setattr(run, phase, die)
+    run.learn = nothing  # type: ignore[method-assign]
+    with pytest.raises(EngineError):
+        await train(run)
+    assert run.rescued == saved_by(run).step == saved
 
 
 async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_last_finished_step(tmp_path: Path) -> None:
@@ -325,8 +345,7 @@ async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_las
     run = make_run(tmp_path, environment=environment, replay={"capacity": 8, "groups": 2})
     await run.warm_start()
     for _ in range(2):
-        run.begin_step()
-        run.filter(await run.collect())
+        await played(run)
         run.finish_step()
     run.save()
     expected = progress(run)
@@ -355,9 +374,8 @@ async def test_an_error_within_the_update_saves_nothing(tmp_path: Path) -> None:
         raise error
 
     run.learner.learn = fail  # type: ignore[method-assign]
-    run.begin_step()
     with pytest.raises(RuntimeError):
-        await run.learn(run.filter(await run.collect()))
+        await run.learn(await played(run))
     run.rescue(error)
     assert (run.rescued, run.output.checkpoints.latest()) == (None, None)
 
@@ -365,8 +383,7 @@ async def test_an_error_within_the_update_saves_nothing(tmp_path: Path) -> None:
 async def test_a_checkpoint_that_cannot_be_saved_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     await run.warm_start()
-    told: list[str] = []
-    cast(Any, run.screen).warn = told.append
+    told = told_by(run)
     shutil.rmtree(run.output.checkpoints.folder)
     run.output.checkpoints.folder.touch()
     run.rescue(RuntimeError("the engine is dead"))
@@ -394,8 +411,7 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
     learner = cast(Any, run.learner)
     learner.learn = learner.gradients = lambda *_, **__: {}
     await run.warm_start()
-    run.begin_step()
-    kept = run.filter(await run.collect())
+    kept = await played(run)
     assert log == ["pause"] * gradients
     if gradients:
         await run.sync()  # although there are no new weights: it was halted for nothing
@@ -418,11 +434,8 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
 async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:
     run = make_run(tmp_path, algorithm="starpo-s")
     run.save()
-    loaded = run.output.checkpoints.latest()
-    assert loaded is not None
-    changed = make_run(tmp_path, algorithm="starpo-ppo")
     with pytest.raises(ConfigError, match=r"kl\.where"):
-        changed.restore(loaded)
+        make_run(tmp_path, algorithm="starpo-ppo").restore(saved_by(run))
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
@@ -434,7 +447,7 @@ async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: boo
     run.interrupts.signal = signal.SIGTERM if mine else None
     run.parallel = TwoRanks(others)
     await run.finish("over")
-    assert bool(cast(Any, run.collector).asked) == (not mine and not others)
+    assert bool(asked_by(run)) == (not mine and not others)
 
 
 async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
@@ -442,47 +455,42 @@ async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
     run.begin_step()
     await run.evaluate()
     await run.finish("over")
-    assert len(cast(Any, run.collector).asked) == 2 * 4  # the final one is on other start states
-    saved = run.output.checkpoints.latest()
-    assert saved is not None and saved.score == 0.5
+    assert len(asked_by(run)) == 2 * 4  # the final one is on other start states
+    assert saved_by(run).score == 0.5
 
 
 async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_choose_it(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    played: list[tuple[str, list[int], float]] = []
+    seen: list[tuple[str, list[int], float]] = []
     worth = {"selection": iter([0.0, 1.0, 0.0]), "evaluation": iter([0.0])}
 
     async def collect(self: Any, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
         weight = next(run.learner.policy.parameters()).flatten()[0].item()
-        played.append((self.agents.purpose, [start.seed for start in starts], weight))
+        seen.append((self.agents.purpose, [start.seed for start in starts], weight))
         value = next(worth[self.agents.purpose])
         return Collected([Group(start.id, [replace(episode(start.id, 0, value), seed=start.seed)]) for start in starts])
 
     run.collector = cast(Any, type("Player", (ScriptedCollector,), {"collect": collect})(**fields_of(run.collector)))
     run.held_out.collectors = run.collector.by_task
-    cast(Any, run.collector.agents.engine).__dict__.update(pause=nothing, load=nothing, resume=nothing)
     for _ in range(3):
         run.begin_step()
         with torch.no_grad():
             next(run.learner.policy.parameters()).flatten()[0] = float(run.step)
         run.version += 1
         await run.evaluate()
+        assert run.is_best == (run.step in (1, 2)), "what is best is saved when it is found"
         run.save()
     await run.finish("over")
-    assert [weight for _, _, weight in played] == [1.0, 2.0, 3.0, 2.0]
-    assert [(purpose, seeds[0]) for purpose, seeds, _ in played] == [("selection", 5000)] * 3 + [("evaluation", 0)]
+    assert [weight for _, _, weight in seen] == [1.0, 2.0, 3.0, 2.0]
+    assert [(purpose, seeds[0]) for purpose, seeds, _ in seen] == [("selection", 5000)] * 3 + [("evaluation", 0)]
     final = run.output.folder.read_final()
     assert final is not None
     assert (final["step"], final["last_step"], final["success"], final["seeds"]) == (2, 3, 0.0, [0, 4])
     assert final["results"] == {"seed": [0, 1, 2, 3], "sample": [0] * 4, "success": [False] * 4, "return": [0.0] * 4}
     assert [file.name for file in run.output.folder.episode_files("final")] == ["final-000002.jsonl"]
     # The checkpoint to go on from holds the last weights.
-    saved = run.output.checkpoints.latest()
-    assert saved is not None and (saved.step, saved.state["version"]) == (3, 3)
-
-
-async def nothing(*_: Any) -> None:
-    return
+    saved = saved_by(run)
+    assert (saved.step, saved.state["version"]) == (3, 3)
 
 
 def fields_of(collector: Any) -> dict[str, Any]:

@@ -20,6 +20,8 @@ def test_derived_seeds_are_the_same_everywhere():
     code = "from starpod.trainer.seeds import derive; print(derive(3, 'reply', 'train', 7))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert int(other) == derive(3, "reply", "train", 7) == 3011071578697553349
+    # Where a name ends matters, and so does its type.
+    assert len({derive(0, "ab"), derive(0, "a", "b"), derive(0, "b", "a"), derive(0, "1"), derive(0, 1)}) == 5
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**63), NAMES, NAMES)
@@ -27,10 +29,6 @@ def test_other_names_are_other_streams(seed, other, names, more):
     assert 0 <= derive(seed, *names) < 2**63
     same = seed == other and [(type(name), name) for name in names] == [(type(name), name) for name in more]
     assert (derive(seed, *names) == derive(other, *more)) == same
-
-
-def test_where_a_name_ends_matters():
-    assert len({derive(0, "ab"), derive(0, "a", "b"), derive(0, "b", "a"), derive(0, "1"), derive(0, 1)}) == 5
 
 
 @given(RANGES, RANGES, RANGES, RANGES)
@@ -66,8 +64,7 @@ def test_training_counts_upward_from_ten_thousand():
     assert list(SeedsConfig().held_out("final", 3)) == [0, 1, 2]
     assert list(SeedsConfig().held_out("selection", 2)) == [5000, 5001]
 
-
-def test_a_used_up_range_begins_again():
+    # A range that is used up begins again.
     assert SeedCursor(SeedRange(start=5, stop=8)).take(5) == [5, 6, 7, 5, 6]
 
 
@@ -89,11 +86,9 @@ def test_a_cursor_of_other_seeds_is_refused(other):
         SeedCursor(SeedsConfig().train, 1).load_state_dict(other.state_dict())
 
 
-def test_more_evaluation_episodes_than_seeds_are_refused():
+def test_ranges_without_enough_seeds_are_refused():
     with pytest.raises(ValueError, match=r"seeds\.selection holds 5000 seeds, fewer than the 5001 episodes"):
         SeedsConfig().held_out("selection", 5_001)
 
-
-def test_an_empty_range_is_refused():
     with pytest.raises(ValidationError, match="holds none"):
         SeedRange(start=4, stop=4)

@@ -18,7 +18,7 @@ from starpod.trainer.warmstart import (
     collect_demonstrations,
     join_turns,
 )
-from tests.support import start_server
+from tests.support import ServerProcess
 
 TURN = Turn(observation="P 0 1 G 2 2", fresh=True, actions=["Left"])
 
@@ -65,20 +65,18 @@ def test_moves_are_joined_to_turns_of_one_to_so_many() -> None:
     assert join_turns(given, 1, random.Random(1)) == given
 
 
-async def test_more_moves_than_a_turn_may_have_are_refused() -> None:
-    with start_server("frozen_lake-v1") as server:
-        async with Fleet(server.address) as fleet:
-            task = EnvironmentConfig(id="frozen_lake-v1", max_actions_per_turn=2).task(("Left",))
-            with pytest.raises(ConfigError, match=r"actions_per_turn is 3, and a turn of frozen_lake-v1 may have 2: "):
-                await collect_demonstrations(fleet, WarmStartConfig(steps=1, actions_per_turn=3), task, [1])
+async def test_more_moves_than_a_turn_may_have_are_refused(server: ServerProcess) -> None:
+    async with Fleet(server.address) as fleet:
+        task = EnvironmentConfig(id="frozen_lake-v1", max_actions_per_turn=2).task(("Left",))
+        with pytest.raises(ConfigError, match=r"actions_per_turn is 3, and a turn of frozen_lake-v1 may have 2: "):
+            await collect_demonstrations(fleet, WarmStartConfig(steps=1, actions_per_turn=3), task, [1])
 
 
-async def test_demonstrations_tell_how_many_are_through() -> None:
+async def test_demonstrations_tell_how_many_are_through(server: ServerProcess) -> None:
     told: list[int] = []
-    with start_server("bandit-v1") as server:
-        async with Fleet(server.address) as fleet:
-            task = EnvironmentConfig(id="bandit-v1").task(())
-            played = await collect_demonstrations(fleet, WarmStartConfig(steps=1), task, range(5), progress=told.append)
+    async with Fleet(server.address) as fleet:
+        task = EnvironmentConfig(id="bandit-v1").task(())
+        played = await collect_demonstrations(fleet, WarmStartConfig(steps=1), task, range(5), progress=told.append)
     assert told == [1, 2, 3, 4, 5] and [each.episode.seed for each in played] == [0, 1, 2, 3, 4]
 
 

@@ -1,12 +1,9 @@
 """The configurations for webshop-v1: goals that never meet, demonstrations that wander and arrive, tokens that fit."""
 
-import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
-from starpod.cli.main import main
 from starpod.client import Fleet, Want
 from starpod.trainer.config import load_config
 from starpod.trainer.evaluate import evaluate_reference
@@ -14,16 +11,10 @@ from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rollout.environment import EnvironmentConfig
 from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
-from tests.support import ServerProcess, start_server
+from tests.support import ServerProcess
 
 CONFIG = load_config("webshop")
 WARMSTART = CONFIG.seeds.warmstart.start
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with start_server("webshop-v1") as process:
-        yield process
 
 
 async def demonstrations(server: ServerProcess, seeds: Sequence[int], noise: float) -> list[Demonstration]:
@@ -102,27 +93,3 @@ def test_real_models_are_trained_and_measured_on_splits_of_their_own(name: str) 
     assert config.environment.options["preset"] in ("ragen", "verl_agent")
     assert config.tasks[0].held_out.options["split"] in ("dev", "test") and "split" not in config.environment.options
     assert load_config(name, ["model=tiny", "engine=torch"]).model.name == "tiny"
-
-
-@pytest.mark.minutes
-def test_a_run_is_evaluated_again_on_the_goals_that_it_held_out(server: ServerProcess, tmp_path: Path) -> None:
-    """A whole run, much shortened: `starpod eval` plays its final evaluation again, token by token."""
-    run, again = tmp_path / "run", tmp_path / "again.jsonl"
-    words = ["warm_start.steps=8", "warm_start.episodes=40", "collect.groups=2", "collect.group_size=4"]
-    words += ["stop.iterations=1", "evaluation.episodes=12", "evaluation.reference=[rule]", "evaluation.greedy=false"]
-    words += [f"environment.addresses=[{server.address}]", "monitor.screen=plain", "monitor.sinks.tensorboard=false"]
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "webshop", *words, "--run-dir", str(run)])
-    assert not ended.value.code
-    first, last = (json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines())
-    assert first["reference"]["rule"]["return_mean"] > 0.3
-    assert last["return_low"] <= last["return_mean"] <= last["return_high"]
-    assert (run / "report.html").exists()
-    with pytest.raises(SystemExit) as ended:
-        main(["eval", str(run), server.address, "-e", "webshop", "--episodes", "12", "--jsonl", str(again)])
-    assert not ended.value.code
-    step = json.loads((run / "final.json").read_text())["step"]
-    trained = [json.loads(line) for line in (run / f"episodes/final-{step:06}.jsonl").read_text().splitlines()]
-    played = [json.loads(line) for line in again.read_text().splitlines()]
-    told = [[(turn["observation"], turn["reply"]) for turn in episode["turns"]] for episode in played]
-    assert told == [[(turn["observation"], turn["reply"]) for turn in episode["turns"]] for episode in trained]
