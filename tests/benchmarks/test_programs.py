@@ -1,12 +1,14 @@
 """Every program of benchmarks/ runs, with sizes as small as can be, and writes nothing into docs/."""
 
 import importlib.util
+import os
 import re
 import runpy
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from _pytest.mark.structures import ParameterSet
@@ -121,10 +123,11 @@ def test_a_program_runs_and_leaves_docs_alone(name: str, tmp_path: Path, monkeyp
     words = shlex.split(small.words.replace("OUT", str(tmp_path)))
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [name, *words])
-    try:
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        assert not ended.code
+    with patch.dict(os.environ):
+        try:
+            runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            assert not ended.code
     assert documents() == before
     written = [word for word in words if word.startswith(str(tmp_path)) and Path(word).suffix]
     assert [file for file in written if not Path(file).stat().st_size] == []

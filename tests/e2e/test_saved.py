@@ -1,39 +1,34 @@
 """What a person found in the live site is used by the run after it: to imitate, and to begin in."""
 
 import re
-import sys
 from pathlib import Path
 
 import httpx
 
 from starpod.trainer.data.files import read_episodes
-from tests.e2e.test_train import train
+from tests.e2e.test_train import SMALL, train
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import serve_site
 from tests.tools.ui.test_games import Visitor, solve_by_hints, start
 
-COMMAND = (sys.executable, "-m", "starpod.cli.main")
 OPTIONS = {"observation": "local", "success_rate": "1.0"}
 
 
-def test_a_demonstration_and_a_start_state_reach_the_next_run(tmp_path: Path) -> None:
-    server = ServerProcess([*COMMAND, "serve", "frozen_lake"])
-    try:
-        for address in serve_site(tmp_path, "--address", server.address, page="/fleet", shown="frozen_lake-v1"):
-            with httpx.Client(base_url=address, follow_redirects=True, timeout=60.0) as http:
-                visitor = Visitor(http)
-                start(visitor, "frozen_lake-v1", seed="20007", **OPTIONS)
-                visitor.get(f"{visitor.path}?hint=1")
-                visitor.send("act", action=re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0])
-                assert visitor.send("save", kind="starts") == 200
-                starts, state = re.findall(r"<code>([^<]*jsonl)</code>", visitor.text)[0], seen(visitor)
-                solve_by_hints(visitor)
-                assert visitor.send("save", kind="demonstrations") == 200
-                words = re.findall(r"<code>(warm_start[^<]*)</code>", visitor.text)[0].split()
-    finally:
-        server.close()
+def test_a_demonstration_and_a_start_state_reach_the_next_run(server: ServerProcess, tmp_path: Path) -> None:
+    for address in serve_site(tmp_path, "--address", server.address, page="/fleet", shown="frozen_lake-v1"):
+        with httpx.Client(base_url=address, follow_redirects=True, timeout=60.0) as http:
+            visitor = Visitor(http)
+            start(visitor, "frozen_lake-v1", seed="20007", **OPTIONS)
+            visitor.get(f"{visitor.path}?hint=1")
+            visitor.send("act", action=re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)[0])
+            assert visitor.send("save", kind="starts") == 200
+            starts, state = re.findall(r"<code>([^<]*jsonl)</code>", visitor.text)[0], seen(visitor)
+            solve_by_hints(visitor)
+            assert visitor.send("save", kind="demonstrations") == 200
+            words = re.findall(r"<code>(warm_start[^<]*)</code>", visitor.text)[0].split()
+    base = (*SMALL, f"environment.addresses=[{server.address}]", "warm_start.steps=5", "evaluation.episodes=2")
     asked = (f"environment.starts={starts}", "environment.starts_share=0.5", *words[:1], "warm_start.episodes=20")
-    said = train(*asked, "environment.options.success_rate=1", "stop.iterations=1", run_dir=tmp_path / "run")
+    said = train(*asked, "environment.options.success_rate=1", "stop.iterations=1", run_dir=tmp_path / "run", base=base)
     assert "imitating 21 demonstrations" in said
     episodes = list(read_episodes(tmp_path / "run" / "episodes" / "train-000001.jsonl.gz"))
     groups = sorted({episode.group for episode in episodes})
@@ -43,7 +38,7 @@ def test_a_demonstration_and_a_start_state_reach_the_next_run(tmp_path: Path) ->
     # What is held out stays so.
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text(Path(starts).read_text().replace("20007", "7"))
-    said = train(f"environment.starts={held_out}", run_dir=tmp_path / "other", status=2)
+    said = train(f"environment.starts={held_out}", run_dir=tmp_path / "other", status=2, base=base)
     assert "holds something of seed 7, which seeds.final (0 to 4999) holds out" in said
 
 

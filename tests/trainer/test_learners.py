@@ -58,9 +58,6 @@ def moved(learner: Learner | Learners, groups: list[Group]) -> dict[str, list[Te
     return {agent: [new - old for new, old in zip(after[agent], before[agent], strict=True)] for agent in before}
 
 
-# --- who learns what --------------------------------------------------------------------------------------------------
-
-
 def test_each_policy_learns_from_its_own_agents_tokens_alone() -> None:
     one, other = make_learners(), make_learners()
     groups, others = [team_of(0), team_of(1)], [team_of(0), team_of(1)]
@@ -142,9 +139,6 @@ def test_equal_policies_move_together_as_one_does(changes: Mapping[str, Any]) ->
         torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-7)
 
 
-# --- what is told of it -----------------------------------------------------------------------------------------------
-
-
 def test_metrics_are_each_agents_and_their_mean() -> None:
     found = make_learners().learn([team_of()], version=VERSION)
     for name in ("update/grad_norm", "policy/entropy"):
@@ -180,9 +174,6 @@ def test_gradients_by_agent_are_of_their_own_weights() -> None:
             assert one[f"{name}/{factor}"] == pytest.approx(other[f"{name}/{factor}"], rel=1e-4)
     assert one.keys() == other.keys() and other["gradients/1/task"] > 0
     assert all(parameter.grad is None for parameter in several.policy.parameters())
-
-
-# --- going on ---------------------------------------------------------------------------------------------------------
 
 
 def test_learners_that_go_on_are_as_if_they_had_never_stopped() -> None:

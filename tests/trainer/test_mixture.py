@@ -34,9 +34,6 @@ def several(**values: Any) -> Config:
     return parse_config({"environments": TWO} | values)
 
 
-# --- configuration ----------------------------------------------------------------------------------------------------
-
-
 def test_what_differs_lies_over_the_sections_of_the_run() -> None:
     lake = {"prompt": {"words": 7}, "evaluation": {"options": {"size": 5}, "episodes": 9}, "rewards": {"shaping": {}}}
     config = several(
@@ -76,9 +73,6 @@ def test_mistakes_are_told(values: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as error:
         several(**values)
     assert told in str(error.value) and "\n" not in str(error.value)
-
-
-# --- division ---------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.lists(st.integers(0, 9), max_size=12))
@@ -122,9 +116,6 @@ def test_starts_have_ids_of_their_own_and_the_options_of_the_level() -> None:
     untold.success = None
     assert mixture.silent([Group(3, [untold])]) == ["lake"]
     assert mixture.silent([Group(3, [untold, played("lake", 3, 1, 0.0)])]) == []
-
-
-# --- what is never mixed ----------------------------------------------------------------------------------------------
 
 
 def played(task: str, group: int, member: int, reward: float) -> Episode:
@@ -195,9 +186,6 @@ def test_the_mean_of_evaluations_counts_each_environment_alike() -> None:
 def test_the_interval_of_a_mean_narrows_with_the_root_of_the_number() -> None:
     assert interval_of_mean([(0.5, 0.4, 0.7)]) == pytest.approx((0.4, 0.7))
     assert interval_of_mean([(0.5, 0.4, 0.7)] * 4) == pytest.approx((0.45, 0.6))
-
-
-# --- a run ------------------------------------------------------------------------------------------------------------
 
 
 class Tasks(ScriptedCollector):

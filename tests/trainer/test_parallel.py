@@ -8,6 +8,7 @@ import sys
 import threading
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,13 @@ def test_resuming_alone_is_exact(tmp_path):
     assert rest["losses"] == whole["losses"][2:]
 
 
+def assert_close(theirs: dict[str, Any], ours: dict[str, Any], rtol: float, atol: float) -> None:
+    """Of weights by name."""
+    assert theirs.keys() == ours.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(torch.tensor(theirs[name]), torch.tensor(weight), rtol=rtol, atol=atol)
+
+
 @pytest.mark.slow
 def test_two_ranks_do_what_one_does(tmp_path):
     alone = train(Parallel(), tmp_path / "one")
@@ -96,11 +104,7 @@ def test_two_ranks_do_what_one_does(tmp_path):
         assert results["resumed"][name] == pytest.approx(alone[name][2:], rel=1e-4)
     onward = train(Parallel(), tmp_path / "unused", tmp_path / "two" / "step-00000002")
     for result in (results["whole"], results["resumed"], onward):
-        assert result["weights"].keys() == alone["weights"].keys()
-        for name, weight in alone["weights"].items():
-            torch.testing.assert_close(
-                torch.tensor(result["weights"][name]), torch.tensor(weight), rtol=1e-3, atol=1e-5
-            )
+        assert_close(result["weights"], alone["weights"], 1e-3, 1e-5)
     for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 0.05)):
         mine, theirs = adapt(Parallel(), tmp_path / "base", dtype), results[dtype]
         assert theirs["norm"] == pytest.approx(mine["norm"], rel=10 * tolerance)
@@ -108,16 +112,10 @@ def test_two_ranks_do_what_one_does(tmp_path):
         assert theirs["moments"] == mine["moments"]
         assert all("lora_" in name or name.startswith("critic.head") for name in theirs["weights"])
         for kind in ("weights", "handed"):
-            assert theirs[kind].keys() == mine[kind].keys()
-            for name, weight in mine[kind].items():
-                torch.testing.assert_close(
-                    torch.tensor(theirs[kind][name]), torch.tensor(weight), rtol=tolerance, atol=tolerance
-                )
+            assert_close(theirs[kind], mine[kind], tolerance, tolerance)
     mine, theirs = team(Parallel()), results["team"]
     assert theirs["metrics"] == pytest.approx(mine["metrics"], rel=1e-3, abs=1e-5)
-    assert theirs["weights"].keys() == mine["weights"].keys()
-    for name, weight in mine["weights"].items():
-        torch.testing.assert_close(torch.tensor(theirs["weights"][name]), torch.tensor(weight), rtol=1e-3, atol=1e-5)
+    assert_close(theirs["weights"], mine["weights"], 1e-3, 1e-5)
     one, two = (load_checkpoint(tmp_path / name / "step-00000002") for name in ("one", "two"))
     assert {(name, key) for name in one.tensors for key in one.tensors[name]} == {
         (name, key) for name in two.tensors for key in two.tensors[name]

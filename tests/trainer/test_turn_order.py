@@ -21,8 +21,6 @@ from starpod.trainer.turn_order import TurnwiseLearner, carried, normalised, tur
 from starpod.trainer.update import Learner
 from tests.trainer.tiny_learner import VERSION, built, group_of, make_learner
 
-# --- golden numbers, computed by hand ---------------------------------------------------------------------------------
-
 
 def centred(*groups: list[float]) -> torch.Tensor:
     values = torch.tensor([value for group in groups for value in group], dtype=torch.float64)
@@ -55,9 +53,6 @@ def test_nothing_leaves_its_bounds(values: list[float], moves: list[float]) -> N
     for move in moves:
         carry = carried(carry, torch.tensor([move]))
         assert 0.8 - 1e-6 <= carry.item() <= 1.2 + 1e-6
-
-
-# --- the steps --------------------------------------------------------------------------------------------------------
 
 
 def turnwise(order: str = "reverse_turns", lr: float = 1e-2, **algorithm: Any) -> TurnwiseLearner:

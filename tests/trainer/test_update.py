@@ -53,9 +53,6 @@ def chance(policy: Policy, episode: Episode) -> float:
     return sum(p for own in say(policy, probe).turns for p in own.logprobs)
 
 
-# --- the cut ----------------------------------------------------------------------------------------------------------
-
-
 CLIPS: list[dict[str, Any]] = [
     {},
     {"turn_clip": {"kind": "turn_ratio"}},
@@ -156,9 +153,6 @@ def test_what_needs_scores_before_its_first_step(changes: dict[str, Any]) -> Non
     assert not AlgorithmConfig.model_validate({"preset": "starpo-s", "advantage": "grpo"}).scores_first(8)
 
 
-# --- the samplers' log-probabilities ----------------------------------------------------------------------------------
-
-
 def test_what_rounding_does_by_chance_stops_no_run_and_what_is_wrong_does() -> None:
     config = OptimizerConfig()
     # Most of 200,000 tokens in bfloat16 are near, and one is not.
@@ -200,9 +194,6 @@ def test_logprobs_of_another_version_may_differ() -> None:
     metrics = of.learn([group], version=VERSION + 1)
     assert "policy/logprob_gap_max" not in metrics
     assert "critic/grad_norm" not in metrics, "only a critic has one"
-
-
-# --- the critic -------------------------------------------------------------------------------------------------------
 
 
 def test_a_critics_large_gradient_takes_nothing_from_the_policys() -> None:
@@ -252,9 +243,6 @@ def test_a_shared_critic_learns_at_its_own_rate() -> None:
     assert abs(learnt(critic_lr=1e-5)) < 0.05
 
 
-# --- the direction ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_makes_the_better_reply_likelier(preset: str) -> None:
     of = make_learner(AlgorithmConfig(preset=preset), lr=3e-4)
@@ -269,9 +257,6 @@ def test_each_preset_makes_the_better_reply_likelier(preset: str) -> None:
     assert all(math.isfinite(value) for value in metrics.values())
     better, worse = (chances() - before).T
     assert bool((better > worse).all()) and better.sum() > 0
-
-
-# --- what has no influence --------------------------------------------------------------------------------------------
 
 
 def weights(of: Learner) -> list[Tensor]:
@@ -335,9 +320,6 @@ def test_steps_follow_from_the_episodes_that_are_left(episodes: int, steps: int)
     assert len(taken) == steps
 
 
-# --- learning rates ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
 def test_rates_follow_torchs_own_schedulers(name: str) -> None:
     """A warm-up of three iterations, then the rest of ten."""
@@ -381,9 +363,6 @@ def test_a_rate_of_nothing_moves_nothing_and_both_rates_are_scaled() -> None:
     assert not all(map(torch.equal, weights(of), before))
 
 
-# --- episodes that end early ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(fresh: bool) -> None:
     of = make_learner(AlgorithmConfig(preset="starpo-s", bootstrap_truncated=True), opinion=True)
@@ -412,9 +391,6 @@ def test_truncated_episodes_are_valued_alike_alone_and_together() -> None:
     assert together.tolist() == pytest.approx(alone, abs=1e-6)
     assert len(set(alone)) == 4
     assert alone[2] == 0
-
-
-# --- gradients, on request --------------------------------------------------------------------------------------------
 
 
 def test_gradients_by_bucket_are_of_the_whole_batchs_advantages() -> None:
@@ -477,9 +453,6 @@ def test_growth_of_squared_gradients_is_that_of_the_episodes_by_themselves() -> 
         told = found[f"gradients/agents/{agent}/measured_factor"]
         assert told == pytest.approx(moment(agent, POOLED) / moment(agent, OWN), rel=0.15)
         assert told == pytest.approx(found[f"gradients/agents/{agent}/pooled_factor"], rel=0.3)
-
-
-# --- going on ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_learner_that_goes_on_is_as_if_it_had_never_stopped_but_takes_new_rates() -> None:
