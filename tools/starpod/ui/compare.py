@@ -21,7 +21,7 @@ from starpod.trainer.output.sections import for_each_width, warning_marks
 from starpod.trainer.output.words import SHOWN, metric
 from starpod.ui.index import Curve, spread
 from starpod.ui.page import Site, query, render
-from starpod.ui.reading import mapping, objects
+from starpod.ui.reading import DAMAGED, mapping, objects
 
 MOST = 8
 AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
@@ -152,7 +152,7 @@ def _pairs(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for run in runs:
         try:
             reports[run["letter"]] = read_evaluation(Path(run["folder"]))
-        except (NotComparable, OSError, ValueError, KeyError) as error:
+        except (NotComparable, OSError, *DAMAGED) as error:
             reports[run["letter"]] = str(error)
     return [
         _pair(first, second, [reports[run["letter"]] for run in (first, second)])
@@ -171,7 +171,7 @@ def _pair(
         return pair
     try:
         compared = compare(one, other)
-    except (NotComparable, ValueError, KeyError) as error:
+    except (NotComparable, *DAMAGED) as error:
         pair["problem"] = str(error)
         return pair
     for environment, figures in compared.items():

@@ -181,7 +181,9 @@ def _call(runs: Path, folder: Path, episode: Episode) -> str:
     config = mapping(folder / "config.yaml", [])
     environment = (config.get("environments") or {}).get(episode.task) or config.get("environment") or {}
     addresses, serve = environment.get("addresses") or [], environment.get("serve") or []
-    server = f"--address {','.join(addresses)}" if addresses else server_words(episode.environment, serve)
+    server = server_words(episode.environment, serve)
+    if addresses:
+        server = shlex.join(["--address", ",".join(map(str, addresses))])
     return f"starpod ui {shlex.quote(str(runs))} {server}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import shlex
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -244,10 +245,11 @@ async def sessions_page(site: Site, request: Request) -> Response:
     """The sessions of a run in play, from where each can be watched. The run tells them as long as the page asks."""
     run = site.run(request.query_params.get("run", ""))
     told = in_play(site.folder(run["path"])) if run["status"] == "running" else None
+    call = ["starpod", "ui", str(site.index.folder), "--address", ",".join(told["servers"])] if told else []
     ours = {replica.address for replica in (await site.games.fleet()).replicas} if site.games and told else set()
     return render(
         "sessions.html", site=site, run=run, told=told, reached=bool(told and ours & set(told["servers"])),
-        call=f"starpod ui {site.index.folder} --address {','.join(told['servers'])}" if told else "",
+        call=shlex.join(call),
     )  # fmt: skip
 
 

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from starpod.report.charts import smooth
+from starpod.trainer.data.untrusted import open_regular, read_json
 from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word, spread
 from starpod.ui.reading import (
+    DAMAGED,
+    MOST_PROBLEMS,
     BadFile,
     episode_lines,
     find_runs,
@@ -37,6 +40,10 @@ TEXT = 20_000
 """Characters of an episode that can be searched."""
 SPARK = 60
 """Points of a run's sparkline."""
+_MOST_INTEGER = 2**62
+"""Of an integer that the index keeps: SQLite's have 64 bits."""
+_MOST_FLOAT = 1e300
+"""Of a metric, so that a sum of many is finite, too."""
 
 
 class Indexer(threading.Thread):
@@ -52,6 +59,7 @@ class Indexer(threading.Thread):
         self._index = index
         self._seconds = seconds
         self._stopping = threading.Event()
+        self._unreadable: dict[str, tuple[str, str]] = {}
         self._changes: dict[str, int] = {}
         self.changes = 0
 
@@ -83,8 +91,8 @@ class Indexer(threading.Thread):
 
     def _pass(self, database: sqlite3.Connection) -> str:
         """Returns which run cannot be read, in a sentence; empty where all can."""
-        problem = ""
         runs = find_runs(self._index.folder)
+        self._unreadable = {path: known for path, known in self._unreadable.items() if path in runs}
         locks = held_locks()
         rows = database.execute("SELECT id, path, stamps FROM runs").fetchall()
         stored, known = ({row["path"]: row[name] for row in rows} for name in ("id", "stamps"))
@@ -97,22 +105,31 @@ class Indexer(threading.Thread):
         due = []
         for number, (path, folder) in enumerate(runs.items(), 1):
             now = json.dumps(_stamps(folder, locks))
-            if known.get(path) == now:
+            if now in (known.get(path), self._unreadable.get(path, ("", ""))[0]):
                 continue
+            self._unreadable.pop(path, None)
             self.progress = f"reading run {number:,} of {len(runs):,}"
             try:
                 while not self._stopping.is_set() and _read_run(database, path, folder, locks):
                     self._changed(path)
-            except (TypeError, ValueError, KeyError, AttributeError) as error:
-                problem = f"The files of {path} do not hold what a run writes, and are not read: {error}."
-                continue
+                due.append((path, folder, now))
+            except DAMAGED as error:
+                self._set_aside(path, now, error)
             self._changed(path)
-            due.append((path, folder, now))
         for number, (path, folder, now) in enumerate(due, 1):
-            self._episodes(database, path, folder, f"run {number:,} of {len(due):,}")
-            if not self._stopping.is_set():
-                database.execute("UPDATE runs SET stamps = ? WHERE path = ?", (now, path))
-        return problem
+            try:
+                self._episodes(database, path, folder, f"run {number:,} of {len(due):,}")
+                if not self._stopping.is_set():
+                    database.execute("UPDATE runs SET stamps = ? WHERE path = ?", (now, path))
+            except DAMAGED as error:
+                self._set_aside(path, now, error)
+        return " ".join(sentence for _, sentence in list(self._unreadable.values())[:3])
+
+    def _set_aside(self, path: str, stamps: str, error: Exception) -> None:
+        """Leave a run out until its files change, and say so: one bad file must not stop the index of the others."""
+        reason = str(error)[:200].encode(errors="replace").decode()
+        sentence = f"The files of {path} do not hold what a run writes, and are not read: {reason}."
+        self._unreadable[path] = stamps, sentence
 
     def _episodes(self, database: sqlite3.Connection, path: str, folder: Path, whose: str) -> None:
         """Files of episodes that came and that went."""
@@ -250,7 +267,7 @@ def _read_run(database: sqlite3.Connection, path: str, folder: Path, locks: set[
 def _read_metrics(database: sqlite3.Connection, run: int, path: Path, place: _Place) -> tuple[_Place, bool]:
     """Adds new lines to the curves. How far it was read, and whether there is more."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             inode = os.fstat(file.fileno()).st_ino
             tail = bytes.fromhex(place.tail)
             file.seek(place.offset - len(tail))
@@ -267,7 +284,10 @@ def _read_metrics(database: sqlite3.Connection, run: int, path: Path, place: _Pl
     except OSError as error:
         place.problems = [f"{path.name} cannot be read: {error.strerror}"]
         return place, False
-    data = data[: data.rfind(b"\n") + 1]
+    whole = data[: data.rfind(b"\n") + 1]
+    if not whole and len(data) == CHUNK:
+        place.problems = [f"{path.name}: line {place.lines + 1} is longer than {CHUNK // 2**20} MiB, and not read"]
+    data = whole
     if data:
         _add_lines(database, run, path.name, place, data)
     return place, bool(data) and place.offset + CHUNK // 2 < size
@@ -280,9 +300,10 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
     touched: set[int] = set()
     last = buckets[max(buckets)] if buckets else _Bucket()
     warned: list[tuple[int, int, str]] = []
-    for _, line in parse_lines(data, name, place.problems, before=place.lines):
+    for row, line in parse_lines(data, name, place.problems, before=place.lines):
         bucket = _bucket_of(line, last)
         if bucket is None:
+            place.problems = [*place.problems, f"{name}, line {row}, is no iteration and left out"][:MOST_PROBLEMS]
             continue
         warned += [(run, bucket.step, str(text)) for text in line.get("warnings") or ()]
         number = place.kept // place.stride
@@ -310,11 +331,9 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
 def _bucket_of(line: Mapping[str, Any], last: _Bucket) -> _Bucket | None:
     """One iteration; `last` was before it. None for a line that is none."""
     metrics, step, time = line.get("metrics"), line.get("step"), line.get("time", 0.0)
-    if not isinstance(metrics, dict) or not isinstance(step, int) or not isinstance(time, int | float):
+    if not isinstance(metrics, dict) or not isinstance(step, int) or _number(step) is None or _number(time) is None:
         return None
-    known = {
-        name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and math.isfinite(value)
-    }
+    known = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and _fits(value)}
     spent = spent_in(known)
     return _Bucket(
         1,
@@ -325,6 +344,10 @@ def _bucket_of(line: Mapping[str, Any], last: _Bucket) -> _Bucket | None:
         last.tokens + spent["sampled_tokens"],
         {name: [value, 1] for name, value in known.items()},
     )
+
+
+def _fits(value: float) -> bool:
+    return -_MOST_FLOAT < value < _MOST_FLOAT
 
 
 def _halved(buckets: Mapping[int, _Bucket]) -> dict[int, _Bucket]:
@@ -367,7 +390,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         "status": state,
         "outcome": str(_part(facts, "ended").get("outcome") or ""),
         "step": points[-1]["step"] if points else 0,
-        "iterations": stop.get("iterations"),
+        "iterations": _number(stop.get("iterations")),
         "seconds": seconds,
         "left": _left(facts, stop, points, written) if state == "running" else None,
         "evaluation": {
@@ -390,7 +413,7 @@ def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) else None
+    return value if isinstance(value, int | float) and _fits(value) else None
 
 
 def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite3.Row], written: float) -> float | None:
@@ -420,7 +443,8 @@ def _episode_files(folder: Path) -> dict[str, tuple[int, int]]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith((".jsonl", ".jsonl.gz")) and not entry.name.startswith("."):
+                regular = entry.is_file(follow_symlinks=False)
+                if regular and entry.name.endswith((".jsonl", ".jsonl.gz")) and not entry.name.startswith("."):
                     known = entry.stat()
                     found[entry.name] = (known.st_size, known.st_mtime_ns)
     except OSError:
@@ -451,8 +475,8 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
         for start, line in episode_lines(path):
             number = episode_id(step, file, len(rows))
             try:
-                columns, text = _episode_columns(json.loads(line), bits)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                columns, text = _episode_columns(read_json(line), bits)
+            except DAMAGED as error:
                 problems.append(f"an episode of {path.name} is damaged and left out: {error}")
                 continue
             environments.add(columns[2])
@@ -492,9 +516,13 @@ def _episode_columns(episode: Mapping[str, Any], bits: dict[str, int]) -> tuple[
         bit = bits.setdefault(str(name), len(bits)) if name in bits or len(bits) < MOST_PARTS else None
         if total and bit is not None:
             signs[1 if total > 0 else -1] |= 1 << bit
+    reward = float(sum(turn.get("reward", 0.0) for turn in turns))
+    group, member = int(episode["group"]), int(episode["member"])
+    if not math.isfinite(reward) or max(abs(group), abs(member)) > _MOST_INTEGER:
+        raise ValueError("a number in it is not finite, or has too many digits")
     columns = (
-        int(episode["group"]),
-        int(episode["member"]),
+        group,
+        member,
         str(episode["environment"]),
         str(episode.get("seed", 0)),
         outcome,
@@ -503,7 +531,7 @@ def _episode_columns(episode: Mapping[str, Any], bits: dict[str, int]) -> tuple[
         sum(turn.get("finish") == "length" for turn in turns),
         len(turns),
         sum(len(turn.get("reply", ())) for turn in turns),
-        float(sum(turn.get("reward", 0.0) for turn in turns)),
+        reward,
         signs[1],
         signs[-1],
     )

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
+import errno
 import platform
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
-import yaml
-
+from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
+from starpod.trainer.data.untrusted import (
+    MAX_LINE,
+    BadData,
+    open_regular,
+    open_text,
+    read_bytes,
+    read_json,
+    read_lines,
+)
 from starpod.trainer.output.pictures import read_pictures
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.strict_yaml import load_yaml
 
 QUIET_SECONDS = 600.0
 """A run on another machine, whose lock cannot be seen, counts as running while its metrics are younger than this."""
 MOST_PROBLEMS = 5
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MOST_YAML = 2**20
+"""Bytes of a configuration."""
+DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What values that no run writes raise where they are used."""
 _DEPTH = 3
 _FRESH_SECONDS = 10.0
 """For which what a run told of its sessions holds."""
@@ -70,12 +81,14 @@ def _folders(folder: Path) -> list[Path]:
 def mapping(path: Path, problems: list[str]) -> dict[str, Any]:
     """A YAML or JSON file that holds a mapping; empty where there is none, or none that can be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-        value = yaml.load(text, Loader=_LOADER) if path.suffix == ".yaml" else json.loads(text)
+        if path.suffix == ".yaml":
+            value = load_yaml(read_bytes(path, _MOST_YAML).decode())
+        else:
+            value = read_json(read_bytes(path, MAX_LINE))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        problems.append(f"{path.name} cannot be read: {' '.join(str(error).split())[:200]}")
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name} cannot be read: {_reason(error)}")
         return {}
     if not isinstance(value, dict):
         problems.append(f"{path.name} holds no mapping")
@@ -83,14 +96,22 @@ def mapping(path: Path, problems: list[str]) -> dict[str, Any]:
     return value
 
 
+def shown_text(path: Path) -> str:
+    """A text file of a run, to be shown as it is; empty where there is none, or none that can be read."""
+    try:
+        return read_bytes(path, _MOST_YAML).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
+
+
 def objects(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines; a last line without its end is left out, a damaged one is told."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, MAX_LINE)
     except FileNotFoundError:
         return []
-    except OSError as error:
-        problems.append(f"{path.name} cannot be read: {error.strerror}")
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name} cannot be read: {_reason(error)}")
         return []
     return [value for _, value in parse_lines(data, path.name, problems)]
 
@@ -103,8 +124,8 @@ def parse_lines(
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except ValueError:
+            value = read_json(line)
+        except BadData:
             value = None
         if isinstance(value, dict):
             yield number, value
@@ -120,46 +141,46 @@ def episode_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Offset of each line of a file of episodes, in its uncompressed text, and the line. Raises BadFile."""
     start = number = 0
     try:
-        with _open(path) as file:
-            for line in file:
+        with open_text(path) as file:
+            for line in read_lines(file):
                 number += 1
                 if line.strip():
                     yield start, line
                 start += len(line)
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadFile(f"{path.name} cannot be read after line {number}: {error}") from error
+    except (OSError, EOFError, zlib.error, BadData) as error:
+        raise BadFile(f"{path.name} cannot be read after line {number}: {_reason(error)}") from error
 
 
 def read_episode(path: Path, start: int) -> dict[str, Any]:
     """The episode that starts at this place of a file's uncompressed text. Raises BadFile."""
     try:
-        with _open(path) as file:
+        with open_text(path) as file:
             file.seek(start)
-            value = json.loads(file.readline())
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise BadFile(f"{path.name} has changed or is gone: {error}") from error
+            value = read_json(next(read_lines(file), b""))
+    except (OSError, EOFError, zlib.error, BadData) as error:
+        raise BadFile(f"{path.name} has changed or is gone: {_reason(error)}") from error
     if not isinstance(value, dict) or not isinstance(value.get("turns"), list):
         raise BadFile(f"{path.name} has changed: there is no episode at this place any more")
     return value
 
 
-def checkpoints(folder: Path) -> list[dict[str, Any]]:
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return "it is a link"
+    return " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+
+
+def checkpoints(run: Path) -> list[dict[str, Any]]:
     """Complete checkpoints, newest first, with their step and what is said of them: best, latest."""
-    named: dict[str, list[str]] = {}
-    for mark in ("best", "latest"):
-        try:
-            target = (folder / "checkpoints" / mark).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            continue
-        named.setdefault(target, []).append(mark)
+    folder = run / "checkpoints"
     try:
-        found = [path for path in (folder / "checkpoints").iterdir() if path.name.startswith("step-")]
+        found = list_checkpoints(folder)
     except OSError:
         return []
+    marks = marks_of(folder)
     return [
-        {"name": path.name, "step": int(digits), "marks": named.get(path.name, []), "path": str(path)}
-        for path in sorted(found, reverse=True)
-        if (digits := path.name.removeprefix("step-")).isdecimal()
+        {"name": each.name, "step": each.step, "marks": marks.get(each.name, []), "path": str(each.path)}
+        for each in found
     ]
 
 
@@ -189,7 +210,7 @@ def doing_of(run: Path) -> str:
 def last_metrics(folder: Path) -> dict[str, Any]:
     """The metrics of the newest iteration; empty where there are none."""
     try:
-        with open(folder / "metrics.jsonl", "rb") as file:
+        with open_regular(folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))
             lines = list(parse_lines(file.read(), "", []))
     except OSError:
@@ -202,10 +223,6 @@ def kept_pictures(run: Path, file: str, group: int, member: int) -> list[bytes]:
     """The pictures that the run drew of an episode for its report; empty where it drew none."""
     place = (file, group, member)
     return read_pictures(RunFolder(run).pictures, [place]).get(place, [])
-
-
-def _open(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.name.endswith(".gz") else open(path, "rb")
 
 
 def held_locks() -> set[int]:

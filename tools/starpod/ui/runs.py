@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fastapi import Request, Response
@@ -16,7 +15,7 @@ from starpod.trainer.output import sections
 from starpod.trainer.output.words import SHOWN, metric, trend
 from starpod.ui.index import Curve, spread
 from starpod.ui.page import Site, number, query, render
-from starpod.ui.reading import checkpoints, doing_of, mapping, objects
+from starpod.ui.reading import checkpoints, doing_of, mapping, objects, shown_text
 
 SHOWN_RUNS = 200
 """Runs on a page of the list."""
@@ -81,7 +80,7 @@ def run_page(site: Site, request: Request) -> Response:
         problems=[*run["problems"], *(file["problem"] for file in files if file["problem"])],
         headline=Markup(sections.headline(run["title"] or run["path"], facts, curve.lines, shown, final or None, best)),
         metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=kept,
-        configuration=Markup(sections.configuration(facts)), config=_text(folder / "config.yaml"),
+        configuration=Markup(sections.configuration(facts)), config=shown_text(folder / "config.yaml"),
         provenance=Markup(sections.provenance(facts, measured)),
         commands=commands(folder, mapping(folder / "config.yaml", [])), kinds=_kinds(files),
         doing=doing_of(folder) if run["status"] == "running" else "",
@@ -119,10 +118,3 @@ def _kinds(files: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, int]]:
     for file in files:
         counts[file["kind"]] = counts.get(file["kind"], 0) + file["episodes"]
     return sorted(counts.items())
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -28,12 +28,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from starpod.trainer.checkpoints.config import CheckpointConfig
+from starpod.trainer.checkpoints.folders import folder_name, list_checkpoints
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TEMPORARY = ".temporary-"
-_FOLDER = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -123,22 +123,20 @@ class Checkpoints:
 
     def _unused(self, step: int) -> Path:
         """A name of its own for a step that is saved again, so that the old folder stays until the new one is whole."""
-        path, number = self.folder / f"step-{step:08d}", 1
-        while path.exists():
+        number = 1
+        while (path := self.folder / folder_name(step, number)).exists():
             number += 1
-            path = self.folder / f"step-{step:08d}-{number}"
         return path
 
     def _surplus(self, saved: Path) -> list[Path]:
         """Checkpoints that are kept no longer, now that `saved` is there."""
-        newest_first = self._newest_first()
-        until_now = newest_first[newest_first.index(saved) :]
+        newest_first = list_checkpoints(self.folder)
         steps: dict[int, Path] = {}
-        for path in until_now:
-            steps.setdefault(_order(path)[0], path)  # the last one saved at each step
+        for each in newest_first[[each.path for each in newest_first].index(saved) :]:
+            steps.setdefault(each.step, each.path)  # the last one saved at each step
         once = list(steps.values())
         kept = {*once[: self.config.keep], _best(once) if self.config.keep_best else None}
-        return [path for path in newest_first if path not in kept]
+        return [each.path for each in newest_first if each.path not in kept]
 
     def _remove(self, path: Path) -> None:
         """Under a temporary name first: what is half removed is no checkpoint any more."""
@@ -168,9 +166,7 @@ class Checkpoints:
         return self._first_usable(sorted(scores, key=lambda path: -scores[path]), only)
 
     def _newest_first(self, without: Collection[Path] = ()) -> list[Path]:
-        paths = self.folder.iterdir() if self.folder.is_dir() else ()
-        found = [path for path in paths if _FOLDER.fullmatch(path.name) and path not in without]
-        return sorted(found, key=_order, reverse=True)
+        return [each.path for each in list_checkpoints(self.folder, without)]
 
     def _first_usable(self, paths: list[Path], only: Collection[str] | None) -> Loaded | None:
         errors: list[str] = []
@@ -307,12 +303,6 @@ def _scores(folders: Iterable[Path]) -> dict[Path, float]:
 def _best(newest_first: list[Path]) -> Path | None:
     scores = _scores(newest_first)
     return max(scores, key=lambda path: scores[path], default=None)  # of equal ones the newest
-
-
-def _order(path: Path) -> tuple[int, int]:
-    match = _FOLDER.fullmatch(path.name)
-    assert match is not None
-    return int(match[1]), int(match[2] or 1)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

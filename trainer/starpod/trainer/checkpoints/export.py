@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,10 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
         "It answers in the format that it was trained with, one turn of the environment at a time:",
         "",
         "    starpod serve",
-        *(f"    starpod eval FOLDER 127.0.0.1:50051 --environment {name} --episodes 256" for name in names),
+        *(
+            f"    starpod eval FOLDER 127.0.0.1:50051 --environment {shlex.quote(name)} --episodes 256"
+            for name in names
+        ),
         "",
         "## How it was trained",
         "",

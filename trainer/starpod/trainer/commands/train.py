@@ -292,9 +292,10 @@ def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     folder = shlex.quote(str(path))
     several = config.get("environments") or {"": config.get("environment") or {}}
     tasks = [task for task in several.values() if isinstance(task, Mapping) and task.get("id")]
-    known = ",".join(dict.fromkeys(address for task in tasks for address in task.get("addresses") or ()))
-    servers = dict.fromkeys(server_words(task["id"], task.get("serve") or []) for task in tasks)
-    ids = " ".join(f"--environment {task['id']}" for task in tasks)
+    addresses = dict.fromkeys(str(address) for task in tasks for address in task.get("addresses") or ())
+    known = shlex.quote(",".join(addresses)) if addresses else ""
+    servers = dict.fromkeys(server_words(str(task["id"]), task.get("serve") or []) for task in tasks)
+    ids = " ".join(f"--environment {shlex.quote(str(task['id']))}" for task in tasks)
     return {
         "go on": f"starpod train --resume --run-dir {folder}",
         "look": f"starpod ui {folder} {f'--address {known}' if known else ' '.join(servers)}",

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import LEVEL
+from starpod.trainer.data.untrusted import open_text, read_json, read_lines
 
 if TYPE_CHECKING:  # pages read these records without torch
     from torch import Tensor
@@ -145,9 +146,9 @@ def read_tokens(path: Path, group: int, member: int) -> TokenRecord | None:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                if isinstance(value := json.loads(line), dict):
+        with open_text(path) as file:
+            for line in read_lines(file):
+                if isinstance(value := read_json(line), dict):
                     yield value
     except (OSError, EOFError, ValueError, zlib.error):
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes, read_episodes
+from starpod.trainer.data.untrusted import MAX_LINE, open_regular, read_json
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunFolder, step_of
 
@@ -86,12 +88,14 @@ def read_pictures(path: Path, wanted: Iterable[Shown] | None = None) -> dict[Sho
     """The frames of each episode, or of those that are wanted. Empty without a file, or where it is damaged."""
     chosen = None if wanted is None else set(wanted)
     try:
-        with zipfile.ZipFile(path) as file:
-            known = {(name, group, member): names for name, group, member, names in json.loads(file.read(INDEX))}
+        with open_regular(path) as data, zipfile.ZipFile(data) as file:
+            if max(each.file_size for each in file.infolist()) > MAX_LINE:
+                return {}
+            known = {(name, group, member): names for name, group, member, names in read_json(file.read(INDEX))}
             return {
                 shown: [file.read(name) for name in names]
                 for shown, names in known.items()
                 if chosen is None or shown in chosen
             }
-    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
+    except (OSError, KeyError, TypeError, ValueError, zlib.error, NotImplementedError, zipfile.BadZipFile):
         return {}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.trainer.algorithms.filters import Verdict
+from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.data.updates import TokenRecord, update_file, write_update
@@ -134,8 +135,8 @@ class RunFolder:
     @property
     def best_step(self) -> int | None:
         """The step whose weights the checkpoint `best` holds; None before anything was evaluated and saved."""
-        best = self.checkpoints / "best"
-        return int(best.read_text(encoding="utf-8").split("-")[1]) if best.exists() else None
+        marks, folders = marks_of(self.checkpoints), list_checkpoints(self.checkpoints)
+        return next((each.step for each in folders if "best" in marks.get(each.name, ())), None)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

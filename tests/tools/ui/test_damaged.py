@@ -1,0 +1,143 @@
+"""One bad file, whoever wrote it, costs its run at most: others are indexed, pages answer, memory stays bounded."""
+
+import gzip
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from starpod.trainer.checkpoints.folders import folder_name
+from starpod.ui.index import Index
+from starpod.ui.indexer import Indexer
+from starpod.ui.reading import checkpoints
+
+DEEP = "[" * 100_000
+MANY_DIGITS = "9" * 400
+BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 64))
+EPISODE = {"group": 1, "member": 0, "environment": "e-v1", "turns": [{"text": "hi", "observation": "x", "reward": 1.0}]}
+
+
+def text(name: str, content: str) -> Callable[[Path], None]:
+    def write(run: Path) -> None:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(content.encode("utf-8", "surrogatepass"))
+
+    return write
+
+
+def an_episode(**changes: object) -> Callable[[Path], None]:
+    line = json.dumps({**EPISODE, **changes}).replace('"HUGE"', MANY_DIGITS).replace('"DEEP"', DEEP)
+    return text("episodes/train-1.jsonl", line + "\n")
+
+
+def fifo(name: str) -> Callable[[Path], None]:
+    def make(run: Path) -> None:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+
+    return make
+
+
+def link(name: str, target: str) -> Callable[[Path], None]:
+    def make(run: Path) -> None:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(target)
+
+    return make
+
+
+def compressed(name: str, head: bytes, size: int) -> Callable[[Path], None]:
+    def make(run: Path) -> None:
+        (run / name).parent.mkdir(exist_ok=True)
+        with gzip.open(run / name, "wb", compresslevel=1) as file:
+            file.write(head)
+            for _ in range(size // 2**20):
+                file.write(b" " * 2**20)
+
+    return make
+
+
+def sparse(name: str, size: int) -> Callable[[Path], None]:
+    def make(run: Path) -> None:
+        (run / name).parent.mkdir(exist_ok=True)
+        with open(run / name, "wb") as file:
+            file.truncate(size)
+
+    return make
+
+
+FILES = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json")
+KINDS: dict[str, Callable[[Path], None]] = {
+    **{f"deep {name}": text(name, DEEP + "\n") for name in FILES},
+    **{f"fifo {name}": fifo(name) for name in (*FILES, "episodes/train-1.jsonl")},
+    **{f"link {name}": link(name, "/etc/passwd") for name in (*FILES, "episodes/train-1.jsonl")},
+    **{f"endless {name}": link(name, "/dev/zero") for name in FILES},
+    **{f"large {name}": sparse(name, 2**31) for name in (*FILES, "episodes/train-1.jsonl")},
+    "aliases": text("config.yaml", BOMB),
+    "metrics with many digits": text(
+        "metrics.jsonl", f'{{"step": 1, "time": 1.0, "metrics": {{"a": {MANY_DIGITS}}}}}\n'
+    ),
+    "step with many digits": text("metrics.jsonl", f'{{"step": {MANY_DIGITS}, "time": 1.0, "metrics": {{}}}}\n'),
+    "time with many digits": text("run.json", f'{{"time": {MANY_DIGITS}}}'),
+    "no numbers": text("run.json", '{"time": "noon", "title": ["a"], "ended": 3}'),
+    "limits that are none": text("config.yaml", f"stop: {{iterations: {MANY_DIGITS}, minutes: [1]}}\n"),
+    "half a pair": an_episode(
+        environment="e\ud800", turns=[{"text": "\udc00", "observation": "", "parts": {"\udc01": 1}}]
+    ),
+    "half a pair, raw": text("episodes/train-1.jsonl", json.dumps(EPISODE).replace("hi", "\udc00") + "\n"),
+    "group with many digits": an_episode(group="HUGE"),
+    "infinite group": an_episode(group=float("inf")),
+    "infinite reward": an_episode(turns=[{"reward": float("inf")}]),
+    "reward with many digits": an_episode(turns=[{"reward": "HUGE"}]),
+    "deep episode": an_episode(info="DEEP"),
+    "turns that are none": an_episode(turns=[3]),
+    "a bomb of one line": compressed("episodes/train-1.jsonl.gz", b"", 2**27),
+    "seeds as a list": an_episode(seed=[1]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_other_run_is_indexed_and_the_memory_bounded(tmp_path: Path, calm: Path, kind: str) -> None:
+    for name in ("good", "bad"):
+        shutil.copytree(calm, tmp_path / name)
+    KINDS[kind](tmp_path / "bad")
+    index = Index(tmp_path)
+    indexer = Indexer(index)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(2):
+        indexer.update()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 2**10  # KiB
+    runs = {run["path"]: run for run in index.runs()}
+    assert runs["good"]["step"] == 150 and not runs["good"]["problems"]
+    assert sum(file["episodes"] for file in index.files(runs["good"]["run"])) > 0
+    assert "root:" not in json.dumps(runs)
+    told = [indexer.problem, *runs.get("bad", {}).get("problems", ())]
+    told += [file["problem"] for file in index.files(runs["bad"]["run"])] if "bad" in runs else []
+    silent = (
+        "half a pair",
+        "metrics with",
+        "time with",
+        "no numbers",
+        "limits that",
+        "link episodes",
+        "fifo episodes",
+        "seeds",
+    )
+    assert any(told) or kind.startswith(silent)
+
+
+def test_checkpoints_that_were_saved_again_are_listed_with_their_marks(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    names = [folder_name(5), folder_name(25), folder_name(25, 2), folder_name(25, 10)]
+    for name in (*names, ".temporary-step-00000030", "step-x"):
+        (folder / name).mkdir(parents=True)
+    (folder / "latest").write_text(f"{names[3]}\n")
+    (folder / "best").write_text(f"{names[2]}\n")
+    listed = [(each["name"], each["step"], each["marks"]) for each in checkpoints(tmp_path)]
+    assert listed == [(names[3], 25, ["latest"]), (names[2], 25, ["best"]), (names[1], 25, []), (names[0], 5, [])]

@@ -1,0 +1,93 @@
+"""Read files that anyone may have written, such as those of a run's folder, within bounds on bytes and nesting.
+
+A damaged or hostile file must cost its reader neither the memory nor the process: a link to another place, a pipe that
+nobody writes to, a compressed file that expands to gigabytes, brackets that are nested a thousand deep.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+MAX_LINE = 32 * 2**20
+"""Bytes of a line of JSON, such as an episode with its pictures."""
+MAX_TEXT = 2**30
+"""Bytes of a file of lines, after decompression."""
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
+
+class BadData(ValueError):
+    """The data is not what its file should hold. The message says what is wrong."""
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to read its bytes. Raises OSError also for a link, a pipe, a device or a folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return a file's bytes. Raises OSError as `open_regular`, and BadData for more than `most` bytes."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise BadData(f"it is larger than {most // 2**20} MiB")
+    return data
+
+
+def open_text(path: Path) -> IO[bytes]:
+    """Open a file of lines, decompressed if its name ends in .gz. Raises OSError as `open_regular`."""
+    file = open_regular(path)
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.name.endswith(".gz") else file
+
+
+def read_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of an open file.
+
+    Raises:
+        BadData: A line is longer than MAX_LINE, or all of them together than MAX_TEXT.
+    """
+    total = 0
+    while line := file.readline(MAX_LINE + 1):
+        total += len(line)
+        if len(line) > MAX_LINE:
+            raise BadData(f"a line is longer than {MAX_LINE // 2**20} MiB")
+        if total > MAX_TEXT:
+            raise BadData(f"its lines are longer than {MAX_TEXT // 2**20} MiB together")
+        yield line
+
+
+def read_json(data: bytes | str) -> Any:
+    """Return the value of a JSON text; half a surrogate pair in it becomes U+FFFD, which can be stored and shown.
+
+    Raises:
+        BadData: It is no JSON, or is nested too deeply.
+    """
+    try:
+        value = json.loads(data)
+        escaped = b"\\ud" in data.lower() if isinstance(data, bytes) else "\\ud" in data.lower()
+        return _whole(value) if escaped else value
+    except RecursionError:
+        raise BadData("it is nested too deeply") from None
+    except ValueError as error:
+        raise BadData(f"it is no JSON: {error}") from None
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, dict):
+        return {_whole(name): _whole(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return value
