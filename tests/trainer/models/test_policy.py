@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, OPTConfi
 
 from starpod.trainer.models import hf
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
-from starpod.trainer.models.policy import Policy, Scores, build_policy, load_policy
+from starpod.trainer.models.policy import CriticKind, Policy, Scores, build_policy, load_policy
 from starpod.trainer.models.trunk import plain
 from tests.trainer.models.tiny_policy import TEXTS, tiny_policy
 
@@ -41,37 +41,29 @@ def formulas(
     return chosen[sampled_BL[:, 1:]], entropy[sampled_BL[:, 1:]]
 
 
-@pytest.mark.parametrize("logits_at_once", [2**25, 1000])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_scores_and_their_gradients_are_those_of_the_formulas(temperature: float, logits_at_once: int) -> None:
+@pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize(("temperature", "logits_at_once"), [(1.0, 2**25), (0.7, 2**25), (0.7, 1000)])
+def test_scores_and_their_gradients_are_those_of_the_formulas(
+    temperature: float, logits_at_once: int, entropy: bool
+) -> None:
     policy = tiny_policy(logits_at_once=logits_at_once)
     tokens_BL, lengths_B, sampled_BL = a_batch(policy)
 
-    def gradient(logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> torch.Tensor:
+    def gradient(logprobs_N: torch.Tensor, entropy_N: torch.Tensor | None) -> torch.Tensor:
         weights = torch.randn(2, len(logprobs_N), generator=torch.Generator().manual_seed(1))
         policy.zero_grad()
-        (weights[0] @ logprobs_N + weights[1] @ entropy_N).backward()
+        total = weights[0] @ logprobs_N
+        (total if entropy_N is None else total + weights[1] @ entropy_N).backward()
         return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
-    scores = policy.score(tokens_BL, lengths_B, sampled_BL, temperature=temperature, entropy=True)
-    expected = formulas(policy, tokens_BL, sampled_BL, temperature)
-    assert scores.entropy_N is not None
-    torch.testing.assert_close(scores.logprobs_N, expected[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(scores.entropy_N, expected[1], atol=1e-5, rtol=0)
-    torch.testing.assert_close(gradient(scores.logprobs_N, scores.entropy_N), gradient(*expected), atol=1e-4, rtol=1e-4)
-
-
-def test_the_gradient_of_log_probabilities_alone() -> None:
-    tokens_BL, lengths_B, sampled_BL = a_batch(POLICY)
-    gradients = []
-    for logprobs_N in (
-        POLICY.score(tokens_BL, lengths_B, sampled_BL).logprobs_N,
-        formulas(POLICY, tokens_BL, sampled_BL, 1.0)[0],
-    ):
-        POLICY.zero_grad()
-        (logprobs_N * torch.arange(len(logprobs_N))).sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in POLICY.parameters() if p.grad is not None]))
-    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+    scores = policy.score(tokens_BL, lengths_B, sampled_BL, temperature=temperature, entropy=entropy)
+    logprobs_N, entropy_N = formulas(policy, tokens_BL, sampled_BL, temperature)
+    assert (scores.entropy_N is not None) == entropy
+    torch.testing.assert_close(scores.logprobs_N, logprobs_N, atol=1e-5, rtol=0)
+    if entropy:
+        torch.testing.assert_close(scores.entropy_N, entropy_N, atol=1e-5, rtol=0)
+    expected = gradient(logprobs_N, entropy_N if entropy else None)
+    torch.testing.assert_close(gradient(scores.logprobs_N, scores.entropy_N), expected, atol=1e-4, rtol=1e-4)
 
 
 @given(st.integers(0, 100))
@@ -115,37 +107,23 @@ def values_of(policy: Policy) -> Scores:
     return policy.score(*a_batch(policy), values=True)
 
 
-def trunk_gradient(policy: Policy) -> float:
-    return sum(p.grad.abs().sum().item() for p in policy.model.parameters() if p.grad is not None)
-
-
 def awaken(policy: Policy) -> None:
     """A head of zeros passes no gradient on."""
     assert policy.critic is not None
     torch.nn.init.ones_(policy.critic.head.weight)
 
 
-@pytest.mark.parametrize("detach", [False, True])
-def test_a_shared_critic_reaches_the_trunk_unless_it_is_detached(detach: bool) -> None:
-    policy = tiny_policy("shared", detach_critic=detach)
+@pytest.mark.parametrize(("critic", "detach"), [("shared", False), ("shared", True), ("separate", False)])
+def test_a_shared_critic_alone_reaches_the_trunk_unless_it_is_detached(critic: CriticKind, detach: bool) -> None:
+    policy = tiny_policy(critic, detach_critic=detach)
     awaken(policy)
     scores = values_of(policy)
-    assert scores.values_N is not None
-    assert scores.values_N.shape == scores.logprobs_N.shape
+    assert scores.values_N is not None and scores.values_N.shape == scores.logprobs_N.shape
     scores.values_N.sum().backward()
-    assert (trunk_gradient(policy) == 0) == detach
+    trunk = sum(p.grad.abs().sum().item() for p in policy.model.parameters() if p.grad is not None)
+    assert (trunk > 0) == (critic == "shared" and not detach)
+    assert all(p.grad is not None for p in policy.critic_parameters())
     assert {id(p) for p in policy.critic_parameters()}.isdisjoint(id(p) for p in policy.model.parameters())
-
-
-def test_a_separate_critic_has_weights_of_its_own() -> None:
-    policy = tiny_policy("separate")
-    awaken(policy)
-    scores = values_of(policy)
-    assert scores.values_N is not None
-    scores.values_N.sum().backward()
-    assert trunk_gradient(policy) == 0
-    gradients = [p.grad for p in policy.critic_parameters()]
-    assert all(gradient is not None for gradient in gradients)
 
 
 def test_a_value_is_that_of_the_context_before_the_token() -> None:
@@ -155,9 +133,7 @@ def test_a_value_is_that_of_the_context_before_the_token() -> None:
     before = policy.score(tokens_BL, lengths_B, sampled_BL, values=True).values_N
     tokens_BL[0, 11] = (tokens_BL[0, 11] + 1) % policy.vocabulary
     after = policy.score(tokens_BL, lengths_B, sampled_BL, values=True).values_N
-    assert before is not None
-    assert after is not None
-    assert torch.equal(before, after)
+    assert before is not None and after is not None and torch.equal(before, after)
 
 
 def test_a_policy_without_a_critic_has_no_values() -> None:
@@ -206,10 +182,8 @@ def test_dropout_of_a_pretrained_model_is_off_in_every_pass(
     with torch.no_grad():
         scored = policy.score(*batch, values=True)
     trained = policy.score(*batch, values=True)
-    assert scored.values_N is not None
-    assert trained.values_N is not None
-    assert torch.equal(trained.logprobs_N, scored.logprobs_N)
-    assert torch.equal(trained.values_N, scored.values_N)
+    assert scored.values_N is not None and trained.values_N is not None
+    assert torch.equal(trained.logprobs_N, scored.logprobs_N) and torch.equal(trained.values_N, scored.values_N)
     gradients = []
     for scores in (trained, policy.score(*batch, values=True)):
         policy.zero_grad()
@@ -249,23 +223,14 @@ def test_a_saved_policy_may_be_computed_otherwise(tmp_path: Path) -> None:
     assert loaded.state_dict().keys() == policy.state_dict().keys()
 
 
-def test_any_folder_with_a_model_is_a_policy(tmp_path: Path) -> None:
-    policy = tiny_policy()
-    policy.model.save_pretrained(tmp_path)
-    policy.tokenizer.save_pretrained(tmp_path)
-    built = build_policy(ModelConfig(name=str(tmp_path)), texts=None, critic="shared", seed=0)
-    batch = a_batch(policy)
-    assert torch.equal(built.score(*batch).logprobs_N, policy.score(*batch).logprobs_N)
-
-
 def test_adapters_alone_are_trained_and_are_merged_when_saved(tmp_path: Path) -> None:
-    tiny_policy().save(tmp_path / "base")
+    POLICY.model.save_pretrained(tmp_path / "base")  # any folder with a model is a policy
+    POLICY.tokenizer.save_pretrained(tmp_path / "base")
     config = ModelConfig(name=str(tmp_path / "base"), lora=LoraConfig(rank=4))
-    policy = build_policy(config, texts=None, critic="none", seed=0)
-    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
-    assert trained
-    assert all("lora" in name for name in trained)
-    assert not any("lm_head" in name for name in trained)
+    policy = build_policy(config, texts=None, critic="shared", seed=0)
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad and "critic" not in name}
+    assert trained and all("lora" in name and "lm_head" not in name for name in trained)
+    assert torch.equal(policy.score(*a_batch(policy)).logprobs_N, POLICY.score(*a_batch(policy)).logprobs_N)
     batch = a_batch(policy)
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
@@ -290,12 +255,9 @@ def test_adapters_alone_are_trained_and_are_merged_when_saved(tmp_path: Path) ->
     ],
 )
 def test_contradictions_are_refused(values: dict[str, Any], message: str) -> None:
+    assert ModelConfig.model_validate("some/model").name == "some/model"  # a name is enough
     with pytest.raises(ValidationError, match=message):
         ModelConfig.model_validate(values)
-
-
-def test_a_name_is_enough() -> None:
-    assert ModelConfig.model_validate("some/model").name == "some/model"
 
 
 def test_a_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

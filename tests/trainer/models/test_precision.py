@@ -126,25 +126,16 @@ async def test_the_engine_samples_from_what_is_scored(float32_logits: bool) -> N
     await engine.close()
 
 
-def test_other_engines_get_rounded_weights(tmp_path: Path) -> None:
+def test_weights_are_handed_out_and_written_rounded_where_they_are_used(tmp_path: Path) -> None:
     policy = tiny_policy(dtype="bfloat16")
     assert {weight.dtype for _, weight in weights_of(policy.model)} == {torch.bfloat16}
-    write_weights(policy.model, tmp_path / "folder")
-    (tmp_path / "folder" / "model-00000.safetensors").rename(tmp_path / "folder" / "model.safetensors")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
-    assert again.dtype == torch.bfloat16
-
-
-def test_a_folder_is_written_as_it_is_trained_or_as_it_is_used(tmp_path: Path) -> None:
-    policy = tiny_policy(dtype="bfloat16")
-    for rounded, dtype in ((False, torch.float32), (True, torch.bfloat16)):
-        policy.save(tmp_path / str(rounded), rounded=rounded)
-        assert AutoModelForCausalLM.from_pretrained(tmp_path / str(rounded)).dtype == dtype
+    write_weights(policy.model, tmp_path / "handed")
+    (tmp_path / "handed" / "model-00000.safetensors").rename(tmp_path / "handed" / "model.safetensors")
+    policy.save(tmp_path / "trained", rounded=False)
+    policy.save(tmp_path / "used", rounded=True)
+    for name, dtype in (("handed", torch.bfloat16), ("trained", torch.float32), ("used", torch.bfloat16)):
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / name).dtype == dtype
     assert policy.model.get_parameter("lm_head.weight").dtype == torch.float32
-
-
-def test_rounded_weights_score_alike() -> None:
-    policy = tiny_policy(dtype="bfloat16")
     rounded = copy.deepcopy(policy)
     round_weights(rounded.model)
     assert rounded.model.get_parameter("lm_head.weight").dtype == torch.bfloat16

@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -22,11 +22,13 @@ def tokens(text: str) -> list[str]:
     return TOKENIZER.convert_ids_to_tokens(TOKENIZER.encode(text))
 
 
+@settings(max_examples=40)
 @given(PIECES)
 def test_decoding_gives_the_text_back(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
+@settings(max_examples=40)
 @given(PIECES, st.sampled_from(SPECIALS), PIECES)
 def test_what_stands_behind_a_special_token_changes_nothing_before_it(left: str, special: str, right: str) -> None:
     whole = TOKENIZER.encode(left + special + right)
@@ -34,26 +36,14 @@ def test_what_stands_behind_a_special_token_changes_nothing_before_it(left: str,
 
 
 def test_a_reply_costs_a_token_per_tag_and_word() -> None:
-    assert tokens("<think>Down Right</think><answer>Down || Up</answer>") == [
-        "<think>",
-        " Down",
-        " Right",
-        "</think>",
-        "<answer>",
-        " Down",
-        " ||",
-        " Up",
-        "</answer>",
-    ]
+    told = tokens("<think>Down Right</think><answer>Down || Up</answer>")
+    assert told == ["<think>", " Down", " Right", "</think>", "<answer>", " Down", " ||", " Up", "</answer>"]
+    assert len(tokens(TEXTS[0])) == len(TEXTS[0].split())  # an observation costs a token per word
 
 
 def test_every_cell_of_a_map_and_every_digit_is_a_token() -> None:
     assert tokens("#PX_\n_OO√") == [" #", "P", "X", "_", "\n", "_", "O", "O", "√"]
     assert tokens("120 7") == [" 1", "2", "0", " 7"]
-
-
-def test_an_observation_costs_a_token_per_word() -> None:
-    assert len(tokens(TEXTS[0])) == len(TEXTS[0].split())
 
 
 def test_role_markers_are_special_and_tags_are_text() -> None:

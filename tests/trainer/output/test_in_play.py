@@ -3,14 +3,23 @@
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from starpod.client import Fleet
 from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
-from tests.support import ServerProcess
+from tests.support import ServerProcess, start_server
 from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with start_server("bandit-v1") as process:
+        yield process
 
 
 async def test_sessions_are_told_while_somebody_looks(server: ServerProcess, tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.training.comparison import EVALUATION, FORKS, RETURN, write_comparison
@@ -54,6 +55,9 @@ class Page(HTMLParser):
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
 
+    def tells(self, *words: str) -> None:
+        assert [each for each in words if each not in self.text] == []
+
 
 def read(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
@@ -66,7 +70,7 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
     page, source = read(path), path.read_text(encoding="utf-8")
     assert page.fetched == [] and not re.search(r"(https?:)?//(?!www\.w3\.org)\w+\.\w+", source)
     assert "@import" not in source and "url(http" not in source
-    for words in (
+    page.tells(
         "FrozenLake <local> & StarPO-S",
         "SmolLM2, dequantised · ",
         "4:12 wall time",
@@ -80,10 +84,13 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
         "the goal lies 4 down & 0 right; the hole is <next> to me",
         "reply, from what the prompt prefilled on",
         "What the policy was told Reach the goal.",
-    ):
-        assert words in page.text, words
+    )
     assert page.tags.count("svg") >= 12
     assert "prefers-color-scheme: dark" in source
+    assert write_report(tmp_path).read_text(encoding="utf-8") == source, "the same folder gives the same page"
+    file = RunFolder(tmp_path).episode_files()[-1]
+    file.write_text(file.read_text().replace("the goal", "</script><script>alert(1)</script><b>"))
+    assert read(write_report(tmp_path)).tags.count("script") == 1, "text of the policy cannot break the page"
 
 
 def test_groups_that_were_searched_are_drawn_as_trees(tmp_path: Path) -> None:
@@ -98,14 +105,13 @@ def test_groups_that_were_searched_are_drawn_as_trees(tmp_path: Path) -> None:
     searched = folder.read_config() | {"collect": {"search": {"strategy": "pivots"}}}
     folder.config.write_text(json.dumps(searched))
     page = read(write_report(tmp_path))
-    for words in (
+    page.tells(
         "Branches Groups of episodes/train-000002.jsonl.gz",
         "group 3, seed 7 · 1 of 2 solved",
         "0: not solved",
         "2: solved",
         "before turn 3 of member 0: 2",
-    ):
-        assert words in page.text, words
+    )
     assert "group 4" not in page.text
     folder.episodes.joinpath("train-000002.jsonl.gz").write_bytes(b"torn")
     assert "Branches" not in read(write_report(tmp_path)).text
@@ -116,42 +122,36 @@ def test_warnings_are_told_and_marked(tmp_path: Path) -> None:
     page = read(write_report(tmp_path))
     assert f"Step 66 {WARNING}" in page.text and "1 warning" in page.text
     # In each chart of learning, and for both widths in those of the signals, of success and of return.
-    assert path_count(tmp_path, "markhead") == 7 + 2 * (5 + 2)
+    assert (tmp_path / "report.html").read_text().count('class="markhead"') == 7 + 2 * (5 + 2)
 
 
-def path_count(folder: Path, name: str) -> int:
-    return (folder / "report.html").read_text().count(f'class="{name}"')
-
-
-def test_a_policy_that_was_better_is_called_so(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path).begin({})
-    for step, success in ((0, 0.1), (25, 0.8), (50, 0.4)):
-        interval = {"success_low": success - 0.05, "success_high": success + 0.05}
-        folder.append_evaluation({"step": step, "success": success, **interval})
-    told = "The best selection evaluation was 80 % at step 25, and the policy has become worse since."
-    assert told in read(write_report(tmp_path)).text
+def evaluated(folder: RunFolder, *successes: float, **more: Any) -> None:
+    """Evaluations every 25 steps."""
+    for step, success in enumerate(successes):
+        line = {"success": success, "success_low": success - 0.05, "success_high": success + 0.05}
+        folder.append_evaluation({"step": 25 * step, **line, **more})
 
 
 def test_the_headline_is_the_final_figure_and_the_curve_says_that_it_chose(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path).begin({})
-    for step, success in ((0, 0.1), (25, 0.8), (50, 0.7)):
-        interval = {"success_low": success - 0.05, "success_high": success + 0.05}
-        folder.append_evaluation({"step": step, "success": success, "episodes": 256, **interval})
-    going_on = read(write_report(tmp_path)).text
-    assert "latest 70 %" in going_on and "the final seeds are played when the run is over" in going_on
+    evaluated(folder, 0.1, 0.8, 0.4)
+    worse = "The best selection evaluation was 80 % at step 25, and the policy has become worse since."
+    read(write_report(tmp_path)).tells(worse)
+    folder.cut_after(0)
+    evaluated(folder, 0.1, 0.8, 0.7, episodes=256)
+    read(write_report(tmp_path)).tells("latest 70 %", "the final seeds are played when the run is over")
     final = {"step": 25, "success": 0.74, "success_low": 0.68, "success_high": 0.79, "episodes": 256}
     folder.write_final({**final, "greedy": {"success": 0.77}})
-    text = read(write_report(tmp_path)).text
-    for words in (
+    page = read(write_report(tmp_path))
+    page.tells(
         "final 74 %",
         "Final: the checkpoint of step 25, which the selection seeds chose, on start states that neither taught",
         "The intervals do not overlap: the policy has improved.",
         "The best selection evaluation was 80 % at step 25.",
         "Sampled greedily, it reaches 77 %.",
         "Success on selection seeds",
-    ):
-        assert words in text, words
-    assert "latest" not in text
+    )
+    assert "latest" not in page.text
 
 
 def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: Path) -> None:
@@ -188,19 +188,6 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     assert "a" in read(write_report(folder.path)).text
 
 
-def test_text_of_the_policy_cannot_break_the_page(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, steps=3)
-    file = folder.episode_files()[-1]
-    file.write_text(file.read_text().replace("the goal", "</script><script>alert(1)</script><b>"))
-    assert read(write_report(tmp_path)).tags.count("script") == 1
-
-
-def test_the_same_folder_gives_the_same_page(tmp_path: Path) -> None:
-    write_run(tmp_path, steps=30)
-    first = write_report(tmp_path).read_text()
-    assert write_report(tmp_path).read_text() == first
-
-
 # --- comparing -------------------------------------------------------------------------------------------------------
 
 
@@ -235,21 +222,23 @@ def add_metrics(folder: RunFolder, more: Mapping[str, float]) -> None:
     folder.metrics.write_text("".join(json.dumps({**x, "metrics": x["metrics"] | more}) + "\n" for x in lines))
 
 
+def hovered(path: Path) -> list[dict[str, Any]]:
+    """What the charts of a page tell a pointer."""
+    page = html.unescape(path.read_text())
+    return [json.JSONDecoder().raw_decode(page, found.start())[0] for found in re.finditer(r'\{"x":', page)]
+
+
 def test_curves_over_what_was_collected(tmp_path: Path) -> None:
     for name, episodes in (("few", 64.0), ("many", 128.0)):
         folder = write_run(tmp_path / name, steps=50)
         add_metrics(folder, {"collect/episodes": episodes, "collect/turns_mean": 2.0, "collect/tokens_per_turn": 5.0})
     few, many = tmp_path / "few", tmp_path / "many"
     axes = ("environment steps", "sampled tokens")
-    written = write_comparison(
-        {"few": [few], "both": [few, many]}, tmp_path / "a.html", metrics=[EVALUATION], over=axes
-    )
-    assert [path.name for path in written[2:]] == [
-        f"a-evaluation-success-{axis.replace(' ', '-')}.svg" for axis in axes
-    ]
-    page = html.unescape(written[0].read_text())
-    hovered = [json.JSONDecoder().raw_decode(page, found.start())[0] for found in re.finditer(r'\{"x":', page)]
-    for chart, axis_name, factor in zip(hovered, axes, (1, 5), strict=True):
+    runs = {"few": [few], "both": [few, many]}
+    written = write_comparison(runs, tmp_path / "a.html", metrics=[EVALUATION], over=axes)
+    names = [f"a-evaluation-success-{axis.replace(' ', '-')}.svg" for axis in axes]
+    assert [path.name for path in written[2:]] == names
+    for chart, axis_name, factor in zip(hovered(written[0]), axes, (1, 5), strict=True):
         ends = {line["label"]: line["points"][-1][2] for line in chart["lines"]}
         assert (chart["x"], ends) == (axis_name, {"few": 50 * 64 * 2 * factor, "both": 50 * 96 * 2 * factor})
 
@@ -257,19 +246,14 @@ def test_curves_over_what_was_collected(tmp_path: Path) -> None:
 def test_runs_that_end_at_other_steps_have_a_mean_of_their_ends(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"run{steps}", steps=steps) for steps in (50, 60)]
     for folder, success in zip(runs, (0.2, 0.6), strict=True):
-        counted = {"collect/episodes": 1.0, "collect/turns_mean": 1.0}
-        add_metrics(folder, counted)
+        add_metrics(folder, {"collect/episodes": 1.0, "collect/turns_mean": 1.0})
         last = {**folder.read_evaluations()[-1], "step": folder.read_metrics()[-1]["step"], "success": success}
         folder.append_evaluation(last)
-    page = write_comparison(
-        {"both": [folder.path for folder in runs]},
-        tmp_path / "a.html",
-        metrics=[EVALUATION],
-        over=("environment steps",),
-    )[0].read_text()
-    (found,) = re.finditer(r'\{"x":', page := html.unescape(page))
-    (line,) = json.JSONDecoder().raw_decode(page, found.start())[0]["lines"]
-    assert [line["points"][-1][2], line["points"][-1][3]] == [55, "40 % (0 % to 100 %)"]
+    both = {"both": [folder.path for folder in runs]}
+    page, *_ = write_comparison(both, tmp_path / "a.html", metrics=[EVALUATION], over=("environment steps",))
+    (chart,) = hovered(page)
+    (line,) = chart["lines"]
+    assert line["points"][-1][2:4] == [55, "40 % (0 % to 100 %)"]
 
 
 def test_runs_that_fork_have_a_line_over_forks_and_others_none(tmp_path: Path) -> None:
@@ -277,19 +261,10 @@ def test_runs_that_fork_have_a_line_over_forks_and_others_none(tmp_path: Path) -
     add_metrics(RunFolder(runs["searched"][0]), {"search/forks": 3.0})
     written = write_comparison(runs, tmp_path / "a.html", metrics=[EVALUATION], over=(FORKS,))
     assert [path.name for path in written[2:]] == ["a-evaluation-success-forks.svg"]
-    (found,) = re.finditer(r'\{"x":', page := html.unescape(written[0].read_text()))
-    chart, _ = json.JSONDecoder().raw_decode(page, found.start())
+    (chart,) = hovered(written[0])
     assert [(line["label"], line["points"][-1][2]) for line in chart["lines"]] == [("searched", 150.0)]
-    assert (
-        len(write_comparison({"plain": runs["plain"]}, tmp_path / "b.html", metrics=[EVALUATION], over=(FORKS,))) == 2
-    )
-
-
-def test_a_metric_that_no_run_has_gets_no_chart(tmp_path: Path) -> None:
-    folders = {name: [write_run(tmp_path / name, steps=30).path] for name in ("one", "two")}
-    written = write_comparison(folders, tmp_path / "page.html", metrics=["evaluation/success", "no/such"])
-    page = read(written[0])
-    assert "one" in page.text and "two" in page.text and len(written) == 3
+    metrics = [EVALUATION, "no/such"]  # a metric that no run has gets no chart either
+    assert len(write_comparison({"plain": runs["plain"]}, tmp_path / "b.html", metrics=metrics, over=(FORKS,))) == 2
 
 
 # --- charts --------------------------------------------------------------------------------------------------------
@@ -297,6 +272,7 @@ def test_a_metric_that_no_run_has_gets_no_chart(tmp_path: Path) -> None:
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
 
+@settings(max_examples=40)
 @given(st.lists(numbers, min_size=1, max_size=20), st.booleans())
 def test_an_axis_encloses_its_values_in_few_round_steps(values: list[float], zero: bool) -> None:
     ticks = axis(values, zero=zero)
@@ -306,6 +282,7 @@ def test_an_axis_encloses_its_values_in_few_round_steps(values: list[float], zer
     assert not zero or ticks[0] <= 0 <= ticks[-1]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.floats(0, 1000), st.floats(allow_nan=True, allow_infinity=True)), max_size=30))
 def test_any_values_make_a_chart_that_parses(points: list[tuple[float, float]]) -> None:
     points = [(x, y) for x, y in points if not abs(y) > 1e100] + [(0.0, float("nan"))]
@@ -318,11 +295,8 @@ def test_no_axis_counts_parts_of_steps() -> None:
     for chart in (share_chart("a", [("b", points)], width=1080), line_chart("a", [Series("b", points)], width=1080)):
         assert ">2<" in chart and ">1.5<" not in chart
     assert ">1.5<" in line_chart("a", [Series("b", points)], width=1080, x_label="minutes")
-
-
-def test_millions_on_an_axis_are_written_out() -> None:
     chart = line_chart("tokens", [Series("a", [(0, 1.0), (1.4e6, 2.0)])])
-    assert chart and ">500,000<" in chart and ">1,000,000<" in chart and "e+" not in chart
+    assert ">500,000<" in chart and ">1,000,000<" in chart and "e+" not in chart
 
 
 def test_a_legend_without_room_beside_the_title_stands_below_it() -> None:
@@ -332,10 +306,6 @@ def test_a_legend_without_room_beside_the_title_stands_below_it() -> None:
         words = re.findall(r'<text[^>]* x="(\d+)" y="(13|31|49)">([^<]+)<', chart)
         assert {int(y) for _, y, _ in words} == rows
         assert all(int(x) + 6.3 * len(text) <= width for x, _, text in words)
-
-
-def test_nothing_to_show_is_no_chart() -> None:
-    assert line_chart("a", [Series("b", [])]) == "" and share_chart("a", []) == "" == share_chart("a", [("b", [])])
 
 
 def test_one_of_several_environments_has_a_chart_of_its_own(tmp_path: Path) -> None:
@@ -357,6 +327,7 @@ def test_labels_of_close_rules_do_not_overlap() -> None:
     assert places["one"] - places["two"] >= 12
 
 
+@settings(max_examples=40)
 @given(st.lists(numbers, min_size=1, max_size=300))
 def test_smoothing_keeps_length_and_range(values: list[float]) -> None:
     points = list(enumerate(values))
@@ -366,11 +337,9 @@ def test_smoothing_keeps_length_and_range(values: list[float]) -> None:
     assert all(min(values) - slack <= y <= max(values) + slack for _, y in smoothed)
 
 
-def test_smoothing_bends_no_straight_line() -> None:
+def test_smoothing_bends_no_straight_line_and_long_runs_are_thinned_to_means() -> None:
     line = [(float(x), 2.0 * x) for x in range(100)]
     assert [y for _, y in smooth(line, 9)] == pytest.approx([y for _, y in line])
-
-
-def test_long_runs_are_thinned_to_means() -> None:
     thinned = thin([(float(x), float(x % 2)) for x in range(10_000)])
     assert len(thinned) == 400 and all(y == pytest.approx(0.5, abs=0.1) for _, y in thinned)
+    assert line_chart("a", [Series("b", [])]) == "" and share_chart("a", []) == "" == share_chart("a", [("b", [])])

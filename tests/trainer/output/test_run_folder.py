@@ -1,5 +1,6 @@
 """The folder of one run."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -29,19 +30,17 @@ def test_it_holds_what_was_asked_for_and_with_what_code(tmp_path: Path) -> None:
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path).begin(CONFIG)
+    (tmp_path / "notes.txt").write_text("mine")
+    folder = RunFolder.create(tmp_path, resume=True).begin(CONFIG)
+    assert "resumed" not in folder.read_facts() and (tmp_path / "notes.txt").exists()
     RunFolder.create(tmp_path).begin(CONFIG)  # nothing was measured yet: a start that failed is no run
     folder.metrics.write_text("")
     before = folder.facts.read_text()
     with pytest.raises(RunExists, match=r"holds a run already.*--resume.*--run-dir"):
         RunFolder.create(tmp_path).begin({"seed": 2})
     assert folder.facts.read_text() == before and folder.read_config() == CONFIG
-
-
-def test_a_folder_without_a_run_is_taken_even_with_resume(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    folder = RunFolder.create(tmp_path, resume=True).begin(CONFIG)
-    assert "resumed" not in folder.read_facts() and (tmp_path / "notes.txt").exists()
+    with pytest.raises(CannotWrite, match="cannot write"):
+        RunFolder.create(tmp_path / "notes.txt" / "run").begin(CONFIG)
 
 
 def test_resuming_keeps_the_id_and_notes_what_changed(tmp_path: Path) -> None:
@@ -54,27 +53,8 @@ def test_resuming_keeps_the_id_and_notes_what_changed(tmp_path: Path) -> None:
     assert second.read_config()["seed"] == 5
 
 
-def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CannotWrite, match="cannot write"):
-        RunFolder.create(tmp_path / "file" / "run").begin(CONFIG)
-
-
-def test_an_evaluation_that_is_done_again_appears_once(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path).begin(CONFIG)
-    for step, success in ((0, 0.1), (25, 0.2), (50, 0.3), (25, 0.25)):
-        folder.append_evaluation({"step": step, "success": success})
-    assert folder.read_evaluations() == [{"step": 0, "success": 0.1}, {"step": 25, "success": 0.25}]
-
-
-def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path).begin(CONFIG)
-    episodes = [episode(seed, solved=seed == 1) for seed in range(3)]
-    path = folder.write_episodes(50, episodes)
-    assert path.name == "eval-000050.jsonl"
-    import json
-
-    assert [Episode.from_json(json.loads(line)) for line in path.read_text().splitlines()] == episodes
+def names_of(folder: RunFolder) -> list[str]:
+    return sorted(path.name for path in folder.episodes.iterdir())
 
 
 def test_the_oldest_rollouts_make_room(tmp_path: Path) -> None:
@@ -84,42 +64,36 @@ def test_the_oldest_rollouts_make_room(tmp_path: Path) -> None:
     size = (folder.episodes / "train-000001.jsonl.gz").stat().st_size
     for step in range(2, 7):
         assert folder.write_rollouts(step, played, most=3 * size + size // 2)
-    files = sorted(folder.episodes.iterdir())
-    assert [file.name for file in files] == [f"train-{step:06d}.jsonl.gz" for step in (4, 5, 6)]
-    assert sum(file.stat().st_size for file in files) <= 3 * size + size // 2
+    assert names_of(folder) == [f"train-{step:06d}.jsonl.gz" for step in (4, 5, 6)]
     # They are read as any others are: here to train on.
     assert [group.id for group in read_groups(tmp_path)] == [0, 1, 2]
     folder.cut_after(5)
-    assert [file.name for file in sorted(folder.episodes.iterdir())] == [
-        "train-000004.jsonl.gz",
-        "train-000005.jsonl.gz",
-    ]
+    assert names_of(folder) == [f"train-{step:06d}.jsonl.gz" for step in (4, 5)]
     assert not folder.write_rollouts(6, played, most=size // 2)
-    assert list(folder.episodes.iterdir()) == []
+    assert names_of(folder) == []
 
 
-def test_what_came_after_a_step_is_cut(tmp_path: Path) -> None:
+def test_what_came_after_a_step_is_cut_and_an_evaluation_that_is_done_again_appears_once(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path).begin(CONFIG)
-    for step in (0, 50, 100):
-        folder.append_evaluation({"step": step})
-        folder.write_episodes(step, [])
+    played = [episode(seed, solved=seed == 1) for seed in range(3)]
+    for step, success in ((0, 0.1), (50, 0.2), (100, 0.3), (50, 0.25), (100, 0.3)):
+        folder.append_evaluation({"step": step, "success": success})
+        path = folder.write_episodes(step, played)
+    assert [Episode.from_json(json.loads(line)) for line in path.read_text().splitlines()] == played
     folder.write_final({"step": 50})
     folder.write_episodes(50, [], "final")
     with folder.evaluations.open("a") as file:
         file.write('{"step": 15')
     folder.cut_after(50)
-    assert [line["step"] for line in folder.read_evaluations()] == [0, 50]
+    assert folder.read_evaluations() == [{"step": 0, "success": 0.1}, {"step": 50, "success": 0.25}]
     # The run goes on: the end is still to come.
     assert folder.read_final() is None
-    assert sorted(path.name for path in folder.episodes.iterdir()) == ["eval-000000.jsonl", "eval-000050.jsonl"]
+    assert names_of(folder) == ["eval-000000.jsonl", "eval-000050.jsonl"]
 
 
 def test_differences_in_both_directions() -> None:
-    assert differences({"a": 1, "b": {"c": 2}}, {"b": {"c": 3, "d": 4}}) == {
-        "a": [1, None],
-        "b.c": [2, 3],
-        "b.d": [None, 4],
-    }
+    found = differences({"a": 1, "b": {"c": 2}}, {"b": {"c": 3, "d": 4}})
+    assert found == {"a": [1, None], "b.c": [2, 3], "b.d": [None, 4]}
     assert differences(CONFIG, CONFIG) == {}
 
 
@@ -147,11 +121,11 @@ def test_what_updates_made_of_rollouts_goes_with_them_and_counts(tmp_path: Path)
         folder.write_update(step, verdicts, [(each, tokens) for each in played], most=10**6)
     folder.cut_after(2)
     names = ["train-000001.jsonl.gz", "train-000001.update.gz", "train-000002.jsonl.gz", "train-000002.update.gz"]
-    assert sorted(file.name for file in folder.episodes.iterdir()) == names
+    assert names_of(folder) == names
     size = sum((folder.episodes / name).stat().st_size for name in names[2:])
     assert folder.write_rollouts(2, played, most=size)
-    assert sorted(file.name for file in folder.episodes.iterdir()) == names[2:]
+    assert names_of(folder) == names[2:]
     # What alone is too large takes the update with it, and none is written beside no rollouts.
     assert not folder.write_rollouts(2, played, most=size // 8)
     folder.write_update(2, verdicts, [], most=size)
-    assert list(folder.episodes.iterdir()) == []
+    assert names_of(folder) == []

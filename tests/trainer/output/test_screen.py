@@ -2,6 +2,7 @@
 
 import io
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,57 +60,50 @@ def tell(screen: Screen, *, steps: int = 30) -> None:
 # --- the log -------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_per_step_and_nothing_a_terminal_alone_understands() -> None:
+def log(tell: Callable[[PlainScreen, Clock], None]) -> list[str]:
+    """The lines of a log that is told something."""
     out, clock = io.StringIO(), Clock()
     with PlainScreen(out, clock=clock) as screen:
+        tell(screen, clock)
+    assert "\x1b" not in out.getvalue()
+    return out.getvalue().splitlines()
+
+
+def test_a_line_per_step_and_a_phase_and_a_warning_once() -> None:
+    def short(screen: PlainScreen, clock: Clock) -> None:
         screen.start("a lake", {"model": "tiny"})
         for step in range(1, 4):
             clock.now += 2
+            for name in ("collecting", "updating"):
+                screen.phase(name)
             screen.step(step, 10, {"collect/success": 0.41, "time/step": 2.0, "time/update": 0.5})
-    lines = out.getvalue().splitlines()
-    assert lines[0] == "a lake"
+            screen.warn("the policy is echoing")
+
+    lines = log(short)
+    assert lines[0] == "a lake" and len(lines) == 8
+    assert lines[2:4] == ["[0:02] collecting", "[0:02] updating"]
     assert lines[-1] == "[0:06] step 3/10 · success 41 % · 2 s (updating 25 %)"
-    assert len(lines) == 5 and "\x1b" not in out.getvalue()
+    assert sum("echoing" in line for line in lines) == 1
 
 
 def test_fast_steps_do_not_flood_and_the_last_is_never_lost() -> None:
-    out, clock = io.StringIO(), Clock()
-    with PlainScreen(out, clock=clock) as screen:
+    def fast(screen: PlainScreen, clock: Clock) -> None:
         for step in range(1, 1001):
             clock.now += 0.01
             screen.step(step, None, {"collect/success": 0.5})
-    lines = out.getvalue().splitlines()
-    assert len(lines) <= 12
-    assert "step 1000" in lines[-1]
+
+    lines = log(fast)
+    assert len(lines) <= 12 and "step 1000" in lines[-1]
 
 
-def test_a_phase_is_said_when_it_comes_for_the_first_time() -> None:
-    out = io.StringIO()
-    with PlainScreen(out, clock=Clock()) as screen:
-        for name in ("warm start", "collecting", "updating", "collecting", "updating"):
-            screen.phase(name)
-    assert out.getvalue().splitlines() == ["[0:00] warm start", "[0:00] collecting", "[0:00] updating"]
-
-
-def test_a_warning_is_given_once() -> None:
-    out = io.StringIO()
-    with PlainScreen(out) as screen:
-        for _ in range(5):
-            screen.warn("the policy is echoing")
-    assert out.getvalue().count("echoing") == 1
-
-
-def test_an_evaluation_stands_beside_the_ladder() -> None:
+def test_an_evaluation_stands_beside_the_ladder_and_the_final_figure_says_whose_it_is() -> None:
     line = evaluation_line(50, EVALUATION)
     told = "evaluation at step 50 on selection seeds: success 72 % (66 to 77 %) of 256 episodes; beside random"
-    assert line.startswith(told)
-    assert "avoid holes 86 %" in line
+    assert line.startswith(told) and "avoid holes 86 %" in line
     assert evaluation_line(0, {"success": 0.5}) == "evaluation at step 0 on selection seeds: success 50 %"
-
-
-def test_the_final_figure_says_whose_it_is() -> None:
     line = final_line({**EVALUATION, "step": 80, "greedy": {"success": 0.75}})
     assert line == "success 72 % (66 to 77 %) of 256 episodes, by the checkpoint of step 80; greedy 75 %"
+    assert step_line(3, None, {}) == "step 3"
 
 
 def test_where_purchases_are_graded_the_return_stands_beside_success() -> None:
@@ -127,10 +121,6 @@ def test_where_purchases_are_graded_the_return_stands_beside_success() -> None:
         tell(screen)
         screen.evaluation(31, {**EVALUATION, **graded})
     assert "return 0.61 (0.58 to 0.642)" in text_of(console)
-
-
-def test_a_step_without_metrics_is_a_line_too() -> None:
-    assert step_line(3, None, {}) == "step 3"
 
 
 # --- the live screen -----------------------------------------------------------------------------------------------
@@ -153,7 +143,7 @@ def test_the_screen_shows_everything_and_leaves_a_summary() -> None:
     screen.close()
 
 
-@settings(max_examples=30)
+@settings(max_examples=25)
 @given(st.integers(20, 200), st.integers(5, 70))
 def test_it_fits_whatever_room_there_is(width: int, height: int) -> None:
     view = View()
@@ -190,7 +180,7 @@ def test_drawing_rests_in_proportion_to_what_it_cost() -> None:
     assert 0.05 * len(drawn) <= 1.5 * SHARE * clock.now
 
 
-def test_a_picture_that_fails_does_not_end_the_run() -> None:
+def test_a_picture_that_fails_does_not_end_the_run_and_the_terminal_is_given_back_after_an_error() -> None:
     class Broken(View):
         def __rich_console__(self, *_: Any) -> Any:
             raise ValueError("no such colour")
@@ -201,9 +191,6 @@ def test_a_picture_that_fails_does_not_end_the_run() -> None:
         screen.view = Broken()
         tell(screen)
     assert "the screen failed and is off; training goes on" in text_of(console)
-
-
-def test_the_terminal_is_given_back_after_an_error() -> None:
     console = terminal()
 
     def train() -> None:
@@ -236,12 +223,10 @@ def test_the_terminal_is_given_back_after_an_error() -> None:
 )
 def test_numbers_read_well(value: float | None, kind: Any, text: str) -> None:
     assert show(value, kind) == text
-
-
-def test_durations() -> None:
     assert [duration(seconds) for seconds in (7, 245, 3729)] == ["0:07", "4:05", "1:02:09"]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=80), st.integers(1, 30))
 def test_sparklines_take_any_values(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) <= width

@@ -44,21 +44,16 @@ def test_after_resuming_the_file_is_that_of_an_undisturbed_run(tmp_path: Path, t
             for step in steps:
                 sinks.write(step, {"value": step * 0.1})
 
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "cut").mkdir()
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
     write(tmp_path / "whole", range(1, 11), None)
     write(tmp_path / "cut", range(1, 6), None)  # steps 4 and 5 came after the last checkpoint
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         file.write(torn)
     write(tmp_path / "cut", range(4, 11), 3)
     assert metrics_of(tmp_path / "cut" / "metrics.jsonl") == metrics_of(tmp_path / "whole" / "metrics.jsonl")
-
-
-def test_resuming_at_nought_keeps_nothing(tmp_path: Path) -> None:
-    with Sinks(JSONL_ONLY, tmp_path, warn=fail) as sinks:
-        sinks.write(1, {})
-    with Sinks(JSONL_ONLY, tmp_path, warn=fail, resumed_step=0):
-        assert read_lines(tmp_path / "metrics.jsonl") == []
+    write(tmp_path / "cut", range(0), 0)
+    assert read_lines(tmp_path / "cut" / "metrics.jsonl") == []
 
 
 def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +69,8 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
     assert caught.value.errno == errno.ENOSPC
     sink.close()
     sink.close()
+    with pytest.raises(CannotWrite, match=r"cannot write .*metrics\.jsonl: No such file"):
+        JsonlSink(tmp_path / "nowhere" / "metrics.jsonl")
 
 
 def test_a_disk_that_takes_a_part_gets_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,11 +81,6 @@ def test_a_disk_that_takes_a_part_gets_the_rest(tmp_path: Path, monkeypatch: pyt
         sink.write(1, {"value": 2.0})
     sink.close()
     assert metrics_of(tmp_path / "metrics.jsonl") == [(1, {"value": 2.0})]
-
-
-def test_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(CannotWrite, match=r"cannot write .*metrics\.jsonl: No such file"):
-        JsonlSink(tmp_path / "nowhere" / "metrics.jsonl")
 
 
 def test_a_failed_atomic_write_leaves_the_old_file_and_no_other(
@@ -103,12 +95,8 @@ def test_a_failed_atomic_write_leaves_the_old_file_and_no_other(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CannotWrite):
         write_atomic(path, "new")
+    cut_after(tmp_path / "none.jsonl", 3)  # what is not there needs no cut
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-def test_cutting_a_file_that_is_not_there_is_harmless(tmp_path: Path) -> None:
-    cut_after(tmp_path / "none.jsonl", 3)
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- TensorBoard, Weights & Biases, MLflow ---------------------------------------------------------------------------

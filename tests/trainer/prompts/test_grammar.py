@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.prompts.grammar import MOST_ACTIONS, Grammar, Parsed
@@ -20,49 +20,48 @@ CHOSEN: dict[str, str] = {
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
+KNOWN = Grammar(actions=MOVES)
+ANSWER = Grammar(thinking=False, actions=MOVES)
+UNREAD = Parsed(None, (), (), False)
+
+
 @pytest.mark.parametrize(
-    ("text", "thought", "actions"),
+    ("grammar", "text", "expected"),
     [
-        ("<think>go</think><answer>Up</answer>", "go", ("Up",)),
-        ("<think> go\n</think>\n \u3000<answer> up || DOWN ||</answer>", "go", ("Up", "Down")),
-        ("noise <think>a</think><answer>Up</answer> noise", "a", ("Up",)),
-        ("<think>a</think> so <answer>Left</answer></think><answer>Up</answer>", "a so Left", ("Up",)),
-        ("<think></think><answer></answer>", "", ()),
-        ("<think>a</think><answer>Up<|im_end|></answer>", "a", ("Up",)),
+        (KNOWN, "<think>go</think><answer>Up</answer>", Parsed("go", ("Up",), (), True)),
+        (KNOWN, "<think> go\n</think>\n \u3000<answer> up || DOWN ||</answer>", Parsed("go", ("Up", "Down"), (), True)),
+        (KNOWN, "noise <think>a</think><answer>Up</answer> noise", Parsed("a", ("Up",), (), True)),
+        (
+            KNOWN,
+            "<think>a</think> so <answer>Left</answer></think><answer>Up</answer>",
+            Parsed("a so Left", ("Up",), (), True),
+        ),
+        (KNOWN, "<think></think><answer></answer>", Parsed("", (), (), False)),
+        (KNOWN, "<think>a</think><answer>Up<|im_end|></answer>", Parsed("a", ("Up",), (), True)),
+        *((KNOWN, text, UNREAD) for text in ("", "Up", "<answer>Up</answer>", "<think>a</think><answer>Up")),
+        (KNOWN, "<THINK>a</THINK>", UNREAD),
+        # Without thinking the answer alone counts.
+        (ANSWER, "so <answer>Up</answer>", Parsed(None, ("Up",), (), True)),
+        # Unknown actions are kept and told, where there are known ones.
+        (
+            KNOWN,
+            "<think>a</think><answer>Jump || up || Fly</answer>",
+            Parsed("a", ("Jump", "Up", "Fly"), ("Jump", "Fly"), False),
+        ),
+        (Grammar(), "<think>a</think><answer>Jump</answer>", Parsed("a", ("Jump",), (), True)),
     ],
 )
-def test_reads(text: str, thought: str, actions: tuple[str, ...]) -> None:
-    assert Grammar(actions=MOVES).parse(text) == Parsed(thought, actions, (), bool(actions))
+def test_reads(grammar: Grammar, text: str, expected: Parsed) -> None:
+    assert grammar.parse(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "Up", "<answer>Up</answer>", "<think>a</think><answer>Up", "<THINK>a</THINK>"])
-def test_does_not_read(text: str) -> None:
-    assert Grammar(actions=MOVES).parse(text) == Parsed(None, (), (), False)
-
-
-def test_without_thinking_the_answer_alone_counts() -> None:
-    grammar = Grammar(thinking=False, actions=MOVES)
-    assert grammar.opening == "<answer>"
-    assert grammar.parse("so <answer>Up</answer>") == Parsed(None, ("Up",), (), True)
-
-
-def test_unknown_actions_are_kept_and_told() -> None:
-    parsed = Grammar(actions=MOVES).parse("<think>a</think><answer>Jump || up || Fly</answer>")
-    assert parsed == Parsed("a", ("Jump", "Up", "Fly"), ("Jump", "Fly"), False)
-    assert Grammar().parse("<think>a</think><answer>Jump</answer>").well_formed
-
-
-def test_the_limit_cuts_silently() -> None:
-    grammar = Grammar(thinking=False, actions=MOVES)
-    assert grammar.parse("<answer>Up || Down || Jump</answer>", 2) == Parsed(None, ("Up", "Down"), (), True)
-    assert len(grammar.parse(f"<answer>{'Up||' * 2000}</answer>").actions) == MOST_ACTIONS
-
-
-def test_describes_the_limit_in_force() -> None:
-    assert "one action" in Grammar().describe(1)
-    assert "||" not in Grammar().describe(1)
-    assert "up to 5 actions, separated by ||" in Grammar().describe(5)
-    assert "<think>" not in Grammar(thinking=False).describe(5)
+def test_the_limit_cuts_silently_and_is_described() -> None:
+    assert ANSWER.parse("<answer>Up || Down || Jump</answer>", 2) == Parsed(None, ("Up", "Down"), (), True)
+    assert len(ANSWER.parse(f"<answer>{'Up||' * 2000}</answer>").actions) == MOST_ACTIONS
+    assert ANSWER.opening == "<answer>"
+    one, five = Grammar().describe(1), Grammar().describe(5)
+    assert "one action" in one and "||" not in one and "up to 5 actions, separated by ||" in five
+    assert "<think>" in five and "<think>" not in Grammar(thinking=False).describe(5)
 
 
 # --- any text -----------------------------------------------------------------------------------------------------
@@ -71,6 +70,7 @@ TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<|im_start|>", "<|im_en
 replies = st.lists(st.one_of(st.sampled_from(TAGS), st.text(max_size=4)), max_size=30).map("".join)
 
 
+@settings(max_examples=60)
 @given(replies, st.booleans(), st.one_of(st.none(), st.integers(1, 4)))
 def test_any_text_is_read(text: str, thinking: bool, max_actions: int | None) -> None:
     grammar = Grammar(thinking=thinking, actions=MOVES)

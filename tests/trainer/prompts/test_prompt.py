@@ -5,7 +5,7 @@ import re
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -60,6 +60,9 @@ def test_the_system_message_tells_the_task_and_the_limits_in_force() -> None:
     assert "Limits: an episode ends after 1 turn." in prompter(limits=Limits(1, 0, 0)).system()
     free = prompter(PromptConfig(system="Hello."), actions=(), limits=Limits()).system()
     assert free == "Hello.\nWalk to G."
+    bare = prompter(PromptConfig(show_reward=False, show_actions_left=False, words=None))
+    told = bare.user(2, "P_G", reward=1.0, actions_left=3)
+    assert not any(word in told for word in ("Reward", "left", "words"))
 
 
 def test_a_turn_in_words() -> None:
@@ -74,14 +77,6 @@ def test_a_turn_in_words() -> None:
         "Reply with your reasoning, then one action, in exactly this form and with nothing around it: "
         "<think> your reasoning </think> <answer> your action </answer> Use at most 100 words.",
     ]
-
-
-def test_parts_can_be_left_out() -> None:
-    config = PromptConfig(show_reward=False, show_actions_left=False, words=None)
-    told = prompter(config).user(2, "P_G", reward=1.0, actions_left=3)
-    assert "Reward" not in told
-    assert "left" not in told
-    assert "words" not in told
 
 
 def test_the_compact_style_is_the_observation_alone() -> None:
@@ -111,16 +106,12 @@ def test_a_single_turn_tells_the_format_once() -> None:
     assert "<answer>" not in prompter(config).user(1, "P_G", actions_left=3)
 
 
-def test_a_window_that_nobody_looks_at_is_refused() -> None:
+def test_a_configuration_says_what_is_fed_and_a_window_that_nobody_looks_at_is_refused() -> None:
+    opened = [PromptConfig(**values).opening for values in ({}, {"thinking": False}, {"prefill": False})]
+    assert opened == ["<think>", "<answer>", ""]
     with pytest.raises(ValidationError, match="not looked at"):
         PromptConfig(window=3)
     assert PromptConfig(context="window", window=3).window == 3
-
-
-def test_the_first_tag_can_be_fed() -> None:
-    assert PromptConfig().opening == "<think>"
-    assert PromptConfig(thinking=False).opening == "<answer>"
-    assert PromptConfig(prefill=False).opening == ""
 
 
 @pytest.mark.parametrize(
@@ -130,6 +121,7 @@ def test_rewards_are_short(value: float, text: str) -> None:
     assert format_reward(value) == text
 
 
+@settings(max_examples=40)
 @given(st.integers(-(10**6), 10**6), st.integers(0, 3))
 def test_rewards_are_exact(units: int, decimals: int) -> None:
     assert float(format_reward(units / 10**decimals)) == units / 10**decimals
@@ -151,15 +143,9 @@ def test_recorded_prompts(capsys: pytest.CaptureFixture[str]) -> None:
 def replay(record: Any, variant: Any, parity: Parity) -> None:
     """Tells our policy the recorded facts, and compares what stands in the two contexts."""
     mode = {"limited_multi_turn": "window"}.get(record["context_window_mode"], record["context_window_mode"])
-    window = record["max_context_window"]
-    config = PromptConfig.model_validate(
-        {
-            "thinking": record["enable_think"],
-            "context": mode,
-            "window": None if window < 0 else window,
-            "words": variant["max_tokens"],
-        }
-    )
+    window = record["max_context_window"] if record["max_context_window"] >= 0 else None
+    values = {"context": mode, "window": window, "thinking": record["enable_think"], "words": variant["max_tokens"]}
+    config = PromptConfig.model_validate(values)
     system = record["turns"][0]["messages"][0]["content"]
     listed = re.search(r"available actions are:\n(.*)\n", system)
     actions = tuple(listed[1].split(", ")) if listed else ()
