@@ -268,6 +268,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _critic_is_weighed(self) -> Config:
+        apart = self.model.detach_critic or self.model.critic == "separate"
+        default = AlgorithmConfig.model_fields["value_coefficient"].default
+        if self.algorithm.needs_critic and apart and self.algorithm.value_coefficient != default:
+            raise ValueError(
+                "algorithm.value_coefficient weighs the critic's loss beside the policy's, and this critic trains no "
+                "weight that the policy has: drop it (optimizer.critic_lr says how fast the critic learns), or set "
+                "model.critic to shared and model.detach_critic to false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _parts_are_paid(self) -> Config:
         scored = {part for term in self.algorithm.credit_terms for part in (*term.parts, *term.without, *term.strata)}
         for task in self.tasks if scored else ():
@@ -329,6 +341,11 @@ class Config(Section):
             )
             for name, own in self.environments.items()
         )
+
+    @property
+    def criteria_weights(self) -> dict[str, Mapping[str, float]]:
+        """Factors of criteria by the name of the task, which is empty in a run with one environment."""
+        return {task.name: task.rewards.criteria.weights for task in self.tasks}
 
     @property
     def in_stages(self) -> tuple[Config, ...]:

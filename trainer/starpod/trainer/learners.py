@@ -76,9 +76,14 @@ class Learners:
         """Of the first agent; none where no agent has one."""
         return self._first.reference
 
-    def configure(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig) -> None:
+    def configure(
+        self,
+        algorithm: AlgorithmConfig,
+        optimizer: OptimizerConfig,
+        criteria_weights: Mapping[str, Mapping[str, float]],
+    ) -> None:
         for learner in self.by_agent.values():
-            learner.configure(algorithm, optimizer)
+            learner.configure(algorithm, optimizer, criteria_weights)
 
     # --- the update ---------------------------------------------------------------------------------------------------
 

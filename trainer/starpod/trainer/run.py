@@ -152,6 +152,7 @@ class Run:
         self._best, self._best_at = 0.0, -1
         self.metrics: dict[str, float] = {}
         self._verdicts: dict[int, Verdict] = {}
+        self._played: list[Group] = []
         self._references: dict[str, Any] = {}
         self._restarts = 0
         self._collected_at: float | None = None
@@ -355,7 +356,7 @@ class Run:
     def _begin_stage(self) -> None:
         """Applies what the present stage sets. What is in play goes on as it was begun."""
         config = self.config
-        self.learner.configure(config.algorithm, config.optimizer)
+        self.learner.configure(config.algorithm, config.optimizer, config.criteria_weights)
         collector = (*self._stage_collectors, self.collector)[self.stages.index]
         self.ahead.configure(collector, config.collect.group_size)
 
@@ -480,7 +481,9 @@ class Run:
             self.screen.episode(groups[0].episodes[0])
         passed_over = Verdict(False, "Its returns are all the same: dynamic sampling asked for another.")
         self._verdicts = {group.id: passed_over for group in reasked}
-        await self._keep(played)
+        self._played = played
+        if self.scorer is None:  # else it pays a part first
+            await self._keep(played)
         await self._diagnose(played)
         return self._with_replayed(groups)
 
@@ -581,14 +584,17 @@ class Run:
         self._weights_are_whole = False
         self.metrics["update/skipped"] = float(nothing)
         record = UpdateRecord() if self._kept_bytes else None
+        began, busy = perf_counter(), self.ahead.busy
+        if self.scorer is not None:
+            if not nothing:
+                self.screen.phase("scoring turns")
+                self.metrics |= await self.parallel.in_thread(score_and_fit, self.scorer, groups)
+            await self._keep(self._played)
         if nothing:
             if record is not None:
                 await self._keep_update(record)
             return
         self.screen.phase("updating")
-        began, busy = perf_counter(), self.ahead.busy
-        if self.scorer is not None:
-            self.metrics |= await self.parallel.in_thread(score_and_fit, self.scorer, groups)
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
         rate = self.config.optimizer.rate_factor(self.step, self.config.stop.iterations)
         for _ in range(self.config.replay.reuse):

@@ -297,6 +297,7 @@ async def open_run(
                 seed=derive(config.seed, "minibatches"),
                 branch_scale=config.collect.search.scale or "none",
                 branch_weight=config.collect.search.weight or 0.0,
+                criteria_weights=config.criteria_weights,
             )
 
         learners = {agent: make_learner(own) for agent, own in policy.by_agent.items()}

@@ -17,7 +17,7 @@ from torch import Tensor
 from starpod.trainer.algorithms.advantages import Advantages
 from starpod.trainer.algorithms.turns import Units
 from starpod.trainer.data.batch import Batch
-from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.data.episode import Episode, Group, episodes_of, part_sums
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.update import Learner
 
@@ -51,7 +51,8 @@ def turn_alone(episode: Episode, turn: int) -> Episode:
         context = [*([] if before.fresh else context), *before.prompt, *before.reply]
     own = episode.turns[turn]
     prompt = own.prompt if own.fresh else [*context, *own.prompt]
-    return replace(episode, turns=[replace(own, prompt=prompt, fresh=True, reward=episode.total_reward)])
+    reward, parts = episode.total_reward, part_sums(episode.turns)
+    return replace(episode, turns=[replace(own, prompt=prompt, fresh=True, reward=reward, parts=parts)])
 
 
 class TurnwiseLearner(Learner):

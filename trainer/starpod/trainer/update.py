@@ -7,8 +7,7 @@ each token carries its weight along, and a loss is a weighted sum. So no packing
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -31,7 +30,7 @@ from starpod.trainer.algorithms.losses import (
 )
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, Unpacked, split
-from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
+from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of, part_sums
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.gradients import agent_report, gradient_norm, gradient_report
@@ -90,6 +89,7 @@ class Learner:
     constant of the loss average seq-mean-token-sum-norm. make_reference: builds the frozen policy of the KL
     term, with any weights, where the policy has no adapters; `reference` is None until `freeze_reference`.
     branch_scale, branch_weight: what advantages of branches are divided by, and the factor of their loss.
+    criteria_weights: as `Config.criteria_weights`.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class Learner:
         seed: int = 0,
         branch_scale: Literal["none", "std"] = "none",
         branch_weight: float = 1.0,
+        criteria_weights: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         self.policy = policy
         self.algorithm = algorithm
@@ -113,6 +114,7 @@ class Learner:
         self.temperature = temperature
         self.max_length = max_length
         self.branch_scale, self.branch_weight = branch_scale, branch_weight
+        self.criteria_weights = criteria_weights or {}
         self.reference: Policy | FirstAdapters | None = None
         self._make_reference = make_reference
         self.generator = torch.Generator().manual_seed(seed)
@@ -137,9 +139,14 @@ class Learner:
         """Learning rates of policy and critic."""
         return optimizer.lr, optimizer.critic_lr or CRITIC_LR.get(self.policy.critic_kind, optimizer.lr)
 
-    def configure(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig) -> None:
-        """Goes on with another algorithm and other rates; the optimiser keeps its state."""
-        self.algorithm, self.config = algorithm, optimizer
+    def configure(
+        self,
+        algorithm: AlgorithmConfig,
+        optimizer: OptimizerConfig,
+        criteria_weights: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """Goes on with another algorithm, other rates and other weights; the optimiser keeps its state."""
+        self.algorithm, self.config, self.criteria_weights = algorithm, optimizer, criteria_weights
         for parameters, rate in zip(self.optimizer.param_groups, self._rates(optimizer), strict=False):
             parameters["rate"] = rate
 
@@ -254,7 +261,7 @@ class Learner:
 
     def _unscored(self, batch: Batch) -> RolloutBatch:
         """A batch of which the engine's log-probabilities alone are known."""
-        sampler_BT = batch.sampler_logprobs_BT()
+        sampler_BT, weights = batch.sampler_logprobs_BT(), self.criteria_weights
         return RolloutBatch(
             mask_BT=batch.mask_BT,
             turns_BT=batch.turns_BT(),
@@ -263,13 +270,16 @@ class Learner:
             old_logprobs_BT=sampler_BT,
             sampler_logprobs_BT=sampler_BT,
             bootstrap_B=torch.zeros(len(batch), device=batch.device),
-            inherited=[_sums(turn.parts for turn in episode.turns[: episode.shared]) for episode in batch.episodes],
+            inherited=[part_sums(episode.turns[: episode.shared]) for episode in batch.episodes],
             trees=_trees(batch.episodes),
             turn_values=[[turn.value for turn in episode.turns] for episode in batch.episodes],
             state_keys=[[turn.state_key for turn in episode.turns] for episode in batch.episodes],
             agents=[[turn.agent_id for turn in episode.turns] for episode in batch.episodes],
-            parts=[[turn.parts for turn in episode.turns] for episode in batch.episodes],
+            attempts=[[turn.attempt for turn in episode.turns] for episode in batch.episodes],
+            payees=batch.payees,
+            parts=batch.parts(),
             criteria=[[turn.criteria for turn in episode.turns] for episode in batch.episodes],
+            criteria_weights=[weights.get(episode.task, weights.get("", {})) for episode in batch.episodes],
             blocks_BT=batch.blocks_BT() if self.algorithm.blocks else None,
             switches_BT=batch.switches_BT() if self.algorithm.value_heads > 1 else None,
             weights_BT=batch.weights_BT(),
@@ -591,14 +601,6 @@ def _trees(episodes: Sequence[Episode]) -> list[int]:
             member = parents[episode.group, member]
         roots.append(member)
     return roots
-
-
-def _sums(parts: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
-    """The sum of each named reward part over turns."""
-    sums: Counter[str] = Counter()
-    for turn in parts:
-        sums.update(turn)
-    return sums
 
 
 class Sums:

@@ -3,7 +3,7 @@ their ids, never by place or content."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -149,10 +149,13 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
     if not (term.key or term.strata):
         return groups_n
     turn_n = units.least(rollout.turns_BT)[units.mask_BK]
+    places = [_places(rollout, row) for row in range(len(rollout.mask_BT))] if "turn" in term.key else []
     known: dict[tuple[object, ...], int] = {}
     peers = []
     for group, row, turn in zip(groups_n.tolist(), row_n.tolist(), turn_n.tolist(), strict=True):
-        labels: dict[str, object] = {"turn": turn}
+        labels: dict[str, object] = {}
+        if "turn" in term.key:
+            labels["turn"] = places[row][turn]
         if "agent" in term.key:
             labels["agent"] = rollout.agents[row][turn]
         if "state" in term.key:
@@ -162,6 +165,28 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
         label = (group, *(labels[name] for name in term.key), *_signs(term.strata, rollout, row, turn))
         peers.append(known.setdefault(label, len(known)))
     return torch.tensor(peers, device=groups_n.device)
+
+
+def _lines(rollout: RolloutBatch, row: int) -> list[tuple[int, str]]:
+    """Attempt and speaker of each turn of an episode, as `Turn.line`; one line where the rollout does not tell."""
+    agents = rollout.agents[row] if rollout.agents else [""] * (int(rollout.turns_BT[row].max()) + 1)
+    attempts = rollout.attempts[row] if rollout.attempts else [0] * len(agents)
+    return list(zip(attempts, agents, strict=True))
+
+
+def _places(rollout: RolloutBatch, row: int) -> list[tuple[int, str, int]]:
+    """The line of each turn of an episode, and its number there."""
+    said = Counter[tuple[int, str]]()
+    places = []
+    for line in _lines(rollout, row):
+        places.append((*line, said[line]))
+        said[line] += 1
+    return places
+
+
+def _payee(rollout: RolloutBatch, row: int, turn: int) -> int:
+    """The turn on whose tokens a turn's credit is."""
+    return rollout.payees[row][turn] if rollout.payees else turn
 
 
 def _signs(parts: Sequence[str], rollout: RolloutBatch, row: int, turn: int) -> list[int]:
@@ -187,7 +212,7 @@ def _rises(rollout: RolloutBatch, turns: Units) -> Tensor:
                     "score gain needs the value of every state, and episodes of another run or search have none: set "
                     "collect.search.strategy to values"
                 )
-            rises_BK[row, turn] = after - before
+            rises_BK[row, _payee(rollout, row, turn)] += after - before
     return rises_BK.to(turns.mask_BK.device)
 
 
@@ -219,21 +244,28 @@ def _rewards_of(parts: Sequence[str], rollout: RolloutBatch) -> Tensor:
 
 
 def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
-    """CM2's credit by item: a criterion is open from the turn that first reports it until it is met, or to the end. It
-    is compared within the group, and those turns get what comes of it."""
+    """CM2's credit by item: in an attempt, a criterion is open from the turn that first reports it until it is met, or
+    to the end. It is compared with the same attempts of the group, and the turns until then of those who report it get
+    the result, times the criterion's weight."""
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
-    peers: defaultdict[tuple[int, str], int] = defaultdict(lambda: len(peers))
+    peers: defaultdict[tuple[int, int, str], int] = defaultdict(lambda: len(peers))
     spans, scores, ids = [], [], []
-    for row, (group, own) in enumerate(zip(rollout.groups_B.tolist(), rollout.criteria, strict=True)):
-        for name in sorted({name for turn in own for name in turn}):
-            first = next(index for index, turn in enumerate(own) if name in turn)
-            met = next((index for index, turn in enumerate(own) if turn.get(name)), None)
-            spans.append((row, first, len(own) if met is None else met + 1))
+    for row, (group, reports) in enumerate(zip(rollout.groups_B.tolist(), rollout.criteria, strict=True)):
+        lines, weights = _lines(rollout, row), rollout.criteria_weights[row] if rollout.criteria_weights else {}
+        reporting: defaultdict[tuple[int, str], set[tuple[int, str]]] = defaultdict(set)
+        for line, report in zip(lines, reports, strict=True):
+            for name in report:
+                reporting[line[0], name].add(line)
+        for attempt, name in sorted(reporting):
+            turns = [turn for turn, line in enumerate(lines) if line in reporting[attempt, name]]
+            first = next(place for place, turn in enumerate(turns) if name in reports[turn])
+            met = next((place for place, turn in enumerate(turns) if reports[turn].get(name)), None)
+            spans.append((row, turns[first : None if met is None else met + 1], weights.get(name, 1.0)))
             scores.append(0.0 if met is None else term.gamma ** (met - first))
-            ids.append(peers[group, name])
+            ids.append(peers[group, attempt, name])
     advantages_BK = torch.zeros(table.mask_BK.shape, dtype=torch.float64)
-    if spans:
+    if scores:
         results = compare(term, torch.tensor(scores, dtype=torch.float64), torch.tensor(ids)).tolist()
-        for (row, first, end), result in zip(spans, results, strict=True):
-            advantages_BK[row, first:end] += result
+        for (row, turns, weight), result in zip(spans, results, strict=True):
+            advantages_BK[row, sorted({_payee(rollout, row, turn) for turn in turns})] += weight * result
     return table.spread(advantages_BK.to(table.mask_BK.device))

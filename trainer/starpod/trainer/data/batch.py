@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn, lines_of, part_sums, payees_of
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.prompts.grammar import BLOCKS
 
@@ -106,21 +106,6 @@ def split(items: Sequence[Item], parts: int) -> list[Sequence[Item]]:
     return [items[first:last] for first, last in pairwise(edges)]
 
 
-def _placed_rewards(turns: Sequence[Turn]) -> list[float]:
-    """The rewards at the last sampled token of each turn. That of a turn without one, such as a program's second step
-    after a reply, is the reply's before it, or the first one's."""
-    row: list[float] = []
-    early = 0.0
-    for turn in turns:
-        row += [0.0] * len(turn.reply)
-        if row:
-            row[-1] += turn.reward + early
-            early = 0.0
-        else:
-            early += turn.reward
-    return row
-
-
 class Batch:
     """Episodes with their rows' layout: [B episodes, T sampled tokens of the longest].
 
@@ -129,6 +114,7 @@ class Batch:
 
     def __init__(self, episodes: Sequence[Episode], device: torch.device | str = "cpu") -> None:
         self.episodes = list(episodes)
+        self.payees = [payees_of(episode) for episode in self.episodes]
         self._lay_out([samples_of(episode) for episode in self.episodes], device)
 
     @classmethod
@@ -205,8 +191,9 @@ class Batch:
         return self.rows(rows, -1, torch.int64)
 
     def switches_BT(self) -> Tensor:
-        """bool, True on the tokens of turns that say that another subgoal begins."""
-        told = [[turn.switches for turn in episode.turns] for episode in self.episodes]
+        """bool, True on the tokens of turns that begin a subgoal: those that say so, and the first one of each line."""
+        first = {id(line[0]) for episode in self.episodes for line in lines_of(episode.turns)}
+        told = [[turn.switches or id(turn) in first for turn in episode.turns] for episode in self.episodes]
         return self.per_turn(told, False, torch.bool)
 
     def weights_BT(self) -> Tensor | None:
@@ -220,9 +207,31 @@ class Batch:
         return self.per_turn(cut, False, torch.bool)
 
     def rewards_BT(self) -> Tensor:
-        """Each turn's reward at its last sampled token. float64: rounded, equal returns would seem to differ."""
+        """The rewards that each turn is paid, at its last sampled token.
 
-        return self.rows([_placed_rewards(episode.own_turns) for episode in self.episodes], dtype=torch.float64)
+        float64: rounded, equal returns would seem to differ.
+        """
+        rows = []
+        for episode, paid in zip(self.episodes, self._paid(), strict=True):
+            row: list[float] = []
+            for turn, turns in list(zip(episode.turns, paid, strict=True))[episode.shared :]:
+                row += [0.0] * (len(turn.reply) - 1) + [sum(each.reward for each in turns)] * bool(turn.reply)
+            rows.append(row)
+        return self.rows(rows, dtype=torch.float64)
+
+    def parts(self) -> list[list[Mapping[str, float]]]:
+        """The parts of the rewards that each turn is paid."""
+        return [[part_sums(turns) for turns in paid] for paid in self._paid()]
+
+    def _paid(self) -> list[list[list[Turn]]]:
+        """For each turn of each episode, the turns whose rewards it is paid (`payees_of`): mostly itself alone."""
+        found = []
+        for episode, payees in zip(self.episodes, self.payees, strict=True):
+            paid: list[list[Turn]] = [[] for _ in episode.turns]
+            for turn, payee in zip(episode.turns, payees, strict=True):
+                paid[payee].append(turn)
+            found.append(paid)
+        return found
 
     def sampler_logprobs_BT(self) -> Tensor:
         """Log-probabilities as the engine reported them: [B, T]."""
@@ -318,10 +327,13 @@ class RolloutBatch:
     inherited: per episode, the sums of the named reward parts over the turns that it shares with its parent.
     trees: per episode, the member that its line of parents goes back to.
     turn_values: per episode and turn, as in `Turn.value`.
-    state_keys: per episode and turn, the state's digest before the turn; b"" where unknown. agents, parts (of rewards),
+    state_keys: per episode and turn, the state's digest before the turn; b"" where unknown. agents, attempts,
         criteria: likewise, as in `Turn`.
+    payees: per episode and turn, the turn on whose tokens its reward and credit are (`payees_of`). parts: of the
+        rewards that each turn is paid, those of turns without tokens included.
+    criteria_weights: per episode, factors of criteria by name; by default 1.
     blocks_BT: block of each token, an index of BLOCKS, -1 in replies that could not be read; None unless looked at.
-    switches_BT: bool, True on the tokens of turns that say that another subgoal begins; likewise.
+    switches_BT: bool, True on the tokens of turns that begin a subgoal; likewise.
     weights_BT: of the policy's loss, where a search chose replies; None where all are 1.
     """
 
@@ -339,8 +351,11 @@ class RolloutBatch:
     turn_values: Sequence[Sequence[float | None]] = ()
     state_keys: Sequence[Sequence[bytes]] = ()
     agents: Sequence[Sequence[str]] = ()
+    attempts: Sequence[Sequence[int]] = ()
+    payees: Sequence[Sequence[int]] = ()
     parts: Sequence[Sequence[Mapping[str, float]]] = ()
     criteria: Sequence[Sequence[Mapping[str, bool]]] = ()
+    criteria_weights: Sequence[Mapping[str, float]] = ()
     blocks_BT: Tensor | None = None
     switches_BT: Tensor | None = None
     weights_BT: Tensor | None = None

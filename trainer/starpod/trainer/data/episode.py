@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -41,10 +42,12 @@ class Turn:
     blocks: what further blocks of the grammar hold, by name.
     actions: what was parsed from it and sent, in order. well_formed: whether it followed the response grammar.
     reward: the sum of `parts`. parts: named rewards: "environment", "format", shaping functions.
-    valid, effective: how many of the actions the environment called so. executed: how many it ran.
+    valid, effective, executed: how many of the actions the environment called so. ran: whether it executed each one.
     criteria: the checklist that the environment reported: what held after the turn, by name.
     progress: change of the environment's score over the turn; None where it was not asked for or is not known.
     info: the environment's side data.
+    agent_id: the speaker. attempt: from 0; an attempt is one passage from the episode's start to an end, and all but
+        scripts of several have one.
     value: of the state before the turn, where a search has estimated it: what is earned from there on.
     weight: of its reply in the policy's loss, where a search chose it and that is corrected.
     generating, stepping: seconds spent waiting for the engine and for the environment.
@@ -68,12 +71,14 @@ class Turn:
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     executed: int = 0
+    ran: list[bool] = field(default_factory=list)
     valid: int = 0
     effective: int = 0
     criteria: dict[str, bool] = field(default_factory=dict)
     progress: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
     agent_id: str = ""
+    attempt: int = 0
     value: float | None = None
     weight: float = 1.0
     generating: float = 0.0
@@ -84,9 +89,21 @@ class Turn:
         """Whether the reply says that another subgoal begins (block switch); without the block it goes on."""
         return self.blocks.get("switch", "").upper() == "SWITCH"
 
+    @property
+    def line(self) -> tuple[int, str]:
+        """Attempt and speaker. The turns of an episode that have it in common are one line: each of them follows the
+        one before it there, whatever others say in between."""
+        return self.attempt, self.agent_id
+
+    def pay(self, parts: Mapping[str, float]) -> None:
+        """Sets parts of the reward, which stays the sum of all."""
+        self.parts.update(parts)
+        self.reward = sum(self.parts.values())
+
     def take(self, transition: Transition) -> None:
         """Notes what the environment made of the actions."""
         for outcome in transition.outcomes:
+            self.ran.append(outcome.executed)
             self.executed += outcome.executed
             self.valid += outcome.valid
             self.effective += outcome.effective
@@ -310,6 +327,39 @@ def by_kind(groups: Sequence[Group]) -> dict[str, list[Group]]:
     for group in groups:
         kinds.setdefault(group.kind, []).append(group)
     return kinds
+
+
+def part_sums(turns: Sequence[Turn]) -> dict[str, float]:
+    """The sum of each reward part over turns."""
+    sums: Counter[str] = Counter()
+    for turn in turns:
+        sums.update(turn.parts)
+    return dict(sums)
+
+
+def lines_of(turns: Sequence[Turn]) -> list[list[Turn]]:
+    """The turns of each speaker in each attempt (`Turn.line`), in their order."""
+    lines: dict[tuple[int, str], list[Turn]] = {}
+    for turn in turns:
+        lines.setdefault(turn.line, []).append(turn)
+    return list(lines.values())
+
+
+def payees_of(episode: Episode) -> list[int]:
+    """The index of the turn on whose tokens the reward and the parts of each turn are.
+
+    A turn that was sampled has its own. One without tokens, such as a program's second step after a reply, is paid to
+    the reply before it in its line, or else to the first one after it there. A line without a reply is paid to the
+    reply before it in the episode, or else to the first one. What an episode shares with its parent stays there.
+    """
+    turns, own = episode.turns, range(episode.shared, len(episode.turns))
+    payees = list(range(len(turns)))
+    replies = [index for index in own if turns[index].reply]
+    for index in own:
+        if replies and not turns[index].reply:
+            near = [other for other in replies if turns[other].line == turns[index].line] or replies
+            payees[index] = max((other for other in near if other < index), default=near[0])
+    return payees
 
 
 def turns_of(episode: Episode, agent: str) -> Episode:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from starpod.trainer.algorithms.filters import ZERO
-from starpod.trainer.data.episode import End, Episode, Group, by_kind, episodes_of
+from starpod.trainer.data.episode import End, Episode, Group, by_kind, episodes_of, lines_of
 from starpod.trainer.diagnostics.diversity import diversity
 
 THIRDS = ("early", "middle", "late")
@@ -43,7 +43,8 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if any(episode.success is not None for episode in episodes):
         metrics["collect/success"] = sum(episode.success is True for episode in episodes) / count
     if any("switch" in turn.blocks for turn in turns):
-        starts = sum(turn.switches or turn is episode.turns[0] for episode in episodes for turn in episode.turns)
+        lines = [line for episode in episodes for line in lines_of(episode.turns)]
+        starts = sum(turn.switches or turn is line[0] for line in lines for turn in line)
         metrics |= {
             "collect/switch_rate": sum(turn.switches for turn in turns) / turn_count,
             "collect/segment_turns": len(turns) / max(starts, 1),
@@ -137,9 +138,7 @@ def _attempts(episodes: Sequence[Episode]) -> dict[str, float]:
     """
     first, last, same = [], [], []
     for episode in episodes:
-        begun = [
-            turn for turn in episode.turns if "attempt" in turn.parts and turn.agent_id == episode.turns[0].agent_id
-        ]
+        begun = [turn for turn in episode.turns if "attempt" in turn.parts and not turn.attempt]
         if begun:
             first.append(bool(begun[-1].info.get("success")))
             last.append(bool(episode.success))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.section import Section
 
 
@@ -15,14 +15,14 @@ class CriteriaConfig(Section):
     weights: dict[str, float] = Field(default={}, description="Factors of criteria by name; by default 1.")
 
 
-def score_criteria(config: CriteriaConfig, turn: Turn, episode: Episode) -> float:
-    """The weighted number of criteria that hold after the turn, less that before.
+def score_criteria(config: CriteriaConfig, view: TurnView) -> float:
+    """The weighted number of criteria that hold after the turn, less that before it in its attempt.
 
-    One that is broken is taken back, so standing still earns nothing and an episode is paid for its end. What a turn
+    One that is broken is taken back, so standing still earns nothing and an attempt is paid for its end. What a turn
     does not report stays as it was.
     """
     before: dict[str, bool] = {}
-    for earlier in episode.turns[:-1]:
+    for earlier in view.turns[:-1]:
         before |= earlier.criteria
-    changes = {name: met - before.get(name, False) for name, met in turn.criteria.items()}
+    changes = {name: met - before.get(name, False) for name, met in view.turn.criteria.items()}
     return sum(config.weights.get(name, 1.0) * change for name, change in changes.items())

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from starpod.client import Transition
-from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.claims import Claim, Topic, read_claims
 from starpod.trainer.rewards.scene import Cell, Scene, family_of, legend_of, read_scene
+from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.section import Section
 
 
@@ -27,7 +27,7 @@ class ReasoningConfig(Section):
     claims: int = Field(default=2, ge=1, description="True topics that earn the whole weight.")
 
 
-def score_reasoning(config: ReasoningConfig, turn: Turn, transition: Transition | None, episode: Episode) -> float:
+def score_reasoning(config: ReasoningConfig, view: TurnView, transition: Transition | None) -> float:
     """From -1 (all claims false) to 1 (enough claims, all true); 0 without a claim that can be checked, or in a reply
     that is not well-formed.
 
@@ -35,14 +35,15 @@ def score_reasoning(config: ReasoningConfig, turn: Turn, transition: Transition 
     false if anything said about it is. Claims about the time after the turn are compared with what came of it.
     Raises CannotRead for an environment or an observation format that is not known.
     """
-    before = read_scene(episode.environment, episode.instructions, turn.observation)
+    turn = view.turn
+    before = read_scene(view.environment, view.instructions, turn.observation)
     if not turn.thought or not turn.well_formed:
         return 0.0
-    family = family_of(episode.environment)
-    claims = read_claims(turn.thought, family, legend_of(family, episode.instructions))
+    family = family_of(view.environment)
+    claims = read_claims(turn.thought, family, legend_of(family, view.instructions))
     after: Scene | None = None
     if transition is not None and any(claim.topic[0] == "after" for claim in claims):
-        after = read_scene(episode.environment, episode.instructions, transition.observation.text)
+        after = read_scene(view.environment, view.instructions, transition.observation.text)
     verdicts: dict[Topic, bool] = {}
     for claim in claims:
         verdict = judge(claim, before, after)

@@ -18,6 +18,7 @@ from starpod.client import Transition
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.claims import DIRECTIONS, NOUNS
 from starpod.trainer.rewards.scene import CannotRead, Scene, family_of, legend_of, read_scene
+from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.section import Section
 
 Relation = tuple[str, str]
@@ -70,21 +71,21 @@ class RelationsConfig(Section):
         return self
 
 
-def score_relations(
-    config: RelationsConfig, turn: Turn, transition: Transition | None, episode: Episode, block: str
-) -> float:
+def score_relations(config: RelationsConfig, view: TurnView, transition: Transition | None, block: str) -> float:
     """0 to 1 for the block `description` of the state before a turn, or `prediction` of that after it.
 
     0 in a reply that is not well-formed, and for a prediction of a turn that was not played. Raises CannotRead for an
     environment or an observation format that is not known, or that does not show all things.
     """
-    family = family_of(episode.environment)
-    scene = read_scene(episode.environment, episode.instructions, turn.observation)
+    turn, family = view.turn, family_of(view.environment)
+    scene = read_scene(view.environment, view.instructions, turn.observation)
     if block == "prediction" and transition is not None:
-        scene = _after(scene, turn.actions, transition.observation.text, episode, intended=config.intended)
+        outcomes = zip(turn.actions, transition.outcomes, strict=False)
+        executed = [action for action, outcome in outcomes if outcome.executed]
+        scene = _after(scene, executed, transition.observation.text, view, intended=config.intended)
     if not turn.well_formed or (block == "prediction" and transition is None):
         return 0.0
-    said = read_relations(turn.blocks.get(block, ""), family, legend_of(family, episode.instructions))
+    said = read_relations(turn.blocks.get(block, ""), family, legend_of(family, view.instructions))
     return compare(family, said, relations(scene, family))
 
 
@@ -111,10 +112,12 @@ def describe(scene: Scene, family: str) -> str:
     return " ".join(f"{kind} {vertical} {horizontal}" for kind, own in told.items() for vertical, horizontal in own)
 
 
-def _after(scene: Scene, actions: Sequence[str], observation: str, episode: Episode, *, intended: bool) -> Scene:
+def _after(
+    scene: Scene, actions: Sequence[str], observation: str, played: Episode | TurnView, *, intended: bool
+) -> Scene:
     """The scene after a turn: as observed, or where its actions were to lead. Only in a lake these two differ."""
-    if not intended or family_of(episode.environment) != "frozen_lake":
-        return read_scene(episode.environment, episode.instructions, observation)
+    if not intended or family_of(played.environment) != "frozen_lake":
+        return read_scene(played.environment, played.instructions, observation)
     for action in actions:
         if scene.holds(scene.player, "hole") or scene.holds(scene.player, "goal"):
             break
@@ -150,8 +153,7 @@ def fine_repetition(config: RelationsConfig, episodes: Sequence[Episode]) -> Non
         repeated = {text for text, count in counts.most_common(_REPEATED) if count > 1}
         for turn in turns:
             if turn.blocks[block] in repeated and turn.parts[block] < _MOSTLY_RIGHT * weight:
-                turn.parts[block] = weight * config.repetition
-                turn.reward = sum(turn.parts.values())
+                turn.pay({block: weight * config.repetition})
 
 
 def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]]) -> dict[str, list[Relation]]:

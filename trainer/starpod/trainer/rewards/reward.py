@@ -3,11 +3,12 @@
 A shaping function is a plain function of this signature, registered in the entry-point group `starpod.rewards`
 (`name = "module:function"`):
 
-    def shape(turn: Turn, transition: Transition | None, episode: Episode, **parameters: Any) -> float
+    def shape(turn: Turn, transition: Transition | None, view: TurnView, **parameters: Any) -> float
 
-turn: the turn just played, complete but for its reward; `episode.turns[-1]`. transition: what the environment answered,
-None where nothing was sent to it. episode: with its end, where this turn was the last. parameters: from the
-configuration. It returns a finite number, to be multiplied by the configured weight, and changes none of its arguments.
+turn: the turn that is rewarded, complete but for its reward. transition: what the environment answered, None where
+nothing was sent to it. view: what came before it: `view.previous` is the speaker's turn before in this attempt, and
+`view.turns` are the attempt's turns, of which it is the last. parameters: from the configuration. The function returns
+a finite number, to be multiplied by the configured weight, and changes none of its arguments.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from pydantic import Field, field_validator
 
 from starpod.client import Transition
 from starpod.client.spelling import nearest
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn, lines_of
 from starpod.trainer.rewards.criteria import CriteriaConfig, score_criteria
 from starpod.trainer.rewards.reasoning import ReasoningConfig, score_reasoning
 from starpod.trainer.rewards.relations import RelationsConfig, score_relations
 from starpod.trainer.rewards.scene import CannotRead
-from starpod.trainer.rewards.subgoals import SubgoalsConfig, is_inconsistent, pay_keeping
-from starpod.trainer.rewards.tools import ToolsConfig, pay_tools
+from starpod.trainer.rewards.subgoals import SubgoalsConfig, is_inconsistent, score_keeping
+from starpod.trainer.rewards.tools import ToolsConfig, score_tools
+from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.section import Section
 
 GROUP = "starpod.rewards"
@@ -163,7 +165,7 @@ class Rewards:
 
         Raises RewardError.
         """
-        config = self.config
+        config, view = self.config, TurnView.of(turn, episode)
         parts = {"environment": transition.reward if transition is not None else 0.0}
         if config.format_penalty:
             parts["format"] = 0.0 if follows_format(turn, transition) else config.format_penalty
@@ -171,22 +173,22 @@ class Rewards:
             parts["overlong"] = config.overlong_penalty if turn.finish == "length" else 0.0
         if config.reasoning.weight:
             try:
-                value = score_reasoning(config.reasoning, turn, transition, episode)
+                value = score_reasoning(config.reasoning, view, transition)
             except CannotRead as error:
                 raise RewardError(f"rewards.reasoning cannot be used here: {error}") from error
             parts["reasoning"] = config.reasoning.weight * value
         for block in ("description", "prediction"):
             if weight := getattr(config.relations, block):
                 try:
-                    parts[block] = weight * score_relations(config.relations, turn, transition, episode, block)
+                    parts[block] = weight * score_relations(config.relations, view, transition, block)
                 except CannotRead as error:
                     raise RewardError(f"rewards.relations cannot be used here: {error}") from error
         if config.criteria.weight:
-            parts["criteria"] = config.criteria.weight * score_criteria(config.criteria, turn, episode)
+            parts["criteria"] = config.criteria.weight * score_criteria(config.criteria, view)
         if config.subgoals.consistency_penalty:
-            parts["consistency"] = config.subgoals.consistency_penalty if is_inconsistent(turn, episode) else 0.0
+            parts["consistency"] = config.subgoals.consistency_penalty if is_inconsistent(view) else 0.0
         for name, function in self._shaping.items():
-            parts[name] = self._shape(name, function, turn, transition, episode)
+            parts[name] = self._shape(name, function, transition, view)
         return parts
 
     def judge(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
@@ -204,32 +206,41 @@ class Rewards:
         spoilt what was right."""
         if self.config.improvement and before and attempt:
             gained = _earned(attempt) - _earned(before)
-            last = attempt[-1]
-            last.parts["improvement"] = self.config.improvement * gained
-            last.reward = sum(last.parts.values())
+            attempt[-1].pay({"improvement": self.config.improvement * gained})
 
     def set_apart(self, attempt: Sequence[Turn], episode: Episode) -> None:
         """Makes what an attempt earned a part of its own, and the episode one that goes on: the last attempt counts."""
         for turn in attempt:
-            turn.parts["attempt"], turn.parts["environment"] = turn.parts["environment"], 0.0
+            turn.pay({"attempt": turn.parts["environment"], "environment": 0.0})
         if attempt:
             attempt[-1].info = {**attempt[-1].info, "success": episode.success}
         episode.end, episode.success, episode.tail, episode.tail_fresh = "", None, [], False
 
-    def settle(self, episode: Episode) -> None:
-        """Adds the parts that are known only when an episode is over."""
-        pay_keeping(self.config.subgoals, episode)
-        pay_tools(self.config.tools, episode)
-        if self.config.zero_sum:
-            _charge_opponents(episode.turns)
+    def settle(self, episode: Episode, attempt: int = 0) -> None:
+        """Adds the parts that are known only when an attempt is over, to its turns.
 
-    def _shape(
-        self, name: str, function: Shaping, turn: Turn, transition: Transition | None, episode: Episode
-    ) -> float:
-        where = f"reward function {name!r} failed on turn {len(episode.turns)}"
-        where += f" of {episode.environment}, seed {episode.seed}"
+        Turns that the episode shares with its parent are paid there. Settling twice is settling once.
+        """
+        config, own = self.config, set(map(id, episode.own_turns))
+
+        def pay(name: str, turns: Sequence[Turn], values: Sequence[float]) -> None:
+            for turn, value in zip(turns, values, strict=True):
+                if id(turn) in own:
+                    turn.pay({name: value})
+
+        turns = [turn for turn in episode.turns if turn.attempt == attempt]
+        for line in lines_of(turns):
+            if config.subgoals.keep_penalty:
+                pay("keep", line, score_keeping(config.subgoals, line))
+            if config.tools.bonus:
+                pay("tools", line, score_tools(config.tools, line, episode.success))
+        if config.zero_sum:
+            pay("opponents", turns, _charges(turns))
+
+    def _shape(self, name: str, function: Shaping, transition: Transition | None, view: TurnView) -> float:
+        where = f"reward function {name!r} failed on turn {len(view.turns)} of {view.environment}, seed {view.seed}"
         try:
-            value = function(turn, transition, episode)
+            value = function(view.turn, transition, view)
         except Exception as error:
             raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
@@ -237,16 +248,17 @@ class Rewards:
         return self.config.shaping[name].weight * float(value)
 
 
-def _charge_opponents(turns: Sequence[Turn]) -> None:
-    """Adds the part `opponents`: an environment pays the agent who acts, and what one wins another has lost."""
-    latest: dict[str, Turn] = {}
-    for turn in turns:
-        turn.parts["opponents"] = 0.0
-        for agent, last in latest.items():
-            if agent != turn.agent_id and turn.parts["environment"]:
-                last.parts["opponents"] -= turn.parts["environment"]
-                last.reward = sum(last.parts.values())
-        latest[turn.agent_id] = turn
+def _charges(attempt: Sequence[Turn]) -> list[float]:
+    """The part `opponents` of each turn: an environment pays the agent who acts, and what one wins, another has lost at
+    its latest turn."""
+    charges = [0.0] * len(attempt)
+    latest: dict[str, int] = {}
+    for index, turn in enumerate(attempt):
+        for agent, place in latest.items():
+            if agent != turn.agent_id:
+                charges[place] -= turn.parts["environment"]
+        latest[turn.agent_id] = index
+    return charges
 
 
 def _earned(attempt: Sequence[Turn]) -> float:
@@ -280,7 +292,7 @@ def _load(name: str, shaping: ShapingConfig) -> Shaping:
     try:
         inspect.signature(function).bind(None, None, None, **shaping.parameters)
     except TypeError as error:
-        raise RewardError(f"{who} does not take (turn, transition, episode) and its parameters: {error}") from error
+        raise RewardError(f"{who} does not take (turn, transition, view) and its parameters: {error}") from error
     return functools.partial(function, **shaping.parameters)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Turn
+from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.section import Section
 
 
@@ -15,28 +18,25 @@ class SubgoalsConfig(Section):
         default=0.0,
         le=0,
         allow_inf_nan=False,
-        description="Divided by the episode's turns, on each turn that keeps its subgoal.",
+        description="Divided by the speaker's turns in the attempt, on each turn that keeps its subgoal.",
     )
     consistency_penalty: float = Field(
         default=0.0, le=0, allow_inf_nan=False, description="Added to a turn that says KEEP and another subgoal."
     )
 
 
-def is_inconsistent(turn: Turn, episode: Episode) -> bool:
-    """Whether a turn keeps its subgoal and names another one than the turn before. turn: the episode's last."""
-    before = episode.turns[-2] if len(episode.turns) > 1 else None
+def is_inconsistent(view: TurnView) -> bool:
+    """Whether a turn keeps its subgoal and names another one than the speaker's turn before."""
+    turn, before = view.turn, view.previous
     if before is None or turn.switches or "subgoal" not in turn.blocks:
         return False
     return turn.blocks["subgoal"] != before.blocks.get("subgoal", turn.blocks["subgoal"])
 
 
-def pay_keeping(config: SubgoalsConfig, episode: Episode) -> None:
-    """Adds the part `keep` to the turns of an episode that is over: before, its number of turns is not known.
+def score_keeping(config: SubgoalsConfig, line: Sequence[Turn]) -> list[float]:
+    """The penalty of each turn of a speaker in an attempt that is over: before, their number is not known.
 
     The first turn begins a subgoal whatever it says.
     """
-    if config.keep_penalty:
-        for index, turn in enumerate(episode.turns):
-            kept = index > 0 and not turn.switches
-            turn.parts["keep"] = config.keep_penalty / len(episode.turns) if kept else 0.0
-            turn.reward = sum(turn.parts.values())
+    share = config.keep_penalty / len(line)
+    return [share if index and not turn.switches else 0.0 for index, turn in enumerate(line)]

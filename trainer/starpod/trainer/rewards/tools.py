@@ -6,14 +6,16 @@ endless looking; so it is paid where the outcome was right.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
-from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.episode import Turn
 from starpod.trainer.section import Section
 
 
 class ToolsConfig(Section):
-    """Bonus for executed actions, paid at the end of a success. Off with 0."""
+    """Bonus for executed actions, paid at a speaker's last turn of a success. Off with 0."""
 
     bonus: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Paid for each action that counts.")
     actions: tuple[str, ...] = Field(
@@ -21,15 +23,9 @@ class ToolsConfig(Section):
     )
 
 
-def pay_tools(config: ToolsConfig, episode: Episode) -> None:
-    """Adds the part `tools` to the turns of an episode that is over: the bonus at its last turn, else 0."""
-    if not config.bonus or not episode.turns:
-        return
+def score_tools(config: ToolsConfig, line: Sequence[Turn], success: bool | None) -> list[float]:
+    """The bonus of each turn of a speaker in an attempt that is over: all of it is the last one's."""
     counted = {name.lower() for name in config.actions}
-    used = sum(
-        not counted or action.lower() in counted for turn in episode.turns for action in turn.actions[: turn.executed]
-    )
-    for turn in episode.turns:
-        last = turn is episode.turns[-1]
-        turn.parts["tools"] = config.bonus * used if last and episode.success else 0.0
-        turn.reward = sum(turn.parts.values())
+    executed = [action.lower() for turn in line for action, ran in zip(turn.actions, turn.ran, strict=False) if ran]
+    used = sum(not counted or action in counted for action in executed) if success else 0
+    return [0.0] * (len(line) - 1) + [config.bonus * used]

@@ -178,12 +178,14 @@ class Brancher:
         return session
 
 
-def adopt(episodes: Sequence[Episode], first: int) -> None:
-    """Numbers the episodes from `first`, and gives each turn to the first one that has it: it is the parent of the
-    others, which train what follows."""
+def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
+    """Numbers the episodes from `first`, and gives each turn to the first one that has it and did not fail: it is the
+    parent of the others, which train what follows. Each one's own turns are paid as its own."""
     for index, episode in enumerate(episodes):
         episode.member, episode.parent = first + index, None
         for earlier in episodes[:index]:
+            if earlier.failed:
+                continue
             shared = 0
             for one, other in zip(earlier.turns, episode.turns, strict=False):
                 if one is not other:
@@ -191,6 +193,8 @@ def adopt(episodes: Sequence[Episode], first: int) -> None:
                 shared += 1
             if shared > episode.shared:
                 episode.parent = (earlier.member, shared)
+        if not episode.failed:
+            rewards.settle(episode)
 
 
 def _nobody(episode: Episode) -> None:

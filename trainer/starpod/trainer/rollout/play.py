@@ -84,17 +84,17 @@ async def _play_attempts(
         begun = len(episode.turns)
         (fork,) = await session.fork(reseed=True)
         try:
-            await _play_turns(agent, fork, episode, rewards, known=known, begun=begun)
+            await _play_turns(agent, fork, episode, rewards, known=known, attempt=number)
         finally:
             await fork.close()
         own = episode.turns[begun:]
         rewards.compare(before, own)
         rewards.set_apart(own, episode)
         before = own
-    agent.begin_attempt(agent.attempts - 1)
-    begun = len(episode.turns) if agent.attempts > 1 else 0
-    over = await _play_turns(agent, session, episode, rewards, known=known, until=until, begun=begun)
-    rewards.compare(before, episode.turns[begun:])
+    last = agent.attempts - 1
+    agent.begin_attempt(last)
+    over = await _play_turns(agent, session, episode, rewards, known=known, until=until, attempt=last)
+    rewards.compare(before, [turn for turn in episode.turns if turn.attempt == last])
     return over
 
 
@@ -106,12 +106,12 @@ async def _play_turns(
     *,
     known: deque[Turn],
     until: int | None = None,
-    begun: int = 0,
+    attempt: int,
 ) -> bool:
-    """One attempt, whose first turn is `begun`, likewise."""
+    """Plays the attempt of this number, likewise."""
     most_turns = agent.replies * (session.limits.max_turns or MOST_TURNS)
     while not (episode.end or session.done):
-        if len(episode.turns) - begun >= most_turns:
+        if sum(turn.attempt == attempt for turn in episode.turns) >= most_turns:
             episode.end = "max_turns"
             break
         if until is not None and len(episode.turns) >= until:
@@ -125,7 +125,7 @@ async def _play_turns(
         if isinstance(move, Stop):
             episode.end = move.end
             break
-        turn = _record(observation, move, first=not episode.turns, seconds=perf_counter() - began)
+        turn = _record(observation, move, attempt, first=not episode.turns, seconds=perf_counter() - began)
         turn.image = agent.image_of(observation)
         episode.turns.append(turn)
         acting, transition = episode.turns[-1 - move.of], None
@@ -138,12 +138,10 @@ async def _play_turns(
             episode.take(transition)
             if (before := observation.score) is not None and (after := transition.observation.score) is not None:
                 acting.progress = after - before
-        acting.parts = rewards.score(acting, transition, episode)
-        acting.reward = sum(acting.parts.values())
+        acting.pay(rewards.score(acting, transition, episode))
         if acting is not turn:
-            turn.parts = rewards.judge(turn, transition, episode)
-            turn.reward = sum(turn.parts.values())
-    rewards.settle(episode)
+            turn.pay(rewards.judge(turn, transition, episode))
+    rewards.settle(episode, attempt)
     if episode.end and not episode.terminated:
         # A limit solves no task: a server says so of its own limits.
         episode.success = bool(episode.success)
@@ -152,7 +150,7 @@ async def _play_turns(
     return True
 
 
-def _record(observation: Observation, move: Move, *, first: bool, seconds: float) -> Turn:
+def _record(observation: Observation, move: Move, attempt: int, *, first: bool, seconds: float) -> Turn:
     turn = Turn(
         observation=observation.text,
         fresh=first,
@@ -163,6 +161,7 @@ def _record(observation: Observation, move: Move, *, first: bool, seconds: float
         well_formed=move.well_formed,
         state_key=observation.state_key,
         agent_id=move.agent_id or observation.agent_id,
+        attempt=attempt,
         generating=seconds,
     )
     if (tokens := move.tokens) is not None:

@@ -260,7 +260,7 @@ class Search:
         )
         group = _group(brancher, lines[:naive])
         ended = list(chain.from_iterable(found))
-        adopt([line.episode for line in ended], naive)
+        adopt([line.episode for line in ended], naive, brancher.rewards)
         searched = _group(brancher, ended)
         group.episodes, group.failed = group.episodes + searched.episodes, group.failed + searched.failed
         for line in ended:

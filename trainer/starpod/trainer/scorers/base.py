@@ -42,7 +42,10 @@ class TurnScorer(ABC):
 
     @abstractmethod
     def score(self, episodes: Sequence[Episode]) -> list[list[float]]:
-        """A number for each turn of each episode, 0 for those before its own. Episodes have sampled tokens."""
+        """A number for each turn of each episode, 0 for those before its own and those without tokens.
+
+        Episodes have sampled tokens.
+        """
 
     @abstractmethod
     def fit(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -73,6 +76,13 @@ class TurnScorer(ABC):
 
     def _batch(self, episodes: Sequence[Episode]) -> Batch:
         return Batch(episodes, self.model.device)
+
+    def _by_turn(self, scores_BK: Tensor, episodes: Sequence[Episode]) -> list[list[float]]:
+        """A table of turns as a list of each episode's. The table ends with the last turn that was sampled."""
+        return [
+            [*row, *[0.0] * len(episode.turns)][: len(episode.turns)]
+            for row, episode in zip(scores_BK.tolist(), episodes, strict=True)
+        ]
 
     def _blocks(self, batch: Batch) -> Iterator[list[int]]:
         yield from batch.micro_batches(range(len(batch)), self.micro_batch_tokens, self.model.tokens_read)
@@ -114,8 +124,7 @@ def pay(episodes: Sequence[Episode], scores: Sequence[Sequence[float]]) -> None:
     """
     for episode, own in zip(episodes, scores, strict=True):
         for turn, score in zip(episode.own_turns, own[episode.shared :], strict=True):
-            turn.parts[PROCESS] = score
-            turn.reward = sum(turn.parts.values())
+            turn.pay({PROCESS: score})
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:

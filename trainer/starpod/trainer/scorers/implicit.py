@@ -42,7 +42,7 @@ class ImplicitScorer(TurnScorer):
             scores_BK = scores_BK.clamp(-1, 1)
         if self.config.normalise:
             scores_BK = scores_BK / (scores_BK.abs().max() + 1e-6)
-        return [row[: len(episode.turns)] for row, episode in zip(scores_BK.tolist(), episodes, strict=True)]
+        return self._by_turn(scores_BK, episodes)
 
     def fit(self, groups: Sequence[Group]) -> dict[str, float]:
         episodes = episodes_of(groups)

@@ -39,7 +39,7 @@ class QScorer(TurnScorer):
             rows, own_BK, _ = self._read(batch, table, block)
             logits_BK[rows] += own_BK
         values_BK = torch.where(table.mask_BK, logits_BK.sigmoid(), 0.0)
-        return [row[: len(each.turns)] for row, each in zip(values_BK.tolist(), episodes, strict=True)]
+        return self._by_turn(values_BK, episodes)
 
     def fit(self, groups: Sequence[Group]) -> dict[str, float]:
         # What was continued from a turn of an episode, by a search after play, are further visits of the turns before.
@@ -52,7 +52,7 @@ class QScorer(TurnScorer):
         batch = self._batch(episodes)
         table = turn_table(batch.mask_BT, batch.turns_BT())
         width = table.mask_BK.shape[1]
-        targets_BK = torch.tensor([[*own, *[0.0] * (width - len(own))] for own in targets], device=batch.device)
+        targets_BK = torch.tensor([[*own, *[0.0] * width][:width] for own in targets], device=batch.device)
         count = int(table.mask_BK.sum())
         loss, squared = 0.0, 0.0
         self.optimizer.zero_grad(set_to_none=True)
