@@ -13,6 +13,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.claims import read_claims
 from starpod.trainer.rewards.reasoning import ReasoningConfig, judge, score_reasoning
 from starpod.trainer.rewards.scene import CannotRead, Scene, legend_of, read_scene
+from starpod.trainer.rewards.view import TurnView
 from tests.support import ROOT, start_server
 
 # . 0123          . 012345
@@ -45,7 +46,7 @@ def score(
 ) -> float:
     turn = Turn(observation=observation, fresh=True, thought=thought, actions=["Up"], **changes)
     episode = Episode(0, 0, environment, instructions=instructions, turns=[turn])
-    return score_reasoning(CONFIG, turn, arrive(after) if after else None, episode)
+    return score_reasoning(CONFIG, TurnView.of(turn, episode), arrive(after) if after else None)
 
 
 def verdicts(thought: str, observation: str = LAKE, environment: str = "frozen_lake-v1") -> list[bool | None]:

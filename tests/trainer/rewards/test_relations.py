@@ -22,6 +22,7 @@ from starpod.trainer.rewards.relations import (
 )
 from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
 from starpod.trainer.rewards.scene import legend_of
+from starpod.trainer.rewards.view import TurnView
 
 LAKE, AFTER = "G___\nO__P\n____\n___O", "G__P\nO___\n____\n___O"
 ROOM = "######\n#S_X_#\n#√___#\n#____#\n######"
@@ -88,7 +89,7 @@ def test_what_is_described_is_wholly_right(environment: str, observation: str) -
     turn = Turn(observation=observation, fresh=True)
     episode = Episode(0, 0, environment, turns=[turn])
     turn.blocks["description"] = describe_turn(episode, turn, observation)["relations"]
-    assert score_relations(RelationsConfig(), turn, None, episode, "description") == 1.0
+    assert score_relations(RelationsConfig(), TurnView.of(turn, episode), None, "description") == 1.0
 
 
 def described(observation: str, after: str = AFTER, actions: Sequence[str] = ()) -> dict[str, str]:
@@ -182,7 +183,8 @@ def test_settings_that_pay_for_nothing_are_refused(values: dict[str, Any], sente
 )
 def test_executed_tools_are_paid_in_a_success_alone(success: bool | None, calls: int, expected: float) -> None:
     looks = ["Look"] * (calls + 1)  # the last of which is not executed
-    turns = [Turn(fresh=True, actions=looks, executed=calls), Turn(fresh=False, actions=["buy"], executed=1)]
+    ran = [True] * calls + [False]
+    turns = [Turn(fresh=True, actions=looks, ran=ran), Turn(fresh=False, actions=["buy"], ran=[True])]
     turns[-1].parts["environment"] = float(success or 0)
     episode = Episode(0, 0, "shop-v1", turns=turns, success=success)
     Rewards(RewardConfig.model_validate({"tools": {"bonus": 0.1, "actions": ["look"]}})).settle(episode)

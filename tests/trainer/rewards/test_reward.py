@@ -97,16 +97,16 @@ def test_senseless_settings_are_refused(config: dict[str, Any]) -> None:
 PLUGIN = '''
 """A package that somebody else wrote."""
 
-def effort(turn, transition, episode, *, per_token=1.0):
+def effort(turn, transition, view, *, per_token=1.0):
     return -per_token * len(turn.reply)
 
-def last(turn, transition, episode):
-    return float(episode.turns[-1] is turn)
+def last(turn, transition, view):
+    return float(view.turns[-1] is turn and view.previous is None)
 
-def broken(turn, transition, episode):
+def broken(turn, transition, view):
     return {}["goal"]
 
-def endless(turn, transition, episode):
+def endless(turn, transition, view):
     return float("inf")
 
 def narrow(turn):
@@ -143,7 +143,7 @@ def test_registered_functions_are_weighted_parts() -> None:
     [
         ({"efort": 1.0}, r"no reward function 'efort'.*did you mean effort\?.*starpod\.rewards"),
         ({"absent": 1.0}, "'absent' of effort-rewards.*cannot be loaded"),
-        ({"narrow": 1.0}, r"'narrow' of effort-rewards.*does not take \(turn, transition, episode\)"),
+        ({"narrow": 1.0}, r"'narrow' of effort-rewards.*does not take \(turn, transition, view\)"),
         ({"constant": 1.0}, "is a int, not a function"),
         ({"effort": {"parameters": {"per_tokn": 1}}}, "'effort' of effort-rewards.*per_tokn"),
     ],

@@ -44,8 +44,8 @@ class CreditTerm(Section):
     without: tuple[str, ...] = Field(default=(), description="Reward parts that do not count in it.")
     key: tuple[Key, ...] = Field(
         default=(),
-        description="What peers have in common beside their start state: the index of the turn, the state before it, "
-        "the agent, the tree that the episode is a branch of (collect.search).",
+        description="What peers have in common beside their start state: the number of the turn among its agent's in "
+        "its attempt, the state before it, the agent, the tree that the episode is a branch of (collect.search).",
     )
     strata: tuple[str, ...] = Field(
         default=(),

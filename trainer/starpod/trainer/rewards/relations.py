@@ -80,9 +80,7 @@ def score_relations(config: RelationsConfig, view: TurnView, transition: Transit
     turn, family = view.turn, family_of(view.environment)
     scene = read_scene(view.environment, view.instructions, turn.observation)
     if block == "prediction" and transition is not None:
-        outcomes = zip(turn.actions, transition.outcomes, strict=False)
-        executed = [action for action, outcome in outcomes if outcome.executed]
-        scene = _after(scene, executed, transition.observation.text, view, intended=config.intended)
+        scene = _after(scene, turn.actions, transition.observation.text, view, intended=config.intended)
     if not turn.well_formed or (block == "prediction" and transition is None):
         return 0.0
     said = read_relations(turn.blocks.get(block, ""), family, legend_of(family, view.instructions))

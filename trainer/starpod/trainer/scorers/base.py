@@ -147,6 +147,12 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return ranks
 
 
-def outcome(episode: Episode) -> float:
-    """Its success as a number; the environment's own return where that cannot say."""
-    return episode.own_return if episode.success is None else float(episode.success)
+def outcome(episode: Episode, attempt: int | None = None) -> float:
+    """Its success as a number; the environment's own return where that cannot say. attempt: of this one; None: the last
+    one, whose outcome is the episode's."""
+    earlier = [turn for turn in episode.turns if turn.attempt == attempt and "attempt" in turn.parts]
+    if earlier:
+        success, earned = earlier[-1].info["success"], sum(turn.parts["attempt"] for turn in earlier)
+    else:
+        success, earned = episode.success, episode.own_return
+    return earned if success is None else float(success)

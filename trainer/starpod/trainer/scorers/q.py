@@ -81,18 +81,21 @@ class QScorer(TurnScorer):
 
 
 def turn_targets(episodes: Sequence[Episode], gamma: float) -> list[list[float]]:
-    """Monte-Carlo estimates of Q: the outcome, in [0, 1], discounted from the turn to the episode's end.
+    """Monte-Carlo estimates of Q: the attempt's outcome, in [0, 1], discounted from the turn to the attempt's end.
 
-    Turns with the same actions in the same state (by state key, where there is one) share the mean over all visits.
+    Turns of a speaker with the same actions in the same state (by state key, where there is one) share the mean over
+    all visits.
     """
     visits: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
     keys: list[list[tuple[object, ...]]] = []
     for place, episode in enumerate(episodes):
         own: list[tuple[object, ...]] = []
+        attempts = [turn.attempt for turn in episode.turns]
         for index, turn in enumerate(episode.turns):
             state = turn.state_key or (place, index)
-            own.append((episode.kind, state, *turn.actions))
-            worth = gamma ** (len(episode.turns) - 1 - index) * min(max(outcome(episode), 0.0), 1.0)
+            own.append((episode.kind, turn.agent_id, state, *turn.actions))
+            later = attempts[index + 1 :].count(turn.attempt)
+            worth = gamma**later * min(max(outcome(episode, turn.attempt), 0.0), 1.0)
             visits[own[-1]].append(worth)
         keys.append(own)
     return [[sum(visits[key]) / len(visits[key]) for key in own] for own in keys]
