@@ -80,7 +80,7 @@ def test_an_agent_without_advantages_has_a_gradient_of_exactly_zero() -> None:
         episode.turns[1].reward = 0.0
     term = {"unit": "agent", "score": "reward", "key": ["agent"]}
     algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "terms", "terms": [term]})
-    learners.configure(algorithm, learners.by_agent["solver"].config)
+    learners.configure(algorithm, learners.by_agent["solver"].config, {})
     found = moved(learners, [group])
     assert not any(bool(each.any()) for each in found["verifier"]) and any(bool(each.any()) for each in found["solver"])
     assert all(not each.grad.any() for each in learners.by_agent["verifier"].policy.parameters())
