@@ -146,11 +146,11 @@ async def test_news_of_a_server_takes_no_look_at_all_the_others() -> None:
 
 async def test_many_servers_are_filled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "RESOLVE_SECONDS", 0.05)
-    result = await measure(Result(40, 1_600, 4, 2, health_seconds=0.1, upkeep_seconds=0.05))
+    result = await measure(Result(20, 800, 4, 2, health_seconds=0.1, upkeep_seconds=0.05))
     assert all(part.balance is None or part.balance < 2.5 for part in result.parts)
     filled = next(part for part in result.parts if part.name.startswith("open groups"))
     assert filled.balance is not None and filled.balance < 1.5
-    assert {sum(values) for name, values in result.counts.items() if "new" not in name} == {1_600}
+    assert {sum(values) for name, values in result.counts.items() if "new" not in name} == {800}
 
 
 def test_balance_is_the_fullest_over_the_mean() -> None:

@@ -27,6 +27,9 @@ SERVICE = "/starpod.v1.EnvironmentService/"
 MEBIBYTE = 2**20
 KEPT_MIB = 64
 """So much more memory may a server keep after an attack."""
+PLAIN = ("env_server/troublesome",)
+HARMFUL = (*PLAIN, "hostile/villain", "hostile/deprived")
+GAMES = ("frozen_lake", "sokoban", "countdown", "sudoku")
 WALK = ("Left", "Right", "Right", "report", "Left")
 
 # docs/protocol.md, section 10: what a caller may be told, by reason. Without a reason, by gRPC itself.
@@ -205,26 +208,23 @@ class Target:
 
 
 @contextlib.contextmanager
-def guarded_server(*arguments: str, modules: Iterable[str] = ()) -> Iterator[ServerProcess]:
-    """A server over gRPC and HTTP with a token for the villain and one for the witness."""
+def guarded_server(*arguments: str, modules: Iterable[str] = PLAIN) -> Iterator[ServerProcess]:
+    """A server with a token for the villain and one for the witness."""
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder, "tokens")
         tokens.write_text(f"{VILLAIN} name=villain\n{WITNESS} name=witness\n")
         files = [word for name in modules for word in ("--environment-module", str(ROOT / "tests" / f"{name}.py"))]
-        names = ("frozen_lake", "sokoban", "countdown", "sudoku", "bandit")
         variables = {"STARPOD_TEST_SECRET": "hunter2"}
-        with start_server(
-            *names, *files, "--token-file", str(tokens), "--http", "0", *arguments, environment=variables
-        ) as server:
+        with start_server("bandit", *files, "--token-file", str(tokens), *arguments, environment=variables) as server:
             yield server
 
 
 @contextlib.contextmanager
-def target_server(*arguments: str) -> Iterator[Target]:
-    """A server with low limits, and with environments that mean harm."""
+def target_server(*arguments: str, modules: Iterable[str] = PLAIN) -> Iterator[Target]:
+    """A server with low limits."""
     limits = ("--max-group", "64", "--max-sessions", "2000", "--max-message-bytes", str(4 * MEBIBYTE))
     more = ("--sandbox-memory", "512", "--log-level", "info", *limits, *arguments)
-    with guarded_server(*more, modules=("env_server/troublesome", "hostile/villain", "hostile/deprived")) as server:
+    with guarded_server(*more, modules=modules) as server:
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         with grpc.insecure_channel(server.address, options=options) as channel:
             yield Target(server, channel)
@@ -233,12 +233,12 @@ def target_server(*arguments: str) -> Iterator[Target]:
 @pytest.fixture(scope="session")
 def target() -> Iterator[Target]:
     """One for all tests: whatever an attack leaves behind is there for the next."""
-    with target_server("--mcp", "--ors-server") as attacked:
+    with target_server(*GAMES, "--http", "0", "--mcp", "--ors-server", modules=HARMFUL) as attacked:
         yield attacked
 
 
 @pytest.fixture(scope="session")
 def attacked() -> Iterator[ServerProcess]:
     """A server with the default limits, for tests of work and memory."""
-    with guarded_server(modules=("env_server/troublesome", "hostile/hanging")) as server:
+    with guarded_server(*GAMES, "--http", "0", modules=(*PLAIN, "hostile/hanging")) as server:
         yield server

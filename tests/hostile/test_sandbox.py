@@ -23,7 +23,7 @@ from starpod.env_server.sandbox import Sandbox
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.hostile import deprived, villain
-from tests.hostile.conftest import MEBIBYTE, VILLAIN, Target, bearer, starpod, target_server
+from tests.hostile.conftest import HARMFUL, MEBIBYTE, VILLAIN, Target, bearer, starpod, target_server
 from tests.support import ROOT, ServerProcess, gone, start_server
 from tests.waiting import eventually
 
@@ -36,7 +36,7 @@ BELOW_TMP = any(os.path.abspath(path).startswith("/tmp/") for path in (sys.prefi
 @pytest.fixture(scope="module")
 def unconfined() -> Iterator[Target]:
     """The control: what the same crimes do without a sandbox."""
-    with target_server("--sandbox", "off") as attacked:
+    with target_server("--sandbox", "off", modules=HARMFUL) as attacked:
         yield attacked
 
 
@@ -164,7 +164,7 @@ def by_setpriv(options: str) -> list[str]:
 def required(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     """A server that confines in full, run by whoever runs the tests, and by a user without rights."""
     prefix = by_setpriv(NOBODY) if request.param == "as nobody" else []
-    arguments = ("--environment-module", MODULE, "--sandbox", "require", "--log-level", "info")
+    arguments = ("villain", "--environment-module", MODULE, "--sandbox", "require", "--log-level", "info")
     tried = subprocess.run([*prefix, "unshare", "--user", "--mount", "true"], capture_output=True)
     if tried.returncode:
         pytest.skip(f"no namespaces here: {tried.stderr.decode()}")
@@ -205,7 +205,8 @@ def test_metadata_cannot_be_changed_by_whoever_owns_the_files(stub: EnvironmentS
 
 def test_nothing_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
     """Even a process that spins in native code and would rather not be told."""
-    with start_server("--environment-module", MODULE) as server, grpc.insecure_channel(server.address) as channel:
+    arguments = ("villain", "--environment-module", MODULE)
+    with start_server(*arguments) as server, grpc.insecure_channel(server.address) as channel:
         stub = EnvironmentServiceStub(channel)
         refused, _, process = act(stub, begin(stub), "outlive").partition(", ")
         assert refused == "Operation not permitted"

@@ -38,7 +38,7 @@ def _open_descriptors() -> Iterator[tuple[int, str]]:
 
 
 class Villain(Environment):
-    """Each action is a crime; `info` tells how far it came: an exception's name, or what it got."""
+    """Each action is a crime; `info` tells how far it came: an exception's name, or what it got, if only None."""
 
     spec = EnvironmentSpec(
         id="villain-v1",
@@ -75,13 +75,11 @@ class Villain(Environment):
         socket.create_connection(("127.0.0.1", self.options.port), 2).close()
         return "connected"
 
-    def datagram(self) -> str:
+    def datagram(self) -> None:
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"secret", ("127.0.0.1", 9))
-        return "sent"
 
-    def local_socket(self) -> str:
+    def local_socket(self) -> None:
         socket.socket(socket.AF_UNIX)
-        return "made"
 
     def ring(self) -> str:
         """io_uring makes sockets without the call."""
@@ -89,17 +87,14 @@ class Villain(Environment):
         descriptor = libc.syscall(425, 8, ctypes.create_string_buffer(120))
         return "made" if descriptor >= 0 else os.strerror(ctypes.get_errno())
 
-    def kill_parent(self) -> str:
+    def kill_parent(self) -> None:
         os.kill(os.getppid(), 9)
-        return "killed"
 
-    def kill_server(self) -> str:
+    def kill_server(self) -> None:
         os.kill(self.options.pid, 9)
-        return "killed"
 
-    def kill_everybody(self) -> str:
+    def kill_everybody(self) -> None:
         os.kill(-1, 9)
-        return "killed"
 
     def read_server(self) -> str:
         return Path(f"/proc/{self.options.pid}/environ").read_bytes()[:20].hex()
@@ -109,9 +104,8 @@ class Villain(Environment):
         attached = libc.ptrace(16, self.options.pid, 0, 0)  # PTRACE_ATTACH
         return "attached" if attached == 0 else os.strerror(ctypes.get_errno())
 
-    def starve_server(self) -> str:
+    def starve_server(self) -> None:
         resource.prlimit(self.options.pid, resource.RLIMIT_NOFILE, (8, 8))
-        return "starved"
 
     def read_file(self) -> str:
         return Path(self.options.path).read_text()
@@ -120,10 +114,9 @@ class Villain(Environment):
         Path(self.options.path).write_text("gotcha")
         return "written"
 
-    def write_temporary(self) -> str:
+    def write_temporary(self) -> None:
         with open(f"/tmp/starpod-villain-{os.getpid()}", "w") as file:
             file.write("x" * 1000)
-        return "written"
 
     def list_root(self) -> str:
         return ",".join(os.listdir("/"))
@@ -137,46 +130,38 @@ class Villain(Environment):
     def look_around(self) -> str:
         return str(os.path.exists("/etc/passwd") or os.path.exists(f"/proc/{self.options.pid}"))
 
-    def change_mode(self) -> str:
+    def change_mode(self) -> None:
         os.chmod(self.options.path or __file__, 0o777)
-        return "changed"
 
-    def change_open_file(self) -> str:
+    def change_open_file(self) -> None:
         with open(__file__) as file:
             os.fchmod(file.fileno(), 0o4777)
-        return "changed"
 
-    def change_owner(self) -> str:
+    def change_owner(self) -> None:
         os.chown(__file__, os.getuid(), os.getgid())
-        return "changed"
 
-    def change_times(self) -> str:
+    def change_times(self) -> None:
         os.utime(__file__, (1, 1))
-        return "changed"
 
-    def change_attributes(self) -> str:
+    def change_attributes(self) -> None:
         os.setxattr(__file__, "user.gotcha", b"1")
-        return "changed"
 
     def list_attributes(self) -> str:
         return str(os.listxattr(__file__))
 
-    def change_flags(self) -> str:
+    def change_flags(self) -> None:
         with open(__file__) as file:
             fcntl.ioctl(file, 0x40086602, struct.pack("l", 0x80))  # FS_IOC_SETFLAGS: no access times
-        return "changed"
 
     def watch_files(self) -> str:
         return self._call("inotify_init1", 0)
 
-    def watch_folder(self) -> str:
+    def watch_folder(self) -> None:
         folder = os.open(os.path.dirname(__file__), os.O_RDONLY)
         fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS)
-        return "watched"
 
-    def truncate(self) -> str:
+    def truncate(self) -> None:
         os.close(os.open(__file__, os.O_RDONLY | os.O_TRUNC))
-        return "truncated"
 
     def change_by_new_calls(self) -> str:
         """Calls without a function in libc: fchmodat2, setxattrat, file_setattr, and one that no kernel has yet."""
@@ -193,16 +178,14 @@ class Villain(Environment):
         libc.syscall(0x40000000 + 90, os.fsencode(__file__), 0o777)
         return os.strerror(ctypes.get_errno())
 
-    def change_by_32_bits(self) -> str:
+    def change_by_32_bits(self) -> None:
         """chmod as 32-bit programs call it on x86-64: mov eax, 15; int 0x80; ret."""
         page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
         page.write(bytes.fromhex("b80f000000cd80c3"))
         ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
-        return "called"
 
-    def move_server(self) -> str:
+    def move_server(self) -> None:
         os.sched_setaffinity(self.options.pid, {0})
-        return "moved"
 
     def outlive(self) -> str:
         """Stays when its server is killed."""
@@ -225,9 +208,8 @@ class Villain(Environment):
     def program(self) -> str:
         return subprocess.run(["true"], check=True).args[0]
 
-    def become_program(self) -> str:
+    def become_program(self) -> None:
         os.execv(sys.executable, [sys.executable, "-c", "pass"])
-        return "gone"
 
     def memory_bomb(self) -> str:
         hoard = [bytearray(2**30) for _ in range(100)]
@@ -257,9 +239,8 @@ class Villain(Environment):
             ended.set()
         return str(count)
 
-    def raise_limits(self) -> str:
+    def raise_limits(self) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        return "raised"
 
     def print_on(self) -> str:
         for _ in range(2000):
