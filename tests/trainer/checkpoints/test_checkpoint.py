@@ -465,3 +465,16 @@ def test_killed_at_any_time_while_writing(tmp_path):
         assert loaded.step in (last, last + 1)
         assert loaded.state == {"step": loaded.step}
         assert (loaded.tensors["model"]["w"] == loaded.step).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_not_finite_are_told_before_they_are_used(tmp_path, value, dtype):
+    good = {"policy": {"w": torch.ones(3)}, "optimizer": {"step": torch.tensor(1), "exp_avg": torch.ones(3)}}
+    load_checkpoint(Checkpoints(tmp_path).save(1, good, {})).check_finite()
+    for name, tensors in good.items():
+        wrong = {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in tensors.items()}
+        list(wrong.values())[-1][1] = value
+        loaded = load_checkpoint(Checkpoints(tmp_path).save(2, {**good, name: wrong}, {}))
+        with pytest.raises(CheckpointError, match=rf"step-00000002.* of its {name} holds NaN or infinite"):
+            loaded.check_finite()

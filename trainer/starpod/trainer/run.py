@@ -235,7 +235,8 @@ class Run:
         self.parallel.barrier()
 
     def restore(self, loaded: Loaded) -> None:
-        """Goes on from a checkpoint."""
+        """Goes on from a checkpoint. Raises CheckpointError if its tensors are not finite."""
+        loaded.check_finite()
         self.resumed = True
         state = loaded.state
         if "stages" in state:

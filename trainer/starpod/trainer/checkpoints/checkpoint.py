@@ -54,6 +54,16 @@ class Loaded:
     path: Path
     score: float | None = None
 
+    def check_finite(self) -> None:
+        """Raise CheckpointError if a tensor holds NaN or infinity, with which nothing can be computed or trained."""
+        for file, named in self.tensors.items():
+            for name, tensor in named.items():
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    raise CheckpointError(
+                        f"the checkpoint {self.path} cannot be used: {name} of its {file} holds NaN or infinite "
+                        "values, so training had diverged; remove its folder to use the checkpoint before it"
+                    )
+
 
 class Checkpoints:
     """The checkpoints of one run. One process writes them; any number may read.

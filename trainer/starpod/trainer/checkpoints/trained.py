@@ -51,6 +51,7 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     """
     path = Path(path).resolve()
     loaded = _find(path, which)
+    loaded.check_finite()
     run = loaded.path.parent.parent
     config: Mapping[str, Any] = loaded.state["config"]
     model = ModelConfig.model_validate(config["model"])
