@@ -62,12 +62,9 @@ class Slow(ReferenceService):
 def test_an_unmet_must_is_exit_status_1(addresses: dict[type[ReferenceService], str], tmp_path: Path) -> None:
     junit = tmp_path / "report.xml"
     result = run(addresses[TrustsDigests], "--level", "snapshot", "--junit", str(junit))
-    assert result.exit_code == 1
-    assert "N-04" in result.output
-    assert "does not keep the contract" in result.output
+    assert result.exit_code == 1 and "N-04" in result.output and "does not keep the contract" in result.output
     suite = ElementTree.parse(junit).getroot().find("testsuite")
-    assert suite is not None
-    assert suite.get("failures") == "1"
+    assert suite is not None and suite.get("failures") == "1"
     failed = [case.get("name", "") for case in suite.iter("testcase") if case.find("failure") is not None]
     assert [name[:9] for name in failed] == ["N-04 MUST"]
 
@@ -81,12 +78,7 @@ def test_an_unmet_must_is_exit_status_1(addresses: dict[type[ReferenceService], 
         (ReferenceService, "--option length", 2, "is not key=value"),
         (ReferenceService, "--environment wolk", 2, "did you mean walk-v1?"),
         (ReferenceService, "--also 127.0.0.1:1 --timeout 2", 1, "no server answers at 127.0.0.1:1"),
-        (
-            ReferenceService,
-            "--also ADDRESS",
-            1,
-            "ADDRESS is the same process as ADDRESS: name another one, or none",
-        ),
+        (ReferenceService, "--also ADDRESS", 1, "ADDRESS is the same process as ADDRESS: name another one, or none"),
     ],
 )
 def test_output_and_exit_status(

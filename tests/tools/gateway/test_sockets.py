@@ -96,8 +96,7 @@ class Reply(NamedTuple):
 def read_chat(body: Any) -> Reply:
     (choice,) = body["choices"]
     message = choice["message"]
-    calls = [each["function"] for each in message.get("tool_calls", ())]
-    called = [(each["name"], json.loads(each["arguments"])) for each in calls]
+    called = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", ())]
     return Reply(message.get("reasoning_content"), message["content"], called, choice["finish_reason"])
 
 

@@ -179,10 +179,16 @@ def test_nothing_keeps_people_out_of_a_page(
     assert barriers(browser) == []
 
 
-def test_nothing_keeps_people_out_of_a_game_and_its_continuations(browser: Any, address: str) -> None:
+def test_an_episode_is_forked_where_it_was_lost(browser: Any, address: str) -> None:
+    """And nothing keeps people out of the game, its continuations, and the job that tells which turn lost it."""
     open_episode(browser, address)
+    wait_until(lambda: all(each.get_property("naturalWidth") for each in find(browser, ".strip img")))
+    assert len(find(browser, ".strip img")) == len(find(browser, ".seen img")) == FATAL + 2
+    wide = find(browser, "#t1 .seen img")[0].size
+    assert 200 < wide["width"] <= 260 and wide["height"] <= 260
     press(browser, f"#t{FATAL + 1} form button")
     await_text(browser, "forked from this episode")
+    assert f"turn <b>{FATAL}</b>" in browser.page_source
     press(browser, "form[aria-label=Continuations] button")
     await_text(browser, "<h2>Continuations</h2>")
     assert barriers(browser) == []
@@ -429,14 +435,3 @@ def test_a_tool_is_called_and_text_is_sent_by_keyboard(browser: Any, address: st
     assert fits(browser)
     press(browser, "textarea[name=action]", "list_files\n")
     await_text(browser, "turn <b>2</b>")
-
-
-def test_an_episode_is_forked_where_it_was_lost(browser: Any, address: str) -> None:
-    open_episode(browser, address)
-    wait_until(lambda: all(each.get_property("naturalWidth") for each in find(browser, ".strip img")))
-    assert len(find(browser, ".strip img")) == len(find(browser, ".seen img")) == FATAL + 2
-    wide = find(browser, "#t1 .seen img")[0].size
-    assert 200 < wide["width"] <= 260 and wide["height"] <= 260
-    press(browser, f"#t{FATAL + 1} form button")
-    await_text(browser, "forked from this episode")
-    assert f"turn <b>{FATAL}</b>" in browser.page_source

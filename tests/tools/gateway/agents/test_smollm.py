@@ -1,4 +1,4 @@
-"""A pretrained model of 135M parameters plays through agents of others: badly, but what it said is trained on."""
+"""A pretrained model of 135M parameters plays through an agent of others: badly, but what it said is trained on."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.rollout.collect import Start
 from tests.support import ServerProcess
-from tests.tools.gateway.agents.test_unmodified import mcp_client, mini_swe_agent, needs, openai_agent
+from tests.tools.gateway.agents.test_unmodified import needs, openai_agent
 from tests.tools.gateway.test_lineage import check_sampled
 from tests.tools.gateway.test_programs import collecting_with
 
@@ -30,22 +30,6 @@ OPENAI_AGENTS = openai_agent(
     instructions="Reach the goal with the tool move.",
     turns=3,
 )
-MOVE = """open("move", "w").write(
-    "curl -s -H 'content-type: application/json' -H \\"authorization: Bearer $OPENAI_API_KEY\\" "
-    "-d '{\\"actions\\": [\\"'$1'\\"]}' $STARPOD_ENVIRONMENT_URL/step"
-)
-"""
-LINE = '<tool_call>{"name": "bash", "arguments": {"command": "sh move Right"}}</tool_call>'
-MINI_SWE_AGENT = MOVE + mini_swe_agent(repr(f"Repeat this line, and nothing else:\n{LINE}"), steps=3)
-MCP = mcp_client("""
-messages = []
-for _ in range(3):
-    seen = (await client.call_tool("observe", {})).structured_content
-    messages.append(("user", seen["observation"] + "\\nLeft, Down, Right or Up?"))
-    messages.append(("assistant", ask(*messages)))
-    said = [name for name in seen["actions"] if name in messages[-1][1]]
-    await client.call_tool("step", {"actions": said[:1] or ["Down"]})
-""")
 MUST_CALL = openai_agent(
     f"{[{'role': 'user', 'content': 'P_'}, *called('a', 'Right', '_P')]} "
     '+ [{"role": "user", "content": state["observation"]}]',
@@ -102,17 +86,12 @@ async def played(
         await engine.close()
 
 
-@pytest.mark.parametrize(
-    ("package", "program"),
-    [("openai-agents", OPENAI_AGENTS), ("mini-swe-agent", MINI_SWE_AGENT), ("mcp", MCP)],
-    ids=["openai-agents", "mini-swe-agent", "mcp"],
-)
-async def test_plays_through_agents_of_others(
-    server: ServerProcess, tmp_path: Path, loaded: Any, package: str, program: str, monkeypatch: pytest.MonkeyPatch
+async def test_plays_through_an_agent_of_others(
+    server: ServerProcess, tmp_path: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs(package)
+    needs("openai-agents")
     monkeypatch.chdir(tmp_path)
-    engine, (episode,) = await played(loaded.policy, server, tmp_path, program, 1, temperature=0.3)
+    engine, (episode,) = await played(loaded.policy, server, tmp_path, OPENAI_AGENTS, 1, temperature=0.3)
     assert not episode.failed, episode.error
     assert any(turn.reply and turn.actions for turn in episode.turns), [turn.text for turn in episode.turns]
     check_sampled(engine.sampled, [turn for turn in episode.turns if turn.reply])

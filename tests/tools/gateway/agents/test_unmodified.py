@@ -6,7 +6,6 @@ Their packages are in the virtual environment of `make test-agents`.
 import importlib.metadata
 import json
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import pytest
@@ -171,9 +170,7 @@ async def test_anthropics_client(server: ServerProcess, tmp_path: Path) -> None:
     check(*await play(server, tmp_path, BEGIN + STEPS + ANTHROPIC, say))
 
 
-def mini_swe_agent(task: str, steps: int = 20) -> str:
-    """A program of mini-swe-agent. task: what it is asked for, as Python."""
-    return f"""{BEGIN}
+MINI_SWE_AGENT = f"""{BEGIN}
 os.environ["MSWEA_COST_TRACKING"] = "ignore_errors"
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 from minisweagent.agents.default import DefaultAgent
@@ -183,8 +180,9 @@ from minisweagent.models.litellm_model import LitellmModel
 kwargs = {{"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}}
 model = LitellmModel(model_name="openai/policy", model_kwargs=kwargs)
 texts = {{"system_template": "You act by commands.", "instance_template": "{{{{task}}}}"}}
+task = "Play the environment at $STARPOD_ENVIRONMENT_URL with curl. " + state["instructions"]
 try:
-    DefaultAgent(model, LocalEnvironment(), step_limit={steps}, **texts).run({task}){ENDS}"""
+    DefaultAgent(model, LocalEnvironment(), step_limit=20, **texts).run(task){ENDS}"""
 
 
 async def test_mini_swe_agent(server: ServerProcess, tmp_path: Path) -> None:
@@ -195,13 +193,10 @@ async def test_mini_swe_agent(server: ServerProcess, tmp_path: Path) -> None:
         call = "curl -s -H 'content-type: application/json' -H \"authorization: Bearer $OPENAI_API_KEY\""
         return {"command": f"{call} -d '{body}' $STARPOD_ENVIRONMENT_URL/step"}
 
-    task = '"Play the environment at $STARPOD_ENVIRONMENT_URL with curl.\\n" + state["instructions"]'
-    check(*await play(server, tmp_path, mini_swe_agent(task), calls("bash", command)))
+    check(*await play(server, tmp_path, MINI_SWE_AGENT, calls("bash", command)))
 
 
-def mcp_client(play: str) -> str:
-    """A program of MCP's own client that plays by these lines."""
-    return f"""{BEGIN}
+MCP = f"""{BEGIN}
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
@@ -210,25 +205,20 @@ async def main():
     async with http, streamable_http_client(os.environ["STARPOD_MCP_URL"], http_client=http) as (read, write, *_):
         async with ClientSession(read, write) as client:
             await client.initialize()
-{indent(play, " " * 12)}
+            names = [tool.name for tool in (await client.list_tools()).tools]
+            assert names == ["observe", "step"], names
+            messages, index, done = [], 0, False
+            while not done:
+                seen = (await client.call_tool("observe", {{}})).structured_content
+                messages.append(("user", seen["observation"]))
+                text = ask(*messages)
+                messages.append(("assistant", text))
+                for _ in range(2):  # the second time it is a repetition
+                    result = await client.call_tool("step", {{"actions": [text], "step_index": index}})
+                    assert not result.is_error, result
+                index, done = result.structured_content["step_index"], result.structured_content["done"]
 
 asyncio.run(main())
-"""
-
-
-MCP = """
-names = [tool.name for tool in (await client.list_tools()).tools]
-assert names == ["observe", "step"], names
-messages, index, done = [], 0, False
-while not done:
-    seen = (await client.call_tool("observe", {})).structured_content
-    messages.append(("user", seen["observation"]))
-    text = ask(*messages)
-    messages.append(("assistant", text))
-    for _ in range(2):  # the second time it is a repetition
-        result = await client.call_tool("step", {"actions": [text], "step_index": index})
-        assert not result.is_error, result
-    index, done = result.structured_content["step_index"], result.structured_content["done"]
 """
 
 
@@ -238,4 +228,4 @@ async def test_a_plain_client_of_mcp(server: ServerProcess, tmp_path: Path) -> N
     def say(request: Request, text: str) -> str:
         return PATH[text.count("<|im_start|>assistant") - 1]
 
-    check(*await play(server, tmp_path, mcp_client(MCP), say))
+    check(*await play(server, tmp_path, MCP, say))
