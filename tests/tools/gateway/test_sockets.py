@@ -33,7 +33,7 @@ CALL = '<tool_call>\n{"name": "move", "arguments": {"to": "Up"}}\n</tool_call>'
 USER = {"role": "user", "content": "go"}
 SCHEMA = {"type": "object", "properties": {}}
 FUNCTION = {"type": "function", "name": "move", "parameters": SCHEMA, "strict": False}
-OWN = {"name": "move", "input_schema": SCHEMA}
+OWN = {"name": "move", "description": "Moves.", "input_schema": SCHEMA}
 TOOL, OTHER = ({"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("move", "look"))
 
 
