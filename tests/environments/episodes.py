@@ -5,8 +5,10 @@ import random
 import sys
 from typing import Any
 
+import pytest
+
 from starpod.env_server.environment import Environment
-from starpod.env_server.episode import Episode, Limits, Want
+from starpod.env_server.episode import Episode, Limits, Transition, Want
 from starpod.environments.bandit import Bandit
 from starpod.environments.countdown import Countdown
 from starpod.environments.desk import Desk
@@ -14,6 +16,7 @@ from starpod.environments.frozen_lake import FrozenLake
 from starpod.environments.game_2048 import Game2048
 from starpod.environments.house import House
 from starpod.environments.rubiks_cube import RubiksCube
+from starpod.environments.search_qa import SearchQA
 from starpod.environments.sokoban import Sokoban
 from starpod.environments.sudoku import Sudoku
 from starpod.environments.tic_tac_toe import TicTacToe
@@ -54,6 +57,7 @@ CASES: list[Case] = [
     (TicTacToe, {"opponent": "none", "opening": 1}),
     (WordProblems, {}),
     (WordProblems, {"mode": "steps", "distractors": 2, "max_steps": 6}),
+    (SearchQA, {"min_hops": 2, "max_hops": 3}),
     (Desk, {}),
     (Desk, {"count": 3, "expert_calls": "text", "reward": "share"}),
     (Desk, {"tasks": ["cancel", "keep"]}),
@@ -61,6 +65,10 @@ CASES: list[Case] = [
     (House, {"tasks": ["heat", "look"], "split": "test", "furniture": 0, "things": 2, "max_steps": 12}),
 ]
 """Environments with options that between them use every way to start."""
+
+each_case = pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case[0].__name__}-{'-'.join(case[1]) or 'default'}"
+)
 
 
 def start(
@@ -98,6 +106,30 @@ def play(state: Episode, seed: int) -> list[str]:
     return lines
 
 
+def play_expertly(episode: Episode, rising: bool = True) -> list[Transition]:
+    """Follow the expert to success, and check what an expert and a score promise in every environment.
+
+    Args:
+        episode: A new episode.
+        rising: Whether no action of the expert may lower the score.
+    """
+    environment, transitions = episode.environment, []
+    scores = [environment.score()]
+    while not episode.end_reason:
+        action, valid = environment.expert_action(), environment.valid_actions()
+        assert valid is None or action in valid
+        transitions.append(episode.turn([action], Want()))
+        outcome = transitions[-1].outcomes[0]
+        assert outcome is not None and outcome.valid and outcome.effective, action
+        scores.append(environment.score())
+    last = transitions[-1]
+    assert last.terminated and last.success
+    assert scores[-1] == 1 and all(0 <= score < 1 for score in scores[:-1]), scores
+    assert not rising or scores == sorted(scores), scores
+    assert environment.expert_action() is None
+    assert last.details is None or last.details.criteria is None or all(last.details.criteria.values())
+    return transitions
+
+
 if __name__ == "__main__":
-    seeds = range(int(sys.argv[1]))
-    json.dump([play(start_case(case, seed, seed + 1), seed) for case in CASES for seed in seeds], sys.stdout)
+    json.dump([play(start_case(case, 3, 4), 3) for case in CASES], sys.stdout)

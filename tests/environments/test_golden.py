@@ -92,36 +92,38 @@ def records_of(kind: type[Environment]) -> Iterator[Any]:
         yield from records
 
 
-# --- episodes, step by step ------------------------------------------------------------------------------------------
+Played = tuple[str, Any, Any, Transition]
 
 
-def steps(record: Any, parity: Parity) -> Iterator[tuple[str, Any, Any]]:
-    """Where it is, the recorded step, and its action: a name where the original has one."""
+def turns(
+    record: Any, episode: Episode, parity: Parity, before: Callable[[Any], Any] = lambda step: None
+) -> Iterator[Played]:
+    """Where it is, the recorded step, its action and our transition, for each step that both programs played.
+
+    before: is given each step before it is played; what it returns as true is not played.
+    """
+    environment = episode.environment
     for number, step in enumerate(record["steps"]):
         parity.steps += 1
-        named = step.get("action_name")
-        yield f"{record['id']} step {number}", step, step["action"] if named is None else named
-
-
-def is_over(episode: Episode, parity: Parity) -> bool:
-    """Whether the episode has ended in ours, which then refuses what the original goes on to play."""
-    if not episode.end_reason:
-        return False
-    with pytest.raises(EpisodeOver):
-        episode.turn(["anything"], Want())
-    parity.deviate("over-is-over")
-    return True
-
-
-def is_refused(step: Any, transition: Transition, parity: Parity) -> bool:
-    """Whether the original raised, where ours gives an invalid outcome."""
-    if "exception" not in step:
-        return False
-    outcome = transition.outcomes[0]
-    assert outcome is not None and not outcome.valid and not outcome.effective
-    assert not transition.terminated
-    parity.deviate("invalid-is-an-outcome")
-    return True
+        if before(step):
+            continue
+        if episode.end_reason:
+            with pytest.raises(EpisodeOver):
+                episode.turn(["anything"], Want())
+            parity.deviate("over-is-over")
+            continue
+        action = step["action"] if step.get("action_name") is None else step["action_name"]
+        if "exception" in step and action in environment.spec.actions:
+            action = "not an action"  # the original knows actions by number: a name is right for us and wrong for it
+        shown = environment.observe()
+        transition = episode.turn([action], Want())
+        if "exception" in step:
+            outcome = transition.outcomes[0]
+            assert outcome is not None and not outcome.valid and not outcome.effective
+            assert transition.parts == shown and not transition.terminated
+            parity.deviate("invalid-is-an-outcome")
+            continue
+        yield f"{record['id']} step {number}", step, action, transition
 
 
 def compare(parity: Parity, where: str, step: Any, transition: Transition, **deviations: str) -> None:
@@ -155,16 +157,12 @@ def replay_bandit(record: Any, parity: Parity) -> None:
     assert bandit.arms == tuple(start["action_lookup"].values())
     assert bandit.high == start["hi_arm"]
     parity.equal(record["id"], bandit.observe(), start["obs"], "short-first-observation")
-    for where, step, action in steps(record, parity):
-        if is_over(episode, parity):
-            continue
-        draws = bandit._dynamics = Draws(step.get("rng_uniforms", []))
-        before = bandit.observe()
-        transition = episode.turn([action], Want())
-        if is_refused(step, transition, parity):
-            assert transition.parts == before
-            continue
-        assert draws.left == [], where
+
+    def before(step: Any) -> None:
+        bandit._dynamics = Draws(step.get("rng_uniforms", []))
+
+    for where, step, _, transition in turns(record, episode, parity, before):
+        assert bandit._dynamics.left == [], where
         assert not transition.truncated, where
         compare(parity, where, step, transition)
 
@@ -176,19 +174,13 @@ def replay_frozen_lake(record: Any, parity: Parity) -> None:
     lake: Any = episode.environment
     parity.equal(record["id"], lake.observe(), start["obs"])
     parity.equal(record["id"], lake.position, start["start_state"])
-    for where, step, action in steps(record, parity):
-        assert lake.position == step["state_before"], where
-        if is_over(episode, parity):
-            continue
-        draws = lake._dynamics = Draws(step["rng_uniforms"])
-        if "exception" in step and action in lake.spec.actions:
-            # The original knows actions by number: a name, which is right for us, is wrong for it.
-            action = "not an action"
-        transition = episode.turn([action], Want())
-        if is_refused(step, transition, parity):
-            parity.equal(where, transition.parts, step["render_after"])
-            continue
-        parity.equal(where, draws.left, [], "" if rate < 1 else "no-draw-without-slip")
+
+    def before(step: Any) -> None:
+        assert lake.position == step["state_before"], record["id"]
+        lake._dynamics = Draws(step["rng_uniforms"])
+
+    for where, step, _, transition in turns(record, episode, parity, before):
+        parity.equal(where, lake._dynamics.left, [], "" if rate < 1 else "no-draw-without-slip")
         parity.equal(where, lake.position, step["state_after"])
         assert not transition.truncated, where
         compare(parity, where, step, transition)
@@ -204,10 +196,7 @@ def replay_countdown(record: Any, parity: Parity) -> None:
         reward_numbers=config["format_score"],
     )
     parity.equal(record["id"], episode.environment.observe(), start["obs"])
-    for where, step, action in steps(record, parity):
-        if is_over(episode, parity):
-            continue
-        transition = episode.turn([action], Want())
+    for where, step, action, transition in turns(record, episode, parity):
         name = ""
         if isinstance(action, str):
             try:
@@ -245,18 +234,19 @@ def replay_sokoban(record: Any, parity: Parity) -> None:
 
     first = sokoban.observe()
     parity.equal(record["id"], first, start["obs"], drawn(first, start["obs"], record["id"]))
-    for where, step, action in steps(record, parity):
-        if is_over(episode, parity):
-            continue
-        if isinstance(step["action"], str):
-            parity.deviate("names-not-ids")
-            continue
+    grid = ""
+
+    def before(step: Any) -> bool:
+        nonlocal grid
         grid = sokoban.render("text")
-        transition = episode.turn([action], Want())
+        named = isinstance(step["action"], str) and not episode.end_reason
+        if named:
+            parity.deviate("names-not-ids")
+        return named
+
+    for where, step, _, transition in turns(record, episode, parity, before):
         if step["action_name"] is None:
             assert sokoban.render("text") == grid, where
-            if is_refused(step, transition, parity):
-                continue
             assert transition.outcomes[0] is not None and not transition.outcomes[0].valid, where
             parity.deviate("four-moves-only")
             recorded = step.get("grid", step["obs"])
@@ -288,15 +278,16 @@ def replay_sudoku(record: Any, parity: Parity) -> None:
     )
     sudoku: Any = episode.environment
     parity.equal(record["id"], sudoku.observe(), start["obs"])
-    for where, step, action in steps(record, parity):
-        if is_over(episode, parity):
-            continue
-        before = list(sudoku.grid)
-        transition = episode.turn([action], Want())
+    grid: list[int] = []
+
+    def before(step: Any) -> None:
+        grid[:] = sudoku.grid
+
+    for where, step, _, transition in turns(record, episode, parity, before):
         outcome = transition.outcomes[0]
         assert outcome is not None
         said = dict(outcome.info or {})
-        overwritten = any(was and was != now for was, now in zip(before, sudoku.grid, strict=True))
+        overwritten = any(was and was != now for was, now in zip(grid, sudoku.grid, strict=True))
         late = sudoku.steps >= config["max_steps"] and not outcome.valid
         repeat = "same-digit-again" if "already" in said.get("error", "") else ""
         compare(
@@ -340,15 +331,7 @@ def replay_2048(record: Any, parity: Parity) -> None:
     game.reset(draws)
     game._dynamics = draws
     parity.equal(record["id"], game.observe(), start["obs"])
-    for where, step, action in steps(record, parity):
-        if is_over(episode, parity):
-            continue
-        if "exception" in step and action in game.spec.actions:
-            action = "not an action"  # the original knows actions by number
-        transition = episode.turn([action], Want())
-        if is_refused(step, transition, parity):
-            parity.equal(where, transition.parts, step["render_after"])
-            continue
+    for where, step, _, transition in turns(record, episode, parity):
         compare(parity, where, step, transition)
         parity.equal(f"{where} score", game.points, step["info"]["score"])
         valid = [name for name, open_ in zip(game.spec.actions, step["info"]["action_mask"], strict=True) if open_]
@@ -364,15 +347,7 @@ def replay_cube(record: Any, parity: Parity) -> None:
     torn = "back-turns-as-on-a-cube" if {"B", "B'"} & set(scramble) else ""
     parity.equal(record["id"], cube.observe(), start["obs"], torn)
     cube.cube = bytes(start["state"])
-    for where, step, action in steps(record, parity):
-        if is_over(episode, parity):
-            continue
-        if "exception" in step and action in cube.spec.actions:
-            action = "not an action"
-        transition = episode.turn([action], Want())
-        if is_refused(step, transition, parity):
-            parity.equal(where, transition.parts, step["render_after"])
-            continue
+    for where, step, action, transition in turns(record, episode, parity):
         torn = "back-turns-as-on-a-cube" if action in ("B", "B'") else ""
         if torn and cube.cube != bytes(step["state_after"]):
             # Where it goes to (R, D of B; L, D of B'), the row that the down face gives or takes is back to front.
@@ -405,15 +380,10 @@ def test_recorded_episodes(kind: type[Environment], capsys: pytest.CaptureFixtur
 
 
 def test_recorded_shortest_solutions_of_sokoban() -> None:
-    checked = 0
     for record in records_of(Sokoban):
         episode = episodes.start(Sokoban, layout=record["reset"]["grid"], symbols=symbols_of(record))
-        while not episode.end_reason:
-            last = episode.turn([episode.environment.expert_action()], Want())
-        assert last.success
-        assert episode.actions == len(record["reset"]["shortest_solution"]), record["id"]
-        checked += 1
-    assert checked > 0
+        played = episodes.play_expertly(episode, rising=False)
+        assert len(played) == len(record["reset"]["shortest_solution"]), record["id"]
 
 
 def test_recorded_filter_of_countdown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -426,9 +396,6 @@ def test_recorded_filter_of_countdown(capsys: pytest.CaptureFixture[str]) -> Non
         name = "all-numbers-count" if len(numbers) > 4 else ""
         parity.equal(record["id"], signs_for(numbers, target) is not None, record["kept"], name)
     parity.report("countdown-v1's filter (puzzles as steps)", capsys)
-
-
-# --- turns of several actions under limits, as the original's manager played them -------------------------------------
 
 
 def options_of(kind: type[Environment], record: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from starpod.env_server import ToolCall
 from starpod.env_server.episode import Episode, Transition, Want
@@ -28,32 +27,20 @@ def criteria(transition: Transition) -> dict[str, bool]:
     return dict(transition.details.criteria)
 
 
-def finish_expertly(episode: Episode) -> Transition:
-    while True:
-        transition = episode.turn([episode.environment.expert_action()], Want())
-        if transition.end_reason:
-            return transition
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 4), calls=st.sampled_from(["tool_call", "text"]))
-def test_the_expert_does_every_task_and_its_score_rises(seed: int, count: int, calls: str) -> None:
-    episode = start(seed, count=count, expert_calls=calls)
-    desk = episode.environment
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 4))
+def test_tool_calls_and_their_texts_do_every_task_alike(seed: int, count: int) -> None:
+    by_tool, by_text = start(seed, count=count), start(seed, count=count, expert_calls="text")
     schemas = {tool.name: tool.parameters for tool in TOOLS}
-    scores = [desk.score()]
-    while not episode.end_reason:
-        action = desk.expert_action()
-        assert isinstance(action, str) == (calls == "text")
-        if isinstance(action, ToolCall):
-            jsonschema.validate(dict(action.arguments), schemas[action.name])
-        transition = episode.turn([action], Want())
-        assert transition.outcomes[0] is not None and transition.outcomes[0].valid and transition.outcomes[0].effective
-        scores.append(desk.score())
-    assert (transition.reward, transition.success, scores[-1]) == (1, True, 1)
-    assert scores == sorted(scores) and max(scores[:-1]) < 1
-    assert all(criteria(transition).values())
-    assert len(scores) <= 30, "the limit of turns is too low"
+    while not by_tool.end_reason:
+        action = by_tool.environment.expert_action()
+        jsonschema.validate(dict(action.arguments), schemas[action.name])
+        assert by_text.environment.expert_action() == write_call(action.name, action.arguments)
+        one = by_tool.turn([action], Want(state_key=True))
+        assert one == by_text.turn([write_call(action.name, action.arguments)], Want(state_key=True))
+    played = episodes.play_expertly(start(seed, count=count))
+    assert played[-1].reward == 1 and all(criteria(played[-1]).values())
+    assert len(played) < 30, "the limit of turns is too low"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,29 +51,13 @@ def test_finishing_at_once_is_no_success(kind: str) -> None:
         assert criteria(transition)["nothing_else_changed"]
 
 
-def test_tool_calls_and_their_texts_are_the_same() -> None:
-    by_tool, by_text = start(5, count=4), start(5, count=4, expert_calls="text")
-    while not by_tool.end_reason:
-        action = by_tool.environment.expert_action()
-        assert by_text.environment.expert_action() == write_call(action.name, action.arguments)
-        one = by_tool.turn([action], Want(state_key=True))
-        assert one == by_text.turn([write_call(action.name, action.arguments)], Want(state_key=True))
-
-
 def test_whatever_else_is_changed_is_noticed_and_can_be_mended() -> None:
     episode = start(1, tasks=["report"])
     office, _ = episode.environment.start
     day = next(iter(office.events.values())).day
     addresses = set(office.contacts.values()) - episode.environment.start[1][0].recipients
-    added = call(
-        episode,
-        "add_event",
-        title="x",
-        day=next(d for d in ("Monday", "Friday") if d != day),
-        start=16,
-        hours=1,
-        attendee="y",
-    )
+    event = {"title": "x", "day": "Monday" if day != "Monday" else "Friday", "start": 16, "hours": 1, "attendee": "y"}
+    added = call(episode, "add_event", **event)
     assert not criteria(added)["nothing_else_changed"]
     assert criteria(call(episode, "delete_event", id=7))["nothing_else_changed"]
     name = next(iter(office.files))
@@ -94,18 +65,16 @@ def test_whatever_else_is_changed_is_noticed_and_can_be_mended() -> None:
     assert episode.environment.score() == 0
     assert criteria(call(episode, "write_file", name=name, text=office.files[name]))["nothing_else_changed"]
     assert not criteria(call(episode, "send_mail", to=min(addresses), subject="", body=""))["nothing_else_changed"]
-    assert not finish_expertly(episode).success, "a mail cannot be taken back"
+    while not episode.end_reason:
+        transition = episode.turn([episode.environment.expert_action()], Want())
+    assert not transition.success, "a mail cannot be taken back"
 
 
 def test_looking_changes_no_state() -> None:
     episode = start(2, count=4)
     key = episode.environment.state_key()
-    for name, arguments in (
-        ("list_files", {}),
-        ("list_mail", {}),
-        ("list_events", {"day": "Friday"}),
-        ("read_mail", {"id": 1}),
-    ):
+    looks = {"list_files": {}, "list_mail": {}, "list_events": {"day": "Friday"}, "read_mail": {"id": 1}}
+    for name, arguments in looks.items():
         transition = call(episode, name, **arguments)
         assert transition.outcomes[0] is not None and transition.outcomes[0].effective
         assert episode.environment.state_key() == key
@@ -119,40 +88,6 @@ def test_a_number_in_a_mail_is_the_whole_number() -> None:
     assert criteria(told(body=f"see you on {task.day.lower()} at {task.start}:00"))["attendee_told"]
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        "",
-        "hello there",
-        "finish {",
-        "finish [1]",
-        'finish {"now": true}',
-        'list_events {"day": "Sunday"}',
-        'read_mail {"id": "1"}',
-        'read_mail {"id": true}',
-        'read_mail {"id": 99}',
-        'read_file {"name": "../../etc/passwd"}',
-        'write_file {"name": "", "text": ""}',
-        'send_mail {"to": "nobody@nowhere", "subject": "", "body": ""}',
-        'add_event {"title": "a", "day": "Monday", "start": 16, "hours": 2, "attendee": ""}',
-        'write_file {"name": "a", "text": "%s"}' % ("x" * 2001),
-        "finish " + "[" * 5000,
-        7,
-        ToolCall("no_such_tool", {}),
-        ToolCall("find_contact", {}),
-        ToolCall("delete_event", {"id": 10**30}),
-    ],
-)
-def test_a_wrong_call_is_an_invalid_outcome_that_says_why(action: Any) -> None:
-    episode = start(1)
-    before = episode.environment.state_key()
-    transition = episode.turn([action], Want())
-    outcome = transition.outcomes[0]
-    assert outcome is not None and not outcome.valid and not transition.end_reason
-    assert str(transition.parts).startswith("Error: ") and len(transition.parts) < 300
-    assert episode.environment.state_key() == before
-
-
 def test_share_pays_for_what_holds() -> None:
     episode = start(3, tasks=["schedule"], reward="share")
     assert call(episode, "finish").reward == 0.25
@@ -163,9 +98,3 @@ def test_the_desk_has_an_end() -> None:
     for number in range(60):
         call(episode, "write_file", name=str(number), text="")
     assert len(episode.environment.files) == 50
-
-
-@pytest.mark.parametrize("tasks", [[], ["sleep"], ["keep", "keep"]])
-def test_wrong_options_are_refused(tasks: list[str]) -> None:
-    with pytest.raises(ValidationError, match="name one or more of schedule"):
-        Desk.Options(tasks=tasks)

@@ -3,7 +3,6 @@
 import functools
 import io
 import math
-import random
 from collections import Counter
 from typing import Any
 
@@ -12,9 +11,8 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from pydantic import ValidationError
 
-from starpod.env_server.episode import EndReason, Episode, EpisodeOver, Limits, Want
+from starpod.env_server.episode import EndReason, Episode, Want
 from starpod.environments.frozen_lake import ACTIONS, FrozenLake
 from tests.environments import episodes
 from tests.golden import Draws
@@ -32,7 +30,7 @@ SHAPES = st.fixed_dictionaries(
 start = functools.partial(episodes.start, FrozenLake)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=SEEDS, shape=SHAPES)
 def test_transitions_are_gymnasiums(seed: int, shape: dict[str, Any]) -> None:
     environment = start(seed, **shape).environment
@@ -59,27 +57,6 @@ def test_transitions_are_gymnasiums(seed: int, shape: dict[str, Any]) -> None:
                 assert math.isclose(ours[key], probability, abs_tol=1e-12)
 
 
-def test_slips_are_as_likely_as_they_should_be() -> None:
-    environment = start(map=["FFF", "FSF", "FFG"]).environment
-    reached: Counter[int] = Counter()
-    for luck in range(50):
-        environment._dynamics = random.Random(luck)
-        for _ in range(400):
-            environment.position = 4
-            environment.step("Up")
-            reached[environment.position] += 1
-    shares = {place: count / 20_000 for place, count in reached.items()}
-    assert set(shares) == {1, 3, 5}
-    assert abs(shares[1] - 0.8) < 0.01
-    assert abs(shares[3] - 0.1) < 0.01
-    assert abs(shares[5] - 0.1) < 0.01
-
-
-@given(seed=SEEDS, luck=SEEDS)
-def test_the_seed_fixes_the_map_alone(seed: int, luck: int) -> None:
-    assert start(seed, 1).environment.map == start(seed, luck).environment.map
-
-
 def test_slips_know_nothing_of_the_map() -> None:
     """In the original the draw that makes tile t also decides the slip of step t."""
     slipped = {"H": [0, 0], "F": [0, 0]}
@@ -95,15 +72,12 @@ def test_slips_know_nothing_of_the_map() -> None:
         assert count / whole < 0.2
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(seed=SEEDS, shape=SHAPES)
 def test_drawn_maps_can_be_solved(seed: int, shape: dict[str, Any]) -> None:
     environment = start(seed, **shape).environment
-    size = shape["size"]
-    tiles = "".join(environment.map)
-    assert [len(row) for row in environment.map] == [size] * size
-    assert tiles.count("S") == tiles.count("G") == 1
-    FrozenLake.Options(map=environment.map)  # refuses maps without a path
+    assert [len(row) for row in environment.map] == [shape["size"]] * shape["size"]
+    FrozenLake.Options(map=environment.map)  # refuses maps without a path, or with two starts
 
 
 def test_drawn_maps_have_as_many_holes_as_asked() -> None:
@@ -113,23 +87,13 @@ def test_drawn_maps_have_as_many_holes_as_asked() -> None:
         assert abs(share - (1 - probability)) < 0.025
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(seed=SEEDS)
 def test_the_expert_needs_the_fewest_moves_without_slip(seed: int) -> None:
     episode = start(seed, size=6, frozen_probability=0.7, success_rate=1.0)
-    environment = episode.environment
-    moves, reward, scores = 0, 0.0, [environment.score()]
-    fewest = _fewest_moves(environment.map)
-    while not episode.end_reason:
-        transition = episode.turn([environment.expert_action()], Want())
-        moves, reward = moves + 1, reward + transition.reward
-        scores.append(environment.score())
-    assert (moves, reward, transition.success) == (fewest, 1.0, True)
-    assert scores == sorted(scores)
-    assert scores[0] == 0
-    assert scores[-1] == 1
-    assert all(score < 1 for score in scores[:-1])
-    assert environment.expert_action() is None
+    fewest = _fewest_moves(episode.environment.map)
+    played = episodes.play_expertly(episode)
+    assert (len(played), played[-1].reward) == (fewest, 1.0)
 
 
 def _fewest_moves(rows: tuple[str, ...]) -> int:
@@ -202,52 +166,30 @@ def test_the_goal_pays_as_asked() -> None:
     assert start(map=["SG"], success_rate=1).turn(["Right"], Want()).reward == 1.0
 
 
-def test_a_hole_ends_without_reward() -> None:
+def test_a_hole_ends_without_reward_and_the_border_holds() -> None:
     episode = start(map=["SH", "FG"], success_rate=1)
     transition = episode.turn(["right", "Down"], Want())
     assert (transition.reward, transition.success, transition.end_reason) == (0.0, False, EndReason.TERMINAL)
     assert transition.outcomes[1] is None
     assert episode.environment.score() == 0
     assert transition.observation.parts == "_X\n_G"
-    with pytest.raises(EpisodeOver):
-        episode.turn(["Down"], Want())
-
-
-def test_the_border_holds() -> None:
     transition = start(map=["SFG"], success_rate=1).turn(["Up", "Left", "Down", "Right"], Want())
     assert [outcome.effective for outcome in transition.outcomes] == [False, False, False, True]
 
 
-def test_published_limits() -> None:
-    assert FrozenLake.spec.limits == Limits(max_turns=5, max_actions_per_turn=5, max_actions=10)
-    episode = start(limits=FrozenLake.spec.limits, map=["S" + "F" * 14 + "G"], success_rate=1)
-    episode.turn(["Right"] * 7, Want())
-    transition = episode.turn(["Right"] * 7, Want())
-    assert [outcome is not None for outcome in transition.outcomes] == [True] * 5 + [False] * 2
-    assert (transition.end_reason, transition.success) == (EndReason.MAX_ACTIONS, False)
-    assert episode.environment.position == 10
-
-
 SLOPE = {"map": ["SFF", "HFG"], "success_rate": 1}
+
+
+BOARD = "Board size: 2 rows x 3 cols (zero-indexed).\nStart: (0, 0)\nGoal: (1, 2)\n"
 
 
 @pytest.mark.parametrize(
     ("observation", "actions", "text"),
     [
         ("grid", ["Right"], "_P_\nO_G"),
-        (
-            "coord",
-            ["Right"],
-            "Board size: 2 rows x 3 cols (zero-indexed).\nStart: (0, 0)\nGoal: (1, 2)\nPlayer: (0, 1)\nHoles: (1, 0)",
-        ),
-        (
-            "grid_coord",
-            ["Down"],
-            "Coordinates: \nBoard size: 2 rows x 3 cols (zero-indexed).\nStart: (0, 0)\nGoal: (1, 2)\n"
-            "Player in hole: (1, 0)\nHoles: (1, 0)\nGrid Map: \n___\nX_G",
-        ),
+        ("coord", ["Right"], f"{BOARD}Player: (0, 1)\nHoles: (1, 0)"),
+        ("grid_coord", ["Down"], f"Coordinates: \n{BOARD}Player in hole: (1, 0)\nHoles: (1, 0)\nGrid Map: \n___\nX_G"),
         ("local", [], "P 0 0 G 1 2 Down Right # O _ #"),
-        ("local", ["Right", "Right"], "P 0 2 G 1 2 Down - _ G # #"),
         ("local", ["Right", "Down"], "P 1 1 G 1 2 - Right O # G _"),
         ("local", ["Right", "Right", "Down"], "√ 1 2 G 1 2 - - _ # # _"),
     ],
@@ -270,12 +212,7 @@ def test_own_symbols_are_shown_and_explained(observation: str) -> None:
     assert ("%" in text) == (observation == "local")
     assert "2 rows and 3 columns" in text
     assert "slippery" not in text
-
-
-def test_instructions_tell_the_odds() -> None:
-    text = start(size=8, success_rate=1 / 3).environment.instructions()
-    assert "8 rows and 8 columns" in text
-    assert "probability 0.333" in text
+    assert "probability 0.333" in start(success_rate=1 / 3).environment.instructions()
 
 
 def test_equal_states_equal_keys() -> None:
@@ -298,37 +235,13 @@ def test_sessions_on_one_map_share_their_tables() -> None:
     assert one._cached_lake is not None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"map": []}, "1 to 32 rows"),
-        ({"map": ["SF", "FFG"]}, "row 1 has 3 tiles, row 0 has 2"),
-        ({"map": ["SF", "xG"]}, "row 1 has 'x'; use only S, F, H and G"),
-        ({"map": ["FF", "FG"]}, "has 0 tiles S; it needs one start"),
-        ({"map": ["SG", "FG"]}, "has 2 tiles G; it needs one goal"),
-        ({"map": ["SH", "HG"]}, "no path leads from S to G"),
-        ({"map": ["SG"], "size": 5}, "size only shape drawn maps"),
-        ({"size": 1}, "greater than or equal to 2"),
-        ({"success_rate": 0}, "greater than 0"),
-        ({"symbols": {"ice": "PP"}}, "one visible character"),
-        ({"symbols": {"ice": "P"}}, "player and ice are both 'P'"),
-        ({"observation": "picture"}, "'grid', 'coord', 'grid_coord' or 'local'"),
-    ],
-)
-def test_bad_options_say_why(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        FrozenLake.Options(**options)
-
-
-def test_pictures() -> None:
+def test_every_position_has_its_picture() -> None:
     environment = start(**SLOPE).environment
     frames = set()
-    for position in range(6):
-        environment.position = position
-        frame = environment.render("png")
-        assert Image.open(io.BytesIO(frame)).size == (3 * 64 + 32, 2 * 64 + 32)
-        frames.add(frame)
+    for environment.position in range(6):
+        frames.add(environment.render("png"))
     assert len(frames) == 6
+    assert {Image.open(io.BytesIO(frame)).size for frame in frames} == {(3 * 64 + 32, 2 * 64 + 32)}
     environment.position = 1
     assert environment.render("text") == "┌───────┐\n│ _ P _ │\n│ O _ G │\n└───────┘"
     assert Image.open(io.BytesIO(start(size=16).environment.render("png"))).size == (792, 792)

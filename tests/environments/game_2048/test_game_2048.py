@@ -1,7 +1,6 @@
 """game_2048-v1: slides and merges, the end, rewards, options and the expert."""
 
 import functools
-import io
 import random
 from collections import Counter
 from typing import Any
@@ -9,8 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
-from pydantic import ValidationError
 
 from starpod.env_server.episode import EndReason, Limits, Want
 from starpod.environments.game_2048 import ACTIONS, Game2048
@@ -27,7 +24,8 @@ BOARDS = st.lists(st.sampled_from([0, 2, 4, 8]), min_size=9, max_size=9).map(tup
     [
         ((2, 2, 2, 2), (4, 4, 0, 0), 8),
         ((2, 2, 2, 0), (4, 2, 0, 0), 4),
-        ((4, 2, 2, 0), (4, 4, 0, 0), 4),  # a tile that merging made does not merge again
+        ((4, 2, 2, 0), (4, 4, 0, 0), 4),
+        ((2, 2, 4, 0), (4, 4, 0, 0), 4),  # a tile that merging made does not merge again
         ((0, 2, 0, 2), (4, 0, 0, 0), 4),
         ((2, 4, 2, 4), (2, 4, 2, 4), 0),
     ],
@@ -80,8 +78,6 @@ def test_new_tiles_come_from_the_dynamics_seed_alone() -> None:
         episode.turn([episode.environment.valid_actions()[0]], Want())
         return first, episode.environment.board
 
-    assert after(1, 1) == after(1, 1)
-    assert after(1, 1)[0] == after(1, 2)[0]
     assert len({after(1, luck)[1] for luck in range(20)}) > 1
     tiles = Counter(max(set(after(seed, 0)[0])) for seed in range(400))
     assert 0.1 < tiles[4] / 400 < 0.28  # one of two tiles is a 4 with probability 0.19
@@ -90,13 +86,13 @@ def test_new_tiles_come_from_the_dynamics_seed_alone() -> None:
 def test_the_game_ends_when_nothing_moves_or_at_the_target() -> None:
     episode = start(board=[[8, 8], [2, 4]], target=16, end="target")
     transition = episode.turn(["Left"], Want())
-    assert (transition.end_reason, transition.success, transition.reward) == (
-        EndReason.TERMINAL,
-        True,
-        pytest.approx(0.40875, abs=1e-4),
-    )
+    assert (transition.end_reason, transition.success) == (EndReason.TERMINAL, True)
+    assert transition.reward == pytest.approx(0.40875, abs=1e-4)
     assert episode.environment.expert_action() is None
     assert episode.environment.score() == 1
+    limited = start(limits=Limits(max_turns=1), board=[[8, 8, 0], [0] * 3, [0] * 3], target=16)
+    transition = limited.turn(["Left"], Want())
+    assert (transition.truncated, transition.success) == (True, True), "a limit takes no success away"
     locked = start(board=[[2, 8], [4, 0]], target=32, two_probability=1)
     transition = locked.turn(["Right"], Want())
     assert locked.environment.board == (2, 8, 2, 4)
@@ -107,45 +103,11 @@ def test_the_game_ends_when_nothing_moves_or_at_the_target() -> None:
     assert moves(locked.environment.board, 2) == []
 
 
-def test_a_target_that_was_reached_is_a_success_at_a_limit_too() -> None:
-    episode = start(limits=Limits(max_turns=1), board=[[8, 8, 0], [0] * 3, [0] * 3], target=16)
-    transition = episode.turn(["Left"], Want())
-    assert (transition.truncated, transition.success) == (True, True)
-
-
 def test_the_expert_reaches_256_where_a_random_player_does_not() -> None:
-    for seed in range(3):
-        episode = start(seed, seed, target=256, end="target")
-        scores = []
-        while not episode.end_reason:
-            transition = episode.turn([episode.environment.expert_action()], Want())
-            scores.append(episode.environment.score())
-        assert transition.success
-        assert scores == sorted(scores)
+    for seed in range(2):
+        episodes.play_expertly(start(seed, seed, target=256, end="target"))
         rng = random.Random(seed)
         other = start(seed, seed, target=256, end="target")
         while not other.end_reason:
             transition = other.turn([rng.choice(ACTIONS)], Want())
         assert not transition.success
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"target": 100}, "no power of two"),
-        ({"size": 2, "target": 64}, "lower target"),
-        ({"board": [[2, 4], [4, 2]]}, "nothing can move"),
-        ({"board": [[2, 3], [0, 0]]}, "powers of two"),
-        ({"board": [[2, 2], [0]]}, "row 2 has 1 cells"),
-        ({"board": [[16, 2], [0, 0]], "target": 16}, "raise target"),
-        ({"board": [[2, 2], [0, 0]], "size": 3, "target": 16}, "leave size out"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
-        Game2048.Options(**options)
-
-
-def test_the_picture_grows_with_the_board() -> None:
-    sizes = [Image.open(io.BytesIO(start(size=size, target=8).environment.render("png"))).width for size in (2, 4)]
-    assert sizes[0] < sizes[1]

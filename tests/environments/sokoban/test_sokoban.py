@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from starpod.env_server.environment import OptionsError
 from starpod.env_server.episode import EndReason, Want
@@ -32,7 +31,7 @@ seeds = st.integers(0, 2**64 - 1)
 
 
 @given(seeds, rooms)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_every_generated_room_is_fit_to_play_and_solvable(seed: int, options: dict[str, int]) -> None:
     environment = start(seed, **options).environment
     board, player, boxes = environment.board, environment.player, environment.boxes
@@ -55,17 +54,14 @@ def test_the_solution_is_as_long_as_asked(seed: int, least: int, more: int) -> N
     assert least <= len(plan) <= least + more
 
 
-def test_an_impossible_length_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "MAX_ROOMS", 50)
-    with pytest.raises(ValueError, match="none of 50 rooms had a solution of 60 to any number of moves: widen"):
+def test_a_search_for_an_impossible_length_ends_and_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MAX_ROOMS", 20)
+    with pytest.raises(ValueError, match="none of 20 rooms had a solution of 60 to any number of moves: widen"):
         start(min_solution=60)
-
-
-def test_a_search_for_an_impossible_length_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On large boards a room costs a hundred times what it costs on small ones."""
-    large = {"rows": 12, "columns": 12, "boxes": 4}
+    # On large boards a room costs a hundred times what it costs on small ones.
+    large = {"rows": 11, "columns": 11, "boxes": 3}
     room = start(3, **large).environment.render("text")
-    monkeypatch.setattr(generation, "MAX_RESET_STATES", 150_000)
+    monkeypatch.setattr(generation, "MAX_RESET_STATES", 10_000)
     with pytest.raises(OptionsError, match=r"none of [1-9] rooms had a solution of 200 to any number of moves: widen"):
         start(3, **large, min_solution=200)
     assert start(3, **large).environment.render("text") == room
@@ -93,31 +89,15 @@ def test_rooms_are_like_the_published_ones(options: dict[str, int], length: floa
     assert statistics.mean(shares) == pytest.approx(walls, abs=0.04)
 
 
-def test_generation_leaves_the_global_stream_alone() -> None:
-    before = random.getstate()
-    start(1)
-    assert random.getstate() == before
-
-
 @given(seeds, rooms)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_the_expert_solves_in_the_fewest_moves(seed: int, options: dict[str, int]) -> None:
     episode = start(seed, **options)
     environment = episode.environment
     plan = solve(environment.board, environment.player, environment.boxes)
     assert isinstance(plan, list)
-    scores = [environment.score()]
-    while not episode.end_reason:
-        fresh = episode.fork(None).environment.expert_action()
-        action = environment.expert_action()
-        assert action == fresh  # the cached plan is what a new search would find
-        last = episode.turn([action], Want())
-        scores.append(environment.score())
-    assert last.success and last.terminated
-    assert episode.actions == len(plan)
-    assert scores[-1] == 1.0
-    assert all(0 <= score < 1 for score in scores[:-1])
-    assert environment.expert_action() is None
+    assert environment.expert_action() == episode.fork(None).environment.expert_action()
+    assert len(episodes.play_expertly(episode, rising=False)) == len(plan)
 
 
 @given(seeds, st.lists(st.sampled_from(tuple(MOVES)), min_size=1, max_size=40))
@@ -135,9 +115,6 @@ def test_the_state_key_is_the_state_without_its_history(seed: int, actions: list
         assert len(key) == 16
         assert seen.setdefault(state, key) == key
     assert len(set(seen.values())) == len(seen)
-
-
-# --- rewards and ends ------------------------------------------------------------------------------------------------
 
 
 def test_the_push_that_solves_pays_10_9_and_ends() -> None:
@@ -161,15 +138,6 @@ def test_on_off_and_blocked() -> None:
     assert on.reward == 0.9 and not on.end_reason
 
 
-def test_unknown_names_cost_nothing_and_change_nothing() -> None:
-    episode = start()
-    before = episode.environment.observe()
-    transition = episode.turn(["Jump", "wait", ""], Want())
-    assert transition.reward == 0
-    assert [outcome.valid for outcome in transition.outcomes] == [False] * 3
-    assert transition.observation.parts == before
-
-
 def test_rewards_are_options() -> None:
     layout = "######\n#PX_O#\n######"
     pay = {"step_reward": -2.0, "box_on_reward": 3.0, "solved_reward": 40.0}
@@ -177,27 +145,13 @@ def test_rewards_are_options() -> None:
     assert [episode.turn(["Right"], Want()).reward for _ in range(2)] == [-2.0, 41.0]
 
 
-def test_max_steps_truncates() -> None:
-    episode = start(layout="######\n#PX_O#\n######", max_steps=3)
-    for _ in range(2):
-        assert not episode.turn(["Left"], Want()).end_reason
-    last = episode.turn(["Left"], Want())
+def test_max_steps_truncates_and_solving_on_the_last_one_counts() -> None:
+    corridor = "######\n#PX_O#\n######"
+    last = start(layout=corridor, max_steps=3).turn(["Left"] * 3, Want())
     assert last.end_reason is EndReason.ENVIRONMENT_LIMIT
     assert last.truncated and last.success is False
-
-
-def test_solving_on_the_last_step_counts() -> None:
-    episode = start(layout="######\n#PX_O#\n######", max_steps=2)
-    last = episode.turn(["Right", "Right"], Want())
+    last = start(layout=corridor, max_steps=2).turn(["Right", "Right"], Want())
     assert last.terminated and last.success
-
-
-def test_the_eleventh_action_is_never_executed() -> None:
-    episode = start(limits=Sokoban.spec.limits, layout="########\n#PX___O#\n########")
-    for _ in range(2):
-        last = episode.turn(["Left"] * 7, Want())
-    assert [outcome is None for outcome in last.outcomes] == [False] * 5 + [True] * 2
-    assert last.end_reason is EndReason.MAX_ACTIONS and last.success is False
 
 
 def test_a_dead_box_ends_the_experts_advice() -> None:
@@ -215,15 +169,13 @@ def test_a_dead_box_ends_the_experts_advice() -> None:
 LAYOUT = ["######", "#S_X_#", "#√___#", "#____#", "######"]
 
 
+BOARD = "Board size: 5 rows x 6 cols (zero-indexed).\nTargets: (1, 1), (2, 1)\nBoxes: (1, 3)\n"
+
+
 @pytest.mark.parametrize(
     ("observation", "layout", "shown"),
     [
-        (
-            "coord",
-            LAYOUT,
-            "Board size: 5 rows x 6 cols (zero-indexed).\nTargets: (1, 1), (2, 1)\nBoxes: (1, 3)\n"
-            "Boxes on target: (2, 1)\nPlayer on target: (1, 1)",
-        ),
+        ("coord", LAYOUT, f"{BOARD}Boxes on target: (2, 1)\nPlayer on target: (1, 1)"),
         ("padded", LAYOUT[1:4], " #  S  _  X  _  # \n #  √  _  _  _  # \n #  _  _  _  _  # "),
         ("local", LAYOUT, "S 1 1 - Right # √ # _\nX 1 3 - Left # _ _ _\n√ 2 1 - - S _ # _\nO 1 1\nO 2 1"),
     ],
@@ -232,12 +184,11 @@ def test_observations(observation: str, layout: list[str], shown: str) -> None:
     assert start(layout=layout, observation=observation).environment.observe() == shown
 
 
-def test_pictures() -> None:
+def test_an_observation_may_be_a_picture() -> None:
     environment = start(layout=LAYOUT, observation="rgb").environment
     (picture,) = environment.observe()
     assert picture.mime == "image/png" and picture.data.startswith(b"\x89PNG")
     assert environment.observe()[0].data == picture.data
-    assert environment.render("png").startswith(b"\x89PNG")
 
 
 symbol_sets = st.lists(
@@ -272,36 +223,6 @@ def test_the_legend_explains_every_symbol_on_the_board(symbols: str, observation
     legend = environment.instructions()
     for symbol in set(environment.render()) - {"\n"}:
         assert f" {symbol} " in legend
-
-
-# --- options ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layout": "#####\n#P_O#\n#####"}, "0 boxes and 1 targets"),
-        ({"layout": "#####\n#_XO#\n#####"}, "0 players"),
-        ({"layout": "#####\n#PXO\n#####"}, "row 1 of the layout has 4 cells, row 0 has 5"),
-        ({"layout": "#####\n#P?O#\n#####"}, r"row 1, column 2 of the layout is '\?'; the symbols are: # wall"),
-        ({"layout": "#####\n#P_√#\n#####"}, "on a target already"),
-        ({"layout": "#####\n#P_O#\n#__X#\n#####"}, "no sequence of moves solves"),
-        ({"layout": "#####\n#PXO#\n#####", "rows": 4}, "layout has 3 rows, the option rows says 4"),
-        ({"layout": "#####\n#PXO#\n#####", "boxes": 2}, "layout has 1 boxes"),
-        ({"layout": "#####\n#PXO#\n#####", "max_solution": 2}, "leave it out where there is a layout"),
-        ({"layout": []}, "3 to 64 rows"),
-        ({"min_solution": 5, "max_solution": 4}, "max_solution 4 is below min_solution 5"),
-        ({"rows": 4, "columns": 4}, "at least 4x5"),
-        ({"boxes": 5}, "take at most 4"),
-        ({"symbols": {"wall": "X"}}, "share the symbol 'X'"),
-        ({"symbols": {"wall": "##"}}, "at most 1 character"),
-        ({"symbols": {"wall": " "}}, "give one visible character"),
-        ({"row": 3}, "Extra inputs are not permitted"),
-    ],
-)
-def test_bad_options_say_what_is_wrong(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        Sokoban.Options(**options)
 
 
 @pytest.mark.parametrize(

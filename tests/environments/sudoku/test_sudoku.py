@@ -5,12 +5,10 @@ import functools
 import itertools
 import math
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from starpod.env_server.episode import EndReason, Want
 from starpod.environments.sudoku import Sudoku
@@ -44,7 +42,7 @@ def is_complete(grid: bytes, size: int) -> bool:
 
 
 @given(seeds, kinds)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_every_puzzle_has_one_solution(seed: int, kind: tuple[int, str]) -> None:
     size, difficulty = kind
     puzzle, solution = generate(random.Random(seed), size, difficulty)
@@ -55,19 +53,14 @@ def test_every_puzzle_has_one_solution(seed: int, kind: tuple[int, str]) -> None
 
 
 def test_the_solver_counts_right() -> None:
-    """The number of 4x4 grids is known: 288."""
     found = list(solutions(bytes(16), 4, 10**6))
-    assert len(found) == len(set(found)) == 288
+    assert len(found) == len(set(found)) == 288, "the known number of 4x4 grids"
     assert all(is_complete(grid, 4) for grid in found)
 
 
-def test_a_notoriously_hard_puzzle_is_accepted() -> None:
+def test_hard_and_large_puzzles() -> None:
     puzzle = "8..........36......7..9.2...5...7.......457.....1...3...1....68..85...1..9....4.."
-    environment = start(puzzle=puzzle).environment
-    assert is_complete(environment.solution, 9)
-
-
-def test_large_puzzles() -> None:
+    assert is_complete(start(puzzle=puzzle).environment.solution, 9)
     episode = start(3, size=16, difficulty="medium")
     environment = episode.environment
     assert environment.puzzle.count(0) == 128
@@ -88,19 +81,13 @@ def test_the_expert_wins_within_the_default_limits(seed: int, kind: tuple[int, s
     size, difficulty = kind
     episode = start(seed, Sudoku.spec.limits, size=size, difficulty=difficulty)
     cleared = episode.environment.puzzle.count(0)
-    rewards, scores = 0.0, [episode.environment.score()]
-    while not episode.end_reason:
-        last = episode.turn([episode.environment.expert_action()], Want())
-        rewards += last.reward
-        scores.append(episode.environment.score())
-    assert last.terminated and last.success
-    assert rewards == cleared + 10
-    assert episode.actions == cleared
-    assert scores == sorted(scores) and scores[0] == 0 and scores[-1] == 1 and scores[-2] < 1
+    played = episodes.play_expertly(episode)
+    assert sum(transition.reward for transition in played) == cleared + 10
+    assert len(played) == cleared
 
 
 @given(seeds, actions, st.sampled_from(["refuse", "place"]))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_the_expert_mends_what_others_got_wrong(seed: int, played: list[str], conflicts: str) -> None:
     episode = start(seed, size=4, difficulty="hard", max_steps=1000, conflicts=conflicts)
     environment = episode.environment
@@ -131,49 +118,27 @@ def test_valid_actions_are_those_that_are_not_refused(seed: int, played: list[st
         assert episode.fork(None).environment.step(action).valid == (action in listed)
 
 
-# --- actions, rewards and ends ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "place 4 at row 1 col 2",
-        "PLACE 4 AT ROW 1 COL 2",
-        "place 4 at (1, 2)",
-        "place 4 at 1,2",
-        "4 at 1,2",
-        "(1,2,4)",
-        "1,2,4",
-        " I would say: 1, 2, 4. ",
-        "place 0000000000004 at row 1 col 2",
-    ],
-)
-def test_every_form_of_a_placement(text: str) -> None:
-    assert read_action(text, 4) == (1, 2, 4)
-    transition = start(puzzle=PUZZLE).turn([text], Want())
+def test_every_form_of_a_placement() -> None:
+    sentences = ["place 4 at row 1 col 2", "PLACE 4 AT ROW 1 COL 2", "place 0000000000004 at row 1 col 2"]
+    pairs = ["place 4 at (1, 2)", "place 4 at 1,2", "4 at 1,2", "(1,2,4)", "1,2,4", " I would say: 1, 2, 4. "]
+    for text in (*sentences, *pairs):
+        assert read_action(text, 4) == (1, 2, 4), text
+    transition = start(puzzle=PUZZLE).turn(["1,2,4"], Want())
     assert transition.reward == 1.0
     assert transition.outcomes[0].info["correct_placement"] is True
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_no_text_is_an_error(text: str) -> None:
     episode = start(puzzle=PUZZLE)
     outcome = episode.turn([text], Want()).outcomes[0]
     assert outcome.valid or outcome.reward == -0.1
 
 
-@pytest.mark.parametrize("action", ["9" * 5000 + ",1,1", None, 5, b"1,2,4"])
-def test_odd_actions_are_invalid(action: Any) -> None:
-    environment = start(puzzle=PUZZLE).environment
-    outcome = environment.step(action)
-    assert not outcome.valid and not outcome.effective and outcome.reward == -0.1
-
-
 def test_a_number_out_of_range_is_repeated() -> None:
     outcome = start(puzzle=PUZZLE).turn(["12345678901,1,1"], Want()).outcomes[0]
     assert outcome.info == {"error": "Row 12345678901 is out of range (1-4)"}
-    assert not start(puzzle=PUZZLE).turn(["9" * 10_000 + ",1,1"], Want()).outcomes[0].valid
 
 
 def test_the_four_rewards() -> None:
@@ -189,29 +154,11 @@ def test_the_four_rewards() -> None:
     assert last.reward == 11.0 and last.success
 
 
-@given(seeds, st.lists(st.integers(1, 4), max_size=30))
-@settings(max_examples=40)
-def test_overwriting_a_cell_never_pays_twice(seed: int, digits: list[int]) -> None:
-    episode = start(seed, size=4, difficulty="hard", max_steps=1000)
-    cell = episode.environment.puzzle.index(0)
-    earned = 0.0
-    for digit in digits:
-        transition = episode.turn([f"{cell // 4 + 1},{cell % 4 + 1},{digit}"], Want())
-        earned += max(transition.reward, 0.0)
-    assert earned <= 1.0
-
-
-def test_invalid_actions_end_the_episode_too() -> None:
+def test_every_action_is_a_step_and_solving_on_the_last_one_counts() -> None:
     episode = start(puzzle=PUZZLE)
-    for _ in range(15):
-        assert not episode.turn(["hello"], Want()).end_reason
-    last = episode.turn(["hello"], Want())
-    assert last.end_reason is EndReason.ENVIRONMENT_LIMIT and last.success is False
-
-
-def test_solving_on_the_last_step_counts() -> None:
-    episode = start(puzzle=SOLUTION.replace("2413", "2410"), max_steps=1)
-    last = episode.turn(["1,4,3"], Want())
+    ends = [episode.turn(["hello"], Want()).end_reason for _ in range(16)]
+    assert ends == [EndReason.NONE] * 15 + [EndReason.ENVIRONMENT_LIMIT]
+    last = start(puzzle=SOLUTION.replace("2413", "2410"), max_steps=1).turn(["1,4,3"], Want())
     assert last.terminated and last.success
 
 
@@ -247,11 +194,11 @@ def test_a_digit_pays_once_its_clash_is_cleared() -> None:
     earned = [episode.turn([action], Want()).reward for action in ("1,4,4", "1,2,4", "1,4,3")]
     assert earned == [-0.1, -0.1, 2.0]  # the last for its own cell and for the 4 that has no rival any more
     earned = [episode.turn([action], Want()).reward for action in ("1,4,4", "1,4,3")]
-    assert earned == [-0.1, 0.0]
+    assert earned == [-0.1, 0.0], "overwriting a cell never pays twice"
 
 
 @given(seeds, st.lists(st.tuples(*[st.integers(1, 4)] * 3), max_size=40))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_every_cell_that_holds_its_digit_without_a_clash_has_paid(seed: int, played: list[tuple[int, ...]]) -> None:
     episode = start(seed, size=4, difficulty="hard", conflicts="place", max_steps=1000, invalid_reward=0.0)
     sudoku, earned = episode.environment, 0.0
@@ -270,9 +217,6 @@ def test_a_full_grid_with_a_clash_is_not_solved() -> None:
     full = episode.turn(["1,4,1"], Want())
     assert not full.end_reason and episode.environment.score() < 1
     assert episode.turn(["1,4,3"], Want()).success
-
-
-# --- observations ----------------------------------------------------------------------------------------------------
 
 
 def test_formats() -> None:
@@ -312,7 +256,6 @@ def test_candidates_are_listed_as_asked() -> None:
 
 def test_pictures() -> None:
     environment = start(1).environment
-    assert environment.render("png").startswith(b"\x89PNG")
     assert environment.render("html").count("<td") == 81
     assert environment.render("text") in environment.observe()
 
@@ -323,32 +266,7 @@ AMBIGUOUS = "...." * 3 + "1234"
 FULL = "2143 4321 3412 1234".replace(" ", "")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"puzzle": "123"}, "puzzle is 3 characters: write the 16 or 81 cells"),
-        ({"puzzle": [[0] * 4] * 3}, "puzzle has 3 rows: make it 4, 9 or 16"),
-        ({"puzzle": [[0] * 4, [0] * 4, [0] * 4, [0] * 5]}, "row 4 of puzzle has 5 cells"),
-        ({"puzzle": [[0, 0, 0, 7]] * 4}, "row 1 of puzzle holds 7"),
-        ({"puzzle": AMBIGUOUS}, "more than one solution: give more digits, or say with `solution`"),
-        ({"puzzle": "11.." + "." * 12}, "no solution: a digit is wrong"),
-        ({"puzzle": SOLUTION}, "no empty cell"),
-        ({"puzzle": PUZZLE, "size": 16}, "puzzle has 4 rows, the option size says 16"),
-        ({"puzzle": PUZZLE, "difficulty": "hard"}, "leave it out where there is a puzzle"),
-        ({"puzzle": PUZZLE, "solution": SOLUTION.replace("2413", "3412")}, r"solution has 3 at \(1,1\), puzzle has 2"),
-        ({"puzzle": AMBIGUOUS, "solution": "1" * 12 + "1234"}, "no full grid without clashes"),
-        ({"solution": SOLUTION}, "solution goes with a puzzle"),
-        ({"size": 5}, "size"),
-        ({"sise": 4}, "Extra inputs are not permitted"),
-    ],
-)
-def test_bad_options_say_what_is_wrong(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        Sudoku.Options(**options)
-
-
 def test_a_puzzle_of_several_solutions_may_name_one() -> None:
-    assert is_complete(bytes(map(int, FULL)), 4)
     episode = start(puzzle=AMBIGUOUS, solution=FULL)
     assert episode.turn(["1,1,2"], Want()).reward == 1.0
     while not episode.end_reason:

@@ -13,7 +13,7 @@ from starpod.environments.webshop.catalogue.product import Product
 from starpod.environments.webshop.shop import actions
 from starpod.environments.webshop.shop.markup import render_html
 from starpod.environments.webshop.shop.shop import Shop, ShopState
-from tests.environments.webshop.in_memory import ListCatalogue, TableTagger
+from tests.environments.webshop.in_memory import ListCatalogue, StandIn
 
 SANDAL = Product(
     asin="B07SANDALS",
@@ -100,13 +100,13 @@ class Stock:
     catalogue: ListCatalogue = field(init=False)
     index: WordSearch = field(init=False)
     prices: list[float] = field(init=False)
-    tagger: TableTagger = field(init=False)
+    tagger: StandIn = field(init=False)
 
     def __post_init__(self) -> None:
         self.catalogue = ListCatalogue(self.products)
         self.index = WordSearch(self.products)
         self.prices = [product.pricing[0] for product in self.products]
-        self.tagger = TableTagger("words", {product.title: product.title.lower().split() for product in self.products})
+        self.tagger = StandIn("words", lambda title: title.lower().split())
 
 
 def little_shop(products: Sequence[Product] = PRODUCTS, goal: Goal = GOAL, *, show_attributes: bool = False) -> Shop:

@@ -21,7 +21,7 @@ from starpod.environments.webshop.search.index import Index
 from starpod.environments.webshop.search.nouns import Tagger
 from starpod.environments.webshop.shop.items import Searcher
 from tests.environments.webshop.catalogues import real, recorded
-from tests.environments.webshop.in_memory import ListCatalogue, draw_prices
+from tests.environments.webshop.in_memory import ListCatalogue, StandIn, draw_prices
 from tests.golden import ROOT, golden
 
 
@@ -43,17 +43,6 @@ class MemoryStore:
         return self.goals_there
 
 
-class StandIn:
-    """The tagger of the recordings: any word that is in the recorded table, or found by a rule."""
-
-    def __init__(self, name: str, nouns: Callable[[str], Sequence[str]]) -> None:
-        self.name = name
-        self._nouns = nouns
-
-    def nouns(self, title: str) -> tuple[str, ...]:
-        return tuple(self._nouns(title))
-
-
 def build(
     catalogue: ListCatalogue,
     index: Searcher,
@@ -69,13 +58,11 @@ def build(
     return MemoryStore(catalogue, index, prices, tagger, goals, price_seed=seed)
 
 
-def index_of(catalogue: ListCatalogue, first: int | None = None) -> Index:
+@cache
+def _index_of(catalogue: ListCatalogue, first: int | None = None) -> Index:
     """The index of a catalogue's first products."""
     products = itertools.islice((catalogue[position] for position in range(len(catalogue))), first)
     return Index.build((product.asin, product.index_text()) for product in products)
-
-
-_index_of = cache(index_of)
 
 
 @cache

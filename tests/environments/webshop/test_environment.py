@@ -13,10 +13,10 @@ from starpod.env_server.environment import INVALID, Limits, OptionsError, Outcom
 from starpod.env_server.episode import Episode, Want
 from starpod.env_server.state import StateError
 from starpod.environments.webshop.environment import OPEN_SCORE, WebShop
-from starpod.environments.webshop.shop import actions, pages, starts
+from starpod.environments.webshop.shop import pages, starts
 from starpod.environments.webshop.shop.actions import MAX_LENGTH
 from starpod.environments.webshop.shop.options import WebShopOptions
-from starpod.environments.webshop.shop.policies import best_options, expert_action, plan_for
+from starpod.environments.webshop.shop.policies import plan_for
 from tests.environments.webshop.memory_store import synthetic_store
 
 SEEDS = st.integers(0, 2**63)
@@ -43,11 +43,8 @@ def opened(seed: int = 0, **options: Any) -> WebShop:
 def bought(environment: WebShop) -> Outcome:
     """The outcome of the expert's purchase."""
     for _ in range(30):
-        action = environment.expert_action()
-        assert action is not None
-        outcome = environment.step(action)
-        assert outcome.valid
-        assert outcome.effective
+        outcome = environment.step(environment.expert_action())
+        assert outcome.valid and outcome.effective
         if outcome.terminated:
             return outcome
     raise AssertionError("the expert does not get there")
@@ -64,20 +61,13 @@ def solvable(**options: Any) -> WebShop:
     raise AssertionError
 
 
-# --- outcomes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "action", ["", "buy", "click[buy now]", "click[search]", "search[]", "Click[search]", "search [a]", 7, "x" * 99_999]
-)
-def test_a_bad_action_changes_nothing(action: Any) -> None:
+def test_a_bad_action_changes_nothing_or_ends_the_episode() -> None:
     environment = opened()
     before = environment.get_state()
-    assert environment.step(action) == INVALID
-    assert environment.get_state() == before
-
-
-def test_invalid_actions_can_end_the_episode() -> None:
+    bad = ("", "buy", "click[buy now]", "click[search]", "search[]", "Click[search]", "search [a]", 7, "x" * 99_999)
+    for action in (*bad, f"search[{'x' * MAX_LENGTH}]"):
+        assert environment.step(action) == INVALID
+        assert environment.get_state() == before
     outcome = opened(on_invalid="end").step("buy now")
     assert (outcome.terminated, outcome.valid, outcome.success, outcome.reward) == (True, False, False, 0.0)
 
@@ -105,7 +95,6 @@ def test_what_the_original_raises_on_is_an_outcome() -> None:
     first = next(product for product in map(catalogue.__getitem__, itertools.count()) if product.attributes)
     assert environment.step(f"search[<a> {first.attributes[0]}]").valid
     assert first.asin in environment.observe()
-    assert environment.step(f"search[{'x' * MAX_LENGTH}]") == INVALID
 
 
 def test_a_purchase_says_everything() -> None:
@@ -113,15 +102,11 @@ def test_a_purchase_says_everything() -> None:
     shop = environment._cached_shop
     outcome = bought(environment)
     assert (outcome.reward, outcome.success, outcome.terminated, outcome.truncated) == (1.0, True, True, False)
-    assert outcome.reward_parts
-    assert sum(outcome.reward_parts.values()) == pytest.approx(1.0)
-    assert outcome.criteria
+    assert outcome.reward_parts and sum(outcome.reward_parts.values()) == pytest.approx(1.0)
+    named = [*map("attribute: {}".format, shop.goal.attributes), *map("option: {}".format, set(shop.goal.options))]
+    assert outcome.criteria and set(outcome.criteria) == {"purchase", "price", "kind", *named}
     assert all(outcome.criteria.values())
-    assert {"purchase", "price", "kind"} < set(outcome.criteria)
-    assert sum(name.startswith("attribute: ") for name in outcome.criteria) == len(shop.goal.attributes)
-    assert sum(name.startswith("option: ") for name in outcome.criteria) == len(set(shop.goal.options))
-    info = outcome.info
-    assert info
+    info = outcome.info or {}
     assert info["r_att"] == info["r_option"] == info["score"] == 1.0
     assert (info["goal"], info["goal_asin"]) == (shop.goal.index, shop.goal.asin)
     assert (info["tagger"], info["catalogue"], info["catalogue_digest"]) == ("four letters", "memory", "0123")
@@ -152,10 +137,7 @@ def test_a_poor_purchase_is_paid_in_part() -> None:
     assert bought(solvable(preset="verl_agent", catalogue="synthetic", split="all")).reward == 10.0
 
 
-# --- what is seen ------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(seed=SEEDS, choices=SEEDS, goals=st.sampled_from(["human", "synthetic"]))
 def test_listed_actions_are_valid_and_the_rest_of_the_rules_hold(seed: int, choices: int, goals: str) -> None:
     environment, rng = opened(seed, goals=goals, show_attrs=bool(seed % 2)), random.Random(choices)
@@ -184,20 +166,16 @@ def test_earlier_steps_are_shown_in_turn() -> None:
     assert environment.observe() == " [SEP] ".join([seen[1], seen[2], "click[next >]", seen[3]])
     only_actions = opened(num_prev_actions=3)
     only_actions.step("search[lamp]")
-    assert only_actions.observe() == f"search[lamp] [SEP] {seen[1].replace(*_instructions(only_actions, environment))}"
+    assert only_actions.observe() == f"search[lamp] [SEP] {pages.text(only_actions._cached_shop)}"
 
 
-def _instructions(ours: WebShop, theirs: WebShop) -> tuple[str, str]:
-    return theirs._cached_shop.instruction, ours._cached_shop.instruction
-
-
-def test_every_mode_shows_the_same_page() -> None:
-    for mode in WebShop.spec.observation_modes:
-        environment = opened(observation=mode)
-        environment.step("search[lamp]")
-        shown = environment.observe()
-        assert ("Total results" in shown) == (mode != "url")
-        assert ("<html" in shown) == (mode == "html")
+@pytest.mark.parametrize("mode", WebShop.spec.observation_modes)
+def test_every_mode_shows_the_same_page(mode: str) -> None:
+    environment = opened(observation=mode)
+    environment.step("search[lamp]")
+    shown = environment.observe()
+    assert ("Total results" in shown) == (mode != "url")
+    assert ("<html" in shown) == (mode == "html")
     assert environment.render("text") == pages.rich(environment._cached_shop)
     assert "<html" in str(environment.render("html"))
 
@@ -219,10 +197,7 @@ def test_state_keys_are_of_the_state_alone() -> None:
     assert rich.state_key() != fresh.state_key()
 
 
-# --- sessions ----------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(seed=SEEDS, choices=SEEDS, turns=st.integers(0, 8), past=st.integers(0, 2))
 def test_forks_and_snapshots_go_on_the_same(seed: int, choices: int, turns: int, past: int) -> None:
     rng = random.Random(choices)
@@ -277,12 +252,9 @@ def test_catalogues_are_named() -> None:
         opened(catalogue="/etc")
 
 
-# --- policies ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("goals", ["human", "synthetic"])
 def test_the_expert_meets_what_can_be_met(goals: str) -> None:
-    solved, tried = 0, 60
+    solved, tried = 0, 30
     for seed in range(tried):
         environment = opened(seed, goals=goals, choose="uniform")
         shop = environment._cached_shop
@@ -304,7 +276,7 @@ def every_choice(item: Any) -> Iterator[dict[str, str]]:
         yield {group: value for group, value in zip(groups, values, strict=True) if value}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(seed=SEEDS, choices=SEEDS)
 def test_the_expert_finds_its_way_from_anywhere(seed: int, choices: int) -> None:
     environment, rng = opened(seed), random.Random(choices)
@@ -328,24 +300,4 @@ def test_pages_of_any_size_show_the_same_results_and_the_expert_finds_its_way(si
             hits += page
             shop.click("next >")
     assert len(shown[10]) == 50 and shown[size] == shown[10]
-    with pytest.raises(ValueError, match="page_size"):
-        opened(page_size=51)
     assert bought(opened(3, page_size=size)).reward == bought(opened(3)).reward
-
-
-def test_the_first_product_of_a_search_can_be_bought() -> None:
-    """The rule of the original's baseline."""
-    environment = opened()
-    environment.step(actions.search(environment._cached_shop.instruction))
-    environment.step(actions.click(next(iter(environment._cached_shop.listing().links))))
-    assert environment.step("click[buy now]").terminated
-    assert environment._cached_shop.state.options == {}
-
-
-def test_options_that_cannot_be_chosen_are_left() -> None:
-    shop = opened()._cached_shop
-    item = shop.item_at(0)
-    assert best_options(item, shop.goal, "difflib").items() <= {
-        (each.value, each.text) for each in item.clickables.values()
-    }
-    assert expert_action(shop) is not None

@@ -3,12 +3,10 @@
 import functools
 import random
 import re
-from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from starpod.env_server.episode import Want
 from starpod.environments.countdown.expression import parse
@@ -42,19 +40,12 @@ def test_problems_are_many() -> None:
 
 
 @pytest.mark.parametrize("mode", ["calculator", "steps"])
+@settings(max_examples=25)
 @given(seed=SEEDS)
 def test_the_expert_is_right_and_its_score_rises(mode: str, seed: int) -> None:
     episode = start(seed, mode=mode)
-    environment = episode.environment
-    scores = [environment.score()]
-    while not episode.end_reason:
-        transition = episode.turn([environment.expert_action()], Want())
-        scores.append(environment.score())
-    assert (transition.reward, transition.success, scores[0], scores[-1]) == (1, True, 0, 1)
-    assert scores == sorted(scores) and all(score < 1 for score in scores[:-1])
-    assert transition.details is not None and transition.details.criteria is not None
-    assert all(transition.details.criteria.values())
-    assert environment.expert_action() is None
+    assert episode.environment.score() == 0
+    assert episodes.play_expertly(episode)[-1].reward == 1
 
 
 def test_the_calculator_tells_values_and_a_wrong_answer_ends() -> None:
@@ -69,18 +60,6 @@ def test_the_calculator_tells_values_and_a_wrong_answer_ends() -> None:
     assert not any(transition.details.criteria.values())
 
 
-@pytest.mark.parametrize(
-    "action",
-    ["", "42", "calculate[", "calculate[a]", "calculate[__import__('os')]", "answer[x]", "answer[1e5]", 7, "1" * 9999],
-)
-def test_what_cannot_be_read_is_an_invalid_outcome(action: Any) -> None:
-    episode = start(1)
-    key = episode.environment.state_key()
-    transition = episode.turn([action], Want())
-    assert transition.outcomes[0] is not None and not transition.outcomes[0].valid
-    assert not transition.end_reason and episode.environment.state_key() == key
-
-
 def test_a_reply_of_steps_is_checked_equation_by_equation() -> None:
     assert read_equations("So 2 + 3 = 5 apples.\nx = y\n4*5 = 21\n$7 / 2 = 3.5\n= 4\n1 + 1 =") == [(5, 5), (20, 21)]
     episode = start(4, mode="steps", min_steps=2)
@@ -88,11 +67,8 @@ def test_a_reply_of_steps_is_checked_equation_by_equation() -> None:
     reply = f"{steps[0][0]} = {steps[0][1]}\n1 + 1 = 3\n#### 7\n#### {steps[-1][1]}.00"
     transition = episode.turn([reply], Want())
     assert transition.details is not None and transition.details.criteria is not None
-    assert (
-        transition.success
-        and transition.details.criteria["step_1"]
-        and not transition.details.criteria["equations_hold"]
-    )
+    told = transition.details.criteria
+    assert transition.success and told["step_1"] and not told["equations_hold"]
 
 
 def test_a_reply_without_an_answer_ends_without_success() -> None:
@@ -106,8 +82,3 @@ def test_work_is_bounded() -> None:
     for number in range(100):
         episode.turn([f"calculate[{number} + 1]"], Want())
     assert len(episode.save()) < 4096
-
-
-def test_wrong_options_are_refused() -> None:
-    with pytest.raises(ValidationError, match="lower it"):
-        WordProblems.Options(min_steps=5, max_steps=2)

@@ -1,6 +1,7 @@
 """In a real Chromium: the pool's pictures and repairs, the environment that acts through it, and the site."""
 
 import asyncio
+import contextlib
 import io
 import os
 import random
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.ui import WebDriverWait
 
+from starpod.client import Fleet
 from starpod.env_server.config import ServerConfig
 from starpod.env_server.environment import Busy, Unavailable
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
 from starpod.environments.webshop import environment as shopping
+from starpod.environments.webshop.browser import pool as pool_module
 from starpod.environments.webshop.browser.chromium import Browser
 from starpod.environments.webshop.browser.config import BrowserConfig
 from starpod.environments.webshop.browser.environment import WebShopBrowser
@@ -50,10 +53,7 @@ except Unavailable as unavailable:
 real = [pytest.mark.browser, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 
-# --- without a browser -------------------------------------------------------------------------------------------
-
-
-def test_a_missing_browser_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_browser_and_settings_that_cannot_be_read_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     for variable in ("STARPOD_CHROMIUM", "STARPOD_CHROMEDRIVER"):
         monkeypatch.delenv(variable, raising=False)
@@ -62,15 +62,12 @@ def test_a_missing_browser_is_said_with_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setenv("STARPOD_CHROMIUM", sys.executable)
     with pytest.raises(Unavailable, match="no chromedriver here"):
         BrowserConfig.from_environment()
-
-
-@pytest.mark.parametrize(("name", "value"), [("SIZE", "12"), ("SIZE", "0x100"), ("DEADLINE", "0"), ("QUEUE", "many")])
-def test_settings_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    monkeypatch.setenv("STARPOD_CHROMIUM", sys.executable)
     monkeypatch.setenv("STARPOD_CHROMEDRIVER", sys.executable)
-    monkeypatch.setenv(f"STARPOD_BROWSER_{name}", value)
-    with pytest.raises(Unavailable, match=f"STARPOD_BROWSER_{name} is '{value}'"):
-        BrowserConfig.from_environment()
+    for name, value in (("SIZE", "12"), ("SIZE", "0x100"), ("DEADLINE", "0"), ("QUEUE", "many")):
+        monkeypatch.setenv(f"STARPOD_BROWSER_{name}", value)
+        with pytest.raises(Unavailable, match=f"STARPOD_BROWSER_{name} is '{value}'"):
+            BrowserConfig.from_environment()
+        monkeypatch.delenv(f"STARPOD_BROWSER_{name}")
 
 
 def test_pictures_are_offered_where_they_can_be_drawn(
@@ -89,10 +86,71 @@ def test_pictures_are_offered_where_they_can_be_drawn(
     assert "webshop-v1 draws no png: there is no no-such-browser here; install Chromium" in caplog.text
 
 
-# --- the pool ----------------------------------------------------------------------------------------------------
+class NoBrowser:
+    """A browser that does nothing, for tests of who gets it."""
+
+    def __init__(self, config: BrowserConfig) -> None:
+        self.uses, self.killed = 0, False
+        self.limited = contextlib.nullcontext
+
+    def start(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.killed = True
 
 
-@contextmanager
+class TestQueue:
+    """Who gets a browser, and when: with browsers that do nothing."""
+
+    @pytest.fixture
+    def pool(self, monkeypatch: pytest.MonkeyPatch) -> Pool:
+        monkeypatch.setattr(pool_module, "Browser", NoBrowser)
+        return Pool(BrowserConfig("no chromium", "no driver", browsers=1, queue=1, uses=2))
+
+    def test_a_full_queue_and_a_long_wait_are_busy(self, pool: Pool) -> None:
+        taken, let_go = threading.Event(), threading.Event()
+
+        def hold(browser: Browser) -> None:
+            taken.set()
+            let_go.wait()
+
+        with ThreadPoolExecutor(2) as threads:
+            holder = threads.submit(pool.run, hold)
+            taken.wait()
+            waiter = threads.submit(pool.run, lambda browser: "served")
+            eventually(lambda: pool._waiting == 1)
+            with pytest.raises(Busy, match="1 callers wait already"):
+                pool.run(lambda browser: None)
+            let_go.set()
+            holder.result()
+            assert waiter.result() == "served"
+        pool.config = replace(pool.config, deadline=0.1)
+        pool._free.clear()  # as if another held it
+        pool._places = 0
+        with pytest.raises(Busy, match="no browser became free"):
+            pool.run(lambda browser: None)
+
+    def test_other_errors_pass_through_and_cost_no_place(self, pool: Pool) -> None:
+        def fail(browser: Browser) -> None:
+            raise KeyError("a bug")
+
+        for _ in range(3):
+            with pytest.raises(KeyError):
+                pool.run(fail)
+        assert pool.run(lambda browser: browser.uses) == 1
+
+    def test_a_used_up_browser_is_replaced(self, pool: Pool) -> None:
+        one, two, three = (pool.run(lambda browser: browser) for _ in range(3))
+        assert one is two is not three
+        assert (one.killed, three.killed) == (True, False)  # type: ignore[attr-defined]
+        pool.close()
+        assert three.killed  # type: ignore[attr-defined]
+        with pytest.raises(Busy):
+            pool.run(lambda browser: None)
+
+
+@contextlib.contextmanager
 def pool_of(**changes: Any) -> Iterator[Pool]:
     pool = Pool(replace(CONFIG, **changes))
     try:
@@ -102,9 +160,9 @@ def pool_of(**changes: Any) -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with pool_of() as pool:
-        yield pool
+def pool() -> Pool:
+    """The browser of this process, which the environment uses too."""
+    return shared_pool()
 
 
 def processes() -> dict[int, tuple[int, str]]:
@@ -148,8 +206,6 @@ class TestPool:
         for data in pictures:
             assert Image.open(io.BytesIO(data)).size == (1280, 800)
         assert [pool.run(lambda browser, page=page: browser.draw(page)) for page in pages] == pictures
-        with pool_of() as other:
-            assert other.run(lambda browser: browser.draw(pages[0])) == pictures[0]
 
     def test_nothing_of_a_drawn_page_is_run(self, pool: Pool) -> None:
         red = "<body style='margin:0;background:red'><script>document.body.style.background='blue'</script>"
@@ -164,19 +220,14 @@ class TestPool:
 
         assert pool.run(fetch) == "refused"
 
-    def test_a_killed_browser_is_replaced(self, pool: Pool, pages: list[str]) -> None:
-        picture = pool.run(lambda browser: browser.draw(pages[0]))
-        (browser,) = pool.browsers
-        os.kill(chromium_of(browser), signal.SIGKILL)
-        assert pool.run(lambda browser: browser.draw(pages[0])) == picture
-        assert pool.browsers != [browser] and not browser._folder.exists()
-
-    def test_a_killed_driver_is_replaced(self, pool: Pool, pages: list[str]) -> None:
+    @pytest.mark.parametrize("victim", ["browser", "driver"])
+    def test_a_killed_browser_is_replaced(self, pool: Pool, pages: list[str], victim: str) -> None:
         picture = pool.run(lambda browser: browser.draw(pages[0]))
         (browser,) = pool.browsers
         driver = next(pid for pid, (parent, _) in processes().items() if parent == browser._keeper.pid)
-        os.kill(driver, signal.SIGKILL)
+        os.kill(driver if victim == "driver" else chromium_of(browser), signal.SIGKILL)
         assert pool.run(lambda browser: browser.draw(pages[0])) == picture
+        assert pool.browsers != [browser] and not browser._folder.exists()
 
     def test_a_browser_that_hangs_is_busy_at_the_deadline_and_then_replaced(self, pages: list[str]) -> None:
         with pool_of() as pool:
@@ -190,58 +241,9 @@ class TestPool:
             assert undone and not browser._folder.exists()
             pool.config = replace(pool.config, deadline=30.0)
             assert pool.run(lambda browser: browser.draw(pages[0])) == picture
-
-    def test_a_full_queue_and_a_long_wait_are_busy(self) -> None:
-        with pool_of(queue=1, deadline=8.0) as pool:
-            taken, let_go, waited = threading.Event(), threading.Event(), []
-
-            def hold(browser: Browser) -> None:
-                taken.set()
-                let_go.wait()
-
-            def wait() -> None:
-                waited.append(pool.run(lambda browser: "served"))
-
-            holder, waiter = threading.Thread(target=pool.run, args=(hold,)), threading.Thread(target=wait)
-            holder.start()
-            assert taken.wait(30)
-            waiter.start()
-            eventually(lambda: pool._waiting == 1)
-            with pytest.raises(Busy, match="1 callers wait already"):
-                pool.run(lambda browser: None)
-            let_go.set()
-            holder.join()
-            waiter.join()
-            assert waited == ["served"]
-            let_go.clear()
-            taken.clear()
-            pool.config = replace(pool.config, deadline=0.2)
-            pool._free.clear()  # as if another held it
-            with pytest.raises(Busy, match="no browser became free"):
-                pool.run(lambda browser: None)
-
-    def test_other_errors_pass_through_and_cost_no_place(self, pool: Pool) -> None:
-        def fail(browser: Browser) -> None:
-            raise KeyError("a bug")
-
-        for _ in range(3):
-            with pytest.raises(KeyError):
-                pool.run(fail)
-        assert pool.run(lambda browser: browser.uses) == 1
-
-    def test_a_used_up_browser_is_replaced(self) -> None:
-        with pool_of(uses=2) as pool:
-            seen = [pool.run(lambda browser: str(browser._folder)) for _ in range(3)]
-            assert seen[0] == seen[1] != seen[2] and not Path(seen[0]).exists()
-
-    def test_nothing_is_left_when_the_pool_closes(self) -> None:
-        with pool_of() as pool:
-            folder = pool.run(lambda browser: browser._folder)
-            assert folder.is_dir() and any(str(folder) in args for _, args in processes().values())
-        assert not folder.exists()
-        eventually(lambda: not any(str(folder) in args for _, args in processes().values()))
-        with pytest.raises(Busy):
-            pool.run(lambda browser: None)
+            (browser,) = pool.browsers
+        assert not browser._folder.exists()
+        eventually(lambda: not any(str(browser._folder) in args for _, args in processes().values()))
 
     @pytest.mark.parametrize("ends", ["exit", "kill"])
     def test_nothing_is_left_when_the_process_ends(self, ends: str) -> None:
@@ -261,9 +263,6 @@ class TestPool:
         process.communicate()
         eventually(lambda: not Path(folder).exists())
         eventually(lambda: not any(folder in args for _, args in processes().values()))
-
-
-# --- webshop-browser-v1 ------------------------------------------------------------------------------------------
 
 
 def browse(seed: int = 3, **options: Any) -> WebShopBrowser:
@@ -369,30 +368,17 @@ class TestEnvironment:
         assert environment.state_key() == key
         assert environment.step("click[next >]").effective and "Page 2" in environment.observe()
 
-    def test_the_contract_is_kept_over_grpc(self) -> None:
-        async def play() -> None:
-            server = EnvironmentServer(Registry([WebShopBrowser]), ServerConfig(port=0))
-            await server.start()
-            async with grpc.aio.insecure_channel(server.address) as channel:
-                stub: Any = EnvironmentServiceStub(channel)  # type: ignore[no-untyped-call]
-                opened = await stub.Open(
-                    pb.OpenRequest(environment_id="webshop-browser-v1", seed=3, count=3, want=pb.Want(state_key=True))
-                )
-                steps = [
-                    pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="search[shoes]")],
-                                   want=pb.Want(state_key=True, image=True))
-                    for session in opened.sessions
-                ]  # fmt: skip
-                replies = await asyncio.gather(*(stub.Step(step) for step in steps))
-                seen = [reply.transition.observation for reply in replies]
-                assert all(one == seen[0] for one in seen) and "Page 1" in seen[0].parts[0].text
-                assert seen[0].parts[1].image.mime == "image/png"
+    async def test_the_contract_is_kept_over_grpc(self) -> None:
+        server = EnvironmentServer(Registry([WebShopBrowser]), ServerConfig(port=0))
+        await server.start()
+        try:
+            async with Fleet(server.address) as fleet:
+                sessions = await fleet.open("webshop-browser-v1", seed=3, count=2)
+                moved = await fleet.step_many(sessions, ["search[shoes]"] * 2)
+                one, other = (transition.observation for transition in moved)
+                assert one == other and "Page 1" in str(one.parts)
+        finally:
             await server.stop(0)
-
-        asyncio.run(play())
-
-
-# --- the site ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -468,8 +454,7 @@ def fits(browser: Browser) -> None:
 class TestSite:
     pytestmark = real
 
-    @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)], ids=["desktop", "phone"])
-    @pytest.mark.parametrize("scripts", [True, False], ids=["", "no-javascript"])
+    @pytest.mark.parametrize(("width", "height", "scripts"), [(1280, 800, True), (390, 844, True), (390, 844, False)])
     def test_a_person_shops(self, pool: Pool, shop: tuple[str, str], width: int, height: int, scripts: bool) -> None:
         def visit(browser: Browser) -> None:
             driver = browser.driver
@@ -512,21 +497,6 @@ class TestSite:
 
         pool.run(visit_and_reset)
 
-    def test_an_agent_of_the_original_can_choose_options(self, pool: Pool, shop: tuple[str, str]) -> None:
-        def visit(browser: Browser) -> None:
-            driver = browser.driver
-            browser.resize(1280, 800)
-            driver.get(f"{shop[0]}/")
-            press(browser, "Start shopping")
-            driver.find_element(By.ID, "search_input").send_keys("women")
-            turn_page(browser, driver.find_element(By.CSS_SELECTOR, ".find").click)
-            turn_page(browser, driver.find_element(By.CSS_SELECTOR, ".product-link").click)
-            radio = driver.find_element(By.CSS_SELECTOR, "input[type=radio][value=sand]")
-            turn_page(browser, lambda: driver.execute_script("arguments[0].click()", radio))
-            assert driver.find_element(By.CSS_SELECTOR, "input[type=radio]:checked").get_attribute("value") == "sand"
-
-        pool.run(visit)
-
     def test_everything_can_be_reached_with_the_keyboard(self, pool: Pool, shop: tuple[str, str]) -> None:
         def visit(browser: Browser) -> None:
             driver = browser.driver
@@ -547,6 +517,10 @@ class TestSite:
                 assert style != "none" or element.get_attribute("id") == "search_input", element.text
             for text in ("Back to Search", "< Prev", "navy blue", "7.5 wide", "Description", "Buy Now"):
                 assert text in reached
+            # An agent of the original clicks the radio buttons that a person does not see.
+            radio = driver.find_element(By.CSS_SELECTOR, "input[type=radio][value=sand]")
+            turn_page(browser, lambda: driver.execute_script("arguments[0].click()", radio))
+            assert driver.find_element(By.CSS_SELECTOR, "input[type=radio]:checked").get_attribute("value") == "sand"
 
         pool.run(visit)
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import string
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,17 +17,11 @@ from starpod.environments.webshop.catalogue.goals import Caps, Goal, Goals, Kind
 from starpod.environments.webshop.catalogue.prices import LADDER, NO_CAP, cap_candidates, draw_cap, draw_price
 from tests.environments.webshop.catalogues import asked, made_up, real, real_data, recorded
 from tests.environments.webshop.in_memory import ListCatalogue, draw_prices
+from tests.environments.webshop.memory_store import configurations
 from tests.golden import ROOT, golden
 
 KINDS: tuple[Kind, ...] = ("human", "synthetic")
 CONFIGURATIONS = [f"c{number}" for number in range(1, 10)]
-
-
-def configuration(name: str) -> Any:
-    path = ROOT / "webshop_golden" / "configs.json"
-    if not path.is_file():
-        pytest.skip(f"no golden data at {path}; STARPOD_GOLDEN names the folder that holds webshop_golden/")
-    return next(each for each in json.loads(path.read_text()) if each["config"] == name)
 
 
 def build(catalogue: ListCatalogue, kind: Kind, seed: int = 0, caps: Caps = "original") -> Goals:
@@ -38,20 +31,14 @@ def build(catalogue: ListCatalogue, kind: Kind, seed: int = 0, caps: Caps = "ori
 
 
 def as_recorded(goal: Goal) -> dict[str, Any]:
-    return {
-        "index": goal.index,
-        "asin": goal.asin,
-        "instruction_text": goal.instruction_text,
-        "attributes": list(goal.attributes),
-        "goal_options": goal.options if isinstance(goal.options, dict) else list(goal.options),
-        "price_upper": goal.price_upper,
-        "weight": goal.weight,
-    }
+    keys = ("index", "asin", "instruction_text", "price_upper", "weight")
+    options = goal.options if isinstance(goal.options, dict) else list(goal.options)
+    return {key: getattr(goal, key) for key in keys} | {"attributes": list(goal.attributes), "goal_options": options}
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_as_recorded(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = configuration(name)
+def test_as_recorded(name: str) -> None:
+    (said,) = (each for each in configurations() if each["config"] == name)
     catalogue = recorded(said["catalogue"], said["num_products"])
     assert len(catalogue) == said["products_loaded"]
     rng = random.Random(said["random_seed_before_construction"])
@@ -74,33 +61,9 @@ def test_as_recorded(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         draws = random.Random(reset["random_seed"])
         assert "".join(draws.choices(string.ascii_lowercase, k=10)) in reset["session"]
         index = goals.draw(draws)
-        assert (index, f"Instruction: {goals[index].instruction_text}") == (
-            reset["goal_index"],
-            reset["instruction_text"],
-        )
+        assert index == reset["goal_index"]
+        assert f"Instruction: {goals[index].instruction_text}" == reset["instruction_text"]
     assert resets
-    with capsys.disabled():
-        print(f"\n{name}: compared {len(prices)} prices, {len(records)} goals, {len(resets)} draws")
-
-
-def test_real_synthetic_goals() -> None:
-    goals = build(real(), "synthetic")
-    assert len(goals) == 6910
-    assert sum(goal.weight for goal in goals) == pytest.approx(80.82163243, abs=5e-9)
-    assert sum(goal.price_upper == NO_CAP for goal in goals) == 15
-
-
-def test_real_goals_as_the_original_had_them(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = real_data("original_env_transcripts.jsonl").read_text(encoding="utf-8").splitlines()
-    goals = {kind: build(real(), kind, seed=0) for kind in KINDS}
-    for line in lines:
-        record = json.loads(line)
-        goal = goals["synthetic" if record["kind"].startswith("synthetic") else "human"][record["index"]]
-        ours = as_recorded(goal) | {"category": goal.category, "query": goal.query, "name": goal.name}
-        ours["product_category"] = goal.product_category
-        assert ours == record["goal"] | {"index": record["index"]}
-    with capsys.disabled():
-        print(f"\nreal goals: compared {len(lines)}")
 
 
 def test_the_order_of_all_human_goals() -> None:
@@ -137,20 +100,14 @@ def test_a_draw_is_the_originals(weights: list[float], seed: int) -> None:
     assert weighted(weights).draw(random.Random(seed)) == min(bisect.bisect(sums, place), len(sums) - 2)
 
 
-def test_draws_pinned_by_the_originals_tests() -> None:
-    rng = random.Random(24)
-    goals = weighted([rng.randint(0, 10) for _ in range(50)])
-    assert [goals.draw(rng) for _ in range(3)] == [44, 15, 36]
-
-
 def test_goal_zero_is_never_drawn_and_the_last_twice_as_often() -> None:
     rng = random.Random(0)
-    drawn = [weighted([1.0] * 4).draw(rng) for _ in range(4000)]
+    drawn = [weighted([1.0] * 4).draw(rng) for _ in range(1000)]
     assert set(drawn) == {1, 2, 3}
-    assert drawn.count(3) == pytest.approx(2000, abs=150)
-
-
-def test_nothing_to_draw_is_said() -> None:
+    assert drawn.count(3) == pytest.approx(500, abs=75)
+    rng = random.Random(24)
+    goals = weighted([rng.randint(0, 10) for _ in range(50)])
+    assert [goals.draw(rng) for _ in range(3)] == [44, 15, 36], "as the original's tests pin them"
     with pytest.raises(ValueError, match="no human goal"):
         build(ListCatalogue(()), "human").draw(random.Random(0))
 
@@ -171,31 +128,29 @@ def test_a_price_is_drawn_only_from_two() -> None:
     assert draw_price((9.0, 3.0), rng) == random.Random(5).uniform(9.0, 3.0)
 
 
-options = st.dictionaries(st.text("abc", max_size=2), st.lists(st.text("xyz", max_size=2), max_size=3), max_size=3)
+values = st.lists(st.text("xyz", max_size=2), max_size=3).map(tuple)
+options = st.dictionaries(
+    st.text("abc", max_size=2), st.lists(st.text("xyz", max_size=2), max_size=3).map(tuple), max_size=3
+)
 
 
 @given(st.lists(options, max_size=4))
-def test_every_combination_of_options_is_a_goal(groups: list[dict[str, list[str]]]) -> None:
+def test_every_combination_of_options_is_a_goal(groups: list[dict[str, tuple[str, ...]]]) -> None:
+    asked_for: dict[str, Any] = {"instruction_attributes": ("soft",)}
     products = [
-        made_up(
-            asin=str(number),
-            options={name: tuple(values) for name, values in each.items()},
-            instruction=f"Find {number}",
-            instruction_attributes=("soft",),
-        )
+        made_up(asin=str(number), options=dict(each), instruction=f"Find {number}", **asked_for)
         for number, each in enumerate(groups)
     ]
     expected = []
     for number, each in enumerate(groups):
         for combination in itertools.product(*(each[name] for name in sorted(each))):
-            chosen = dict(zip(sorted(each), combination, strict=True))
+            chosen = [*zip(sorted(each), combination, strict=True)]
             text = f"Find {number}" + (" with " if chosen else "")
-            expected.append((text + ", and ".join(f"{k}: {v}" for k, v in chosen.items()), [*chosen.items()]))
+            expected.append((text + ", and ".join(f"{name}: {value}" for name, value in chosen), chosen))
     random.Random(233).shuffle(expected)
     goals = build(ListCatalogue(products), "synthetic")
-    assert [
-        (goal.instruction_text.split(", and price")[0], [*dict(goal.options).items()]) for goal in goals
-    ] == expected
+    ours = [(goal.instruction_text.split(", and price")[0], [*dict(goal.options).items()]) for goal in goals]
+    assert ours == expected
     assert {goal.weight for goal in goals} == ({1 / len(expected)} if expected else set())
 
 
@@ -208,19 +163,8 @@ def test_instructions_that_give_no_goal() -> None:
     ]
     human, synthetic = (list(build(ListCatalogue(products), kind)) for kind in KINDS)
     assert [goal.instruction_text.split(",")[0] for goal in human] == ["Full stops go"]
-    assert [(goal.instruction_text, goal.price_upper, goal.weight) for goal in synthetic] == [
-        ("Keep this.", NO_CAP, 1.0)
-    ]
-
-
-def test_both_kinds_continue_the_same_generator() -> None:
-    catalogue = recorded("1k")
-    rng = random.Random(8)
-    prices = draw_prices(catalogue, rng)
-    state = rng.getstate()
-    first = [Goals.build(catalogue, kind, prices, rng) for kind in KINDS]
-    assert rng.getstate() == state
-    assert [[*goals] for goals in first] == [[*build(catalogue, kind, seed=8)] for kind in KINDS]
+    kept = [(goal.instruction_text, goal.price_upper, goal.weight) for goal in synthetic]
+    assert kept == [("Keep this.", NO_CAP, 1.0)]
 
 
 def test_agentgyms_human_goals_have_every_cap() -> None:
@@ -228,14 +172,7 @@ def test_agentgyms_human_goals_have_every_cap() -> None:
         [made_up(human=(asked("cheap"),)), made_up(asin="b", pricing=(985.0,), human=(asked("dear"),))]
     )
     goals = build(catalogue, "human", caps="agentgym")
-    expected = [
-        ("cheap, and price lower than 20.00 dollars", 20.0),
-        ("cheap, and price lower than 30.00 dollars", 30.0),
-    ]
-    expected += [
-        ("cheap, and price lower than 40.00 dollars", 40.0),
-        ("cheap, and price lower than 50.00 dollars", 50.0),
-    ]
+    expected = [(f"cheap, and price lower than {cap}.00 dollars", float(cap)) for cap in (20, 30, 40, 50)]
     assert sorted((goal.instruction_text, goal.price_upper) for goal in goals) == expected + [("dear", NO_CAP)] * 4
     assert [goal.index for goal in goals] == [*range(8)]
 
@@ -249,27 +186,11 @@ def test_agentgyms_synthetic_goals_do_not_depend_on_the_seed_but_by_price() -> N
     assert [goal.price_upper for goal in original] != [goal.price_upper for goal in first]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_columns_make_the_same_goals(kind: Kind) -> None:
-    goals = build(recorded("1k"), kind)
-    arrays = goals.arrays
-    again = Goals(recorded("1k"), kind, arrays)
-    assert [*again] == [*goals]
-    assert (
-        sum(column.nbytes for column in arrays.values()) <= 12 * len(goals) + 32 * len(arrays["product"]) + 8 + 4 * 625
-    )
-    for outside in (-1, len(goals)):
-        with pytest.raises(IndexError):
-            goals[outside]
-
-
 def test_a_selection_keeps_what_it_is_asked_to() -> None:
     goals = build(recorded("1k"), "synthetic")
-    cheap: Callable[[int, Goal], bool] = lambda index, goal: goal.price_upper < 50 and index % 2 == 0  # noqa: E731
-    kept = goals.select(cheap)
-    assert [goal.instruction_text for goal in kept] == [
-        goal.instruction_text for goal in goals if cheap(goal.index, goal)
-    ]
+    kept = goals.select(lambda index, goal: goal.price_upper < 50 and index % 2 == 0)
+    cheap = [goal.instruction_text for goal in goals if goal.price_upper < 50 and goal.index % 2 == 0]
+    assert [goal.instruction_text for goal in kept] == cheap
     assert [goal.index for goal in kept] == [*range(len(kept))]
     assert [*kept.select(limit=len(kept))] == [*kept]
     few = kept.select(limit=7)
@@ -282,7 +203,7 @@ def test_a_limit_that_waits_for_the_rarest_goals_is_refused() -> None:
     common = made_up(
         instruction="Find common",
         instruction_attributes=("common",),
-        options={"size": tuple(map(str, range(300))), "color": tuple(map(str, range(300)))},
+        options={"size": tuple(map(str, range(100))), "color": tuple(map(str, range(100)))},
     )
     goals = build(ListCatalogue([rare, common]), "synthetic")
     assert len(goals.select(limit=100)) == 100

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.catalogue import jsonstream
 from starpod.environments.webshop.catalogue.jsonstream import BrokenJson, elements
 from starpod.environments.webshop.catalogue.product import Product
 from starpod.environments.webshop.catalogue.records import Malformed, read_products
-from tests.golden import ROOT, golden
+from tests.environments.webshop.catalogues import real, recorded
+from tests.golden import golden
 
 
 def refuse(malformed: Malformed) -> None:
@@ -69,15 +70,11 @@ def files(tmp_path: Path) -> Files:
 
 
 @pytest.mark.parametrize(("size", "valid"), [("1k", 989), ("10k", 9883)])
-def test_the_recorded_catalogues_load_as_in_the_original(
-    size: str, valid: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded = golden(f"loader_{size}", "webshop_golden")
-    folder = ROOT / "webshop_golden" / "catalogue" / size
-    names = ("items_shuffle", "items_ins_v2", "items_human_ins")
-    products = list(read_products(*(folder / f"{name}.json.gz" for name in names), on_malformed=refuse))
-    assert len(products) == len(recorded) == valid
-    for product, original in zip(products, recorded, strict=True):
+def test_the_recorded_catalogues_load_as_in_the_original(size: str, valid: int) -> None:
+    originals = golden(f"loader_{size}", "webshop_golden")
+    products = list(recorded(size))
+    assert len(products) == len(originals) == valid
+    for product, original in zip(products, originals, strict=True):
         text = product.index_text()
         assert original == {
             "asin": product.asin,
@@ -93,49 +90,19 @@ def test_the_recorded_catalogues_load_as_in_the_original(
             "index_text_chars": len(text),
         }, product.asin
         assert list(original["options"]) == list(product.options)
-    with capsys.disabled():
-        print(f"\nloader {size}: compared {len(products)} products, {11 * len(products)} fields")
 
 
-def test_the_published_thousand_products(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = ROOT / "webshop_data"
-    if not folder.is_dir():
-        pytest.skip(f"no real products at {folder}")
-    products = list(
-        read_products(
-            folder / "items_shuffle_1000.reconstructed.json",
-            folder / "items_ins_v2_1000.json",
-            folder / "items_human_ins.subset13.json",
-            on_malformed=refuse,
-        )
-    )
+def test_the_published_thousand_products() -> None:
+    products = list(real())
     instructed = [product for product in products if product.instruction is not None]
-    facts = {
-        "products": len(products),
-        "attributes": len({attribute for product in products for attribute in product.attributes}),
-        "attributes in instructions": len({one for product in products for one in product.instruction_attributes}),
-        "instructed": len(instructed),
-        "goals": sum(math.prod(map(len, product.options.values())) for product in instructed),
-        "human": sum(len(product.human) for product in products),
-        "ranges": sum(len(product.pricing) == 2 for product in products),
-        "falling ranges": sum(product.pricing[-1] < product.pricing[0] for product in products),
-        "categories": len({product.category for product in products}),
-        "queries": len({product.query for product in products}),
-    }
-    with capsys.disabled():
-        print(f"\npublished products: {facts}")
-    assert facts == {
-        "products": 1000,
-        "attributes": 598,
-        "attributes in instructions": 261,
-        "instructed": 415,
-        "goals": 6910,
-        "human": 13,
-        "ranges": 93,
-        "falling ranges": 3,
-        "categories": 5,
-        "queries": 246,
-    }
+    assert (len(products), len(instructed), sum(len(product.human) for product in products)) == (1000, 415, 13)
+    assert len({attribute for product in products for attribute in product.attributes}) == 598
+    assert len({attribute for product in products for attribute in product.instruction_attributes}) == 261
+    assert sum(math.prod(map(len, product.options.values())) for product in instructed) == 6910
+    assert sum(len(product.pricing) == 2 for product in products) == 93
+    assert sum(product.pricing[-1] < product.pricing[0] for product in products) == 3
+    assert len({product.category for product in products}) == 5
+    assert len({product.query for product in products}) == 246
 
 
 def test_rows_are_cut_before_anything_is_left_out(files: Files) -> None:
@@ -145,14 +112,17 @@ def test_rows_are_cut_before_anything_is_left_out(files: Files) -> None:
     assert products[0].title == "Oak Table"  # of equal asins the first wins
     assert said == []
     assert files.read(rows, rows=0) == ([], [])
+    (product,) = read_products(files.products, files.attributes, None, rows=3, on_malformed=refuse)
+    assert product.human == (), "the file of human instructions is optional"
+    files.products.unlink()
+    with pytest.raises(FileNotFoundError):
+        list(read_products(files.products, files.attributes, None, on_malformed=refuse))
 
 
 @pytest.mark.parametrize(
     ("pricing", "prices", "tag"),
     [
-        (..., (100.0,), "$100.0"),
-        (None, (100.0,), "$100.0"),
-        ("", (100.0,), "$100.0"),
+        *((nothing, (100.0,), "$100.0") for nothing in (..., None, "")),
         ("$45.00", (45.0,), "$45.0"),
         ("$1,847.00", (1847.0,), "$1847.0"),
         ("US$ 9.99 each", (9.99,), "$9.99"),
@@ -166,37 +136,19 @@ def test_prices(files: Files, pricing: Any, prices: tuple[float, ...], tag: str)
     assert (product.pricing, product.price_tag) == (prices, tag)
 
 
-def test_options(files: Files) -> None:
-    product = files.one(
-        customization_options={
-            "Color": [{"value": " W/ Stand ", "image": "1.jpg"}, {"value": "RED"}, {"value": "red", "image": "2.jpg"}],
-            "Size": None,
-            "Style": [],
-            "Fit": "",
-        }
-    )
+def test_options_and_bullets(files: Files) -> None:
+    colours = [{"value": " W/ Stand ", "image": "1.jpg"}, {"value": "RED"}, {"value": "red", "image": "2.jpg"}]
+    product = files.one(customization_options={"Color": colours, "Size": None, "Style": [], "Fit": ""})
     assert product.options == {"color": ("w |  stand", "red", "red"), "style": (), "fit": ()}
     assert product.option_images == {"w |  stand": "1.jpg", "red": "2.jpg"}
-
-
-@pytest.mark.parametrize("nothing", ["", None, {}, []])
-def test_no_options(files: Files, nothing: Any) -> None:
-    assert files.one(customization_options=nothing).options == {}
-
-
-def test_bullets_are_a_list_or_one_text_and_are_not_stripped(files: Files) -> None:
-    assert files.one(small_description=["a ", ""]).bullets == ("a ", "")
-    assert files.one(small_description="a b").bullets == ("a b",)
-    assert files.one(small_description=[]).bullets == ()
+    for nothing in ("", None, {}, []):
+        assert files.one(customization_options=nothing).options == {}
+    for given_bullets, bullets in ((["a ", ""], ("a ", "")), ("a b", ("a b",)), ([], ())):
+        assert files.one(small_description=given_bullets).bullets == bullets  # not stripped
 
 
 def test_attributes_and_instructions(files: Files) -> None:
-    human = {
-        "instruction": "i need one",
-        "instruction_attributes": ["x"],
-        "instruction_options": ["red"],
-        "worker_id": "W",
-    }
+    human = {"instruction": "i need one", "instruction_attributes": ["x"], "instruction_options": ["red"], "worker": 1}
     rows = [record(asin=f"B00000000{n}") for n in range(4)]
     described = {
         "B000000000": {"attributes": ["x", "y"], "instruction": "Find me x", "instruction_attributes": ["x"]},
@@ -210,12 +162,6 @@ def test_attributes_and_instructions(files: Files) -> None:
     assert products[0].instruction_attributes == ("x",)
     assert [len(product.human) for product in products] == [0, 2, 0, 0]
     assert products[1].human[0].options == ("red",)
-
-
-def test_the_file_of_human_instructions_is_optional(files: Files) -> None:
-    files.read([record()])
-    (product,) = read_products(files.products, files.attributes, None, on_malformed=refuse)
-    assert product.human == ()
 
 
 def test_of_a_key_that_comes_twice_the_last_counts(files: Files) -> None:
@@ -259,43 +205,39 @@ def test_malformed_products_are_said_and_skipped(files: Files, changed: dict[str
     assert said == [f"items.json, record 2, line 3: {reason}"]
 
 
-@pytest.mark.parametrize("value", [None, 5, "text", ["list"], True])
-def test_a_record_must_be_an_object(files: Files, value: Any) -> None:
-    products, said = files.read([value, record()])
-    assert len(products) == len(said) == 1
-    assert "items.json, record 1, line 1: the record is " in said[0]
+def test_a_record_must_be_an_object(files: Files) -> None:
+    values = (None, 5, "text", ["list"], True)
+    products, said = files.read([*values, record()])
+    assert len(products) == 1
+    for number, reported in enumerate(said, 1):
+        assert f"items.json, record {number}, line 1: the record is " in reported
+    assert len(said) == len(values)
 
 
-@pytest.mark.parametrize(
-    ("entry", "reason"),
-    [
+INSTRUCTED = {"attributes": ["x"], "instruction": "Find me x"}
+NOT_INSTRUCTED = "an instruction, but no instruction_attributes"
+
+
+def test_malformed_attributes_and_human_instructions(files: Files) -> None:
+    attributes: list[tuple[Any, str]] = [
         (5, "the entry is a number, not an object"),
         ({"attributes": None}, "attributes is null, not a list"),
-        ({"attributes": ["x"], "instruction": "Find me x"}, "no instruction_attributes"),
-        (
-            {"attributes": ["x"], "instruction": "Find me x", "instruction_attributes": []},
-            "an instruction, but no instruction_attributes",
-        ),
-    ],
-)
-def test_malformed_attributes(files: Files, entry: Any, reason: str) -> None:
-    (product,), said = files.read([record()], {"B000000001": entry})
-    assert product.attributes == ("DUMMY_ATTR",)
-    assert said == [f"ins.json, record 1 ('B000000001'), line 1: {reason}"]
-
-
-@pytest.mark.parametrize(
-    ("entry", "reason"),
-    [
+        (INSTRUCTED, "no instruction_attributes"),
+        ({**INSTRUCTED, "instruction_attributes": []}, NOT_INSTRUCTED),
+    ]
+    for entry, reason in attributes:
+        (product,), said = files.read([record()], {"B000000001": entry})
+        assert product.attributes == ("DUMMY_ATTR",)
+        assert said == [f"ins.json, record 1 ('B000000001'), line 1: {reason}"]
+    human: list[tuple[Any, str]] = [
         ({}, "the entry is an object, not a list of instructions"),
         (["text"], "an instruction is a text, not an object"),
         ([{"instruction": "i", "instruction_attributes": []}], "no instruction_options"),
-    ],
-)
-def test_malformed_human_instructions(files: Files, entry: Any, reason: str) -> None:
-    (product,), said = files.read([record()], {}, {"B000000001": entry})
-    assert product.human == ()
-    assert said == [f"human.json, record 1 ('B000000001'), line 1: {reason}"]
+    ]
+    for entry, reason in human:
+        (product,), said = files.read([record()], {}, {"B000000001": entry})
+        assert product.human == ()
+        assert said == [f"human.json, record 1 ('B000000001'), line 1: {reason}"]
 
 
 def test_a_caller_can_refuse(files: Files) -> None:
@@ -305,12 +247,14 @@ def test_a_caller_can_refuse(files: Files) -> None:
         list(read_products(files.products, files.attributes, None, on_malformed=refuse))
 
 
+LIST = "a JSON list was expected, which begins with [, not with"
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "after record 0, line 1: a JSON list was expected, which begins with [, not with 'nothing'"),
-        ("{}", "after record 0, line 1: a JSON list was expected, which begins with [, not with '{'"),
-        ("asin,name", "after record 0, line 1: a JSON list was expected, which begins with [, not with 'a'"),
+        ("", f"after record 0, line 1: {LIST} 'nothing'"),
+        ("{}", f"after record 0, line 1: {LIST} '{{'"),
         ("[{},]", "after record 1, line 1: Expecting value"),
         ("[{}", "after record 1, line 1: a comma or ] was expected, not 'the end of the file'"),
         ('[{}, {"a": ', "after record 1, line 1: Expecting value (the file ends here)"),
@@ -326,11 +270,6 @@ def test_files_that_are_no_list_of_products(files: Files, content: str, said: st
     assert reported[-1].endswith("; nothing more is read of this file")
 
 
-def test_a_missing_file_is_an_error(files: Files) -> None:
-    with pytest.raises(FileNotFoundError):
-        list(read_products(files.products, files.attributes, None, on_malformed=refuse))
-
-
 def test_truncated_anywhere(files: Files, tmp_path: Path) -> None:
     """Whole records before the cut are read, the cut is said, nothing else happens."""
     rows = [record(asin=f"B00000000{n}", name='Caf\u00e9 \U0001f375 \\ "') for n in range(3)]
@@ -339,7 +278,7 @@ def test_truncated_anywhere(files: Files, tmp_path: Path) -> None:
     files.read([])
     compressed = gzip.compress(whole)
     for path, content in ((files.products, whole), (packed, compressed)):
-        for cut in range(0, len(content), 7):
+        for cut in range(0, len(content), 29):
             path.write_bytes(content[:cut])
             said: list[Malformed] = []
             read = [product.asin for product in read_products(path, files.attributes, None, on_malformed=said.append)]
@@ -357,6 +296,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(values=st.lists(VALUES, max_size=5), keys=st.lists(st.text(), max_size=5), window=st.integers(1, 40))
 def test_streams_read_what_json_reads(
     tmp_path_factory: pytest.TempPathFactory, values: list[Any], keys: list[str], window: int

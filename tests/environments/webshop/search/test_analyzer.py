@@ -1,8 +1,6 @@
 """Terms: as Lucene made them of real and synthetic texts, on the edges of the grammar, and by rule."""
 
 import json
-import random
-import string
 from pathlib import Path
 
 import pytest
@@ -18,15 +16,13 @@ from tests.environments.webshop.catalogues import real, real_data, recorded
 from tests.golden import golden
 
 # What Lucene made of difficult texts: scripts, emoji, quotes, connectors, long runs, and random mixtures of them.
-RECORDED = [json.loads(line) for line in Path(__file__).with_name("lucene_words.jsonl").read_text().splitlines()]
+RECORDED = Path(__file__).with_name("lucene_words.jsonl")
 
 
-def test_recorded_words_of_difficult_texts(capsys: pytest.CaptureFixture[str]) -> None:
-    for record in RECORDED:
+def test_recorded_words_of_difficult_texts() -> None:
+    for record in map(json.loads, RECORDED.read_text().splitlines()):
         assert words(record["text"]) == record["words"]
         assert analyze(record["text"]) == record["terms"]
-    with capsys.disabled():
-        print(f"\nwords, difficult: {len(RECORDED)} texts, {sum(len(r['words']) for r in RECORDED)} words, all equal")
 
 
 @pytest.mark.parametrize(
@@ -34,14 +30,8 @@ def test_recorded_words_of_difficult_texts(capsys: pytest.CaptureFixture[str]) -
     [
         ("3.5mm u.s.a 1,000.50 12:30 1/2 a:b 1:a .5 5.", "3.5mm u.s.a 1,000.50 12 30 1 2 a:b 1 a 5 5"),
         ("Hello's x-large h&m usb_c __a__ _ e@x.com", "Hello's x large h m usb_c __a__ e x.com"),
-        (
-            "\u6f22\u5b57\u3072\u3089\u30ab\u30bf \u0e01\u0e02a",
-            "\u6f22 \u5b57 \u3072 \u3089 \u30ab\u30bf \u0e01\u0e02 a",
-        ),
-        (
-            "\u2605\u2122 \xbd \u20ac \U0001f1fa\U0001f1f8 \U0001f1fa #\u20e3",
-            "\u2605 \u2122 \U0001f1fa\U0001f1f8 #\u20e3",
-        ),
+        ("\u6f22\u5b57\u3072\u3089\u30ab\u30bf \u0e01a", "\u6f22 \u5b57 \u3072 \u3089 \u30ab\u30bf \u0e01 a"),
+        ("\u2605\u2122 \xbd \U0001f1fa\U0001f1f8 \U0001f1fa #\u20e3", "\u2605 \u2122 \U0001f1fa\U0001f1f8 #\u20e3"),
         ("\u1c90 \u0860 \u9fd6 \U0001fa70", "\U0001fa70"),  # younger than Unicode 9, but for the last
     ],
 )
@@ -89,21 +79,10 @@ def test_words_lie_in_the_text_in_order(text: str) -> None:
         assert not words(before)
 
 
-def test_words_are_the_same_alone_as_between_blanks() -> None:
-    rng = random.Random(0)
-    for _ in range(500):
-        one, other = ("".join(rng.choices(ALPHABET.replace(" ", ""), k=5)) for _ in range(2))
-        # A blank followed by what joins to the character before it ends no word that begins there.
-        assert words(f"{one} \n{other}") == words(one) + words(other)
-
-
 @pytest.mark.parametrize("unit", ["_", "\u200d", "a.", "#\u0301", "\u2139", "\U0001f385\u200d", "א'", "1,"])
 def test_no_text_takes_quadratic_time(unit: str) -> None:
     """A hundred thousand characters: with a quadratic rule this would run into the time limit of the tests."""
     assert sum(map(len, words(unit * (100_000 // len(unit))))) <= 100_000
-
-
-# --- terms -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,11 +99,6 @@ def test_terms(word: str, term: str) -> None:
     assert term_of(word) == term
 
 
-@pytest.mark.parametrize("query", ["", " ", "the and of", "... !!!", "½", "\n\t"])
-def test_no_terms(query: str) -> None:
-    assert analyze(query) == []
-
-
 LETTERS = st.text("abcdefghijklmnopqrstuvwxyz", max_size=7) | st.text("aybloges", max_size=5)
 ENDINGS = st.sampled_from(
     "s es ies sses ed eed ing eds ings bly blies blied logy logies logied y yyed xxed ational tional enci anci izer"
@@ -138,14 +112,10 @@ def test_stems_as_an_independent_program_makes_them(word: str) -> None:
     assert stem(word) == PorterStemmer(mode=PorterStemmer.MARTIN_EXTENSIONS).stem(word)
 
 
-@given(st.text(string.ascii_letters, min_size=1))
-def test_case_does_not_matter(word: str) -> None:
-    assert term_of(word.upper()) == term_of(word.lower())
-
-
 def test_stop_words_have_no_term() -> None:
     assert len(STOP_WORDS) == 33
-    assert analyze(" ".join(STOP_WORDS)) == []
+    for nothing in (" ".join(STOP_WORDS), "", " ", "... !!!", "½", "\n\t"):
+        assert analyze(nothing) == []
 
 
 def test_more_words_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,25 +125,16 @@ def test_more_words_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(analyzer._remembered) <= 3
 
 
-# --- golden ------------------------------------------------------------------------------------------------------
-
-
-def test_recorded_terms_of_real_texts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_terms_of_real_texts() -> None:
     documents = {product.asin: product.index_text() for product in real()}
     records = [json.loads(line) for line in real_data("lucene_golden_tokens.jsonl").open()]
     for record in records:
         assert analyze(record["text"] if "text" in record else documents[record["id"]]) == record["tokens"]
-    with capsys.disabled():
-        print(
-            f"\nterms, real: {len(records)} texts, {sum(len(record['tokens']) for record in records)} terms, all equal"
-        )
 
 
-def test_recorded_terms_of_synthetic_texts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_terms_of_synthetic_texts() -> None:
     documents = {product.asin: product.index_text() for product in recorded("1k")}
     texts = [(documents[record["asin"]], record["terms"]) for record in golden("index_terms_1k", "webshop_golden")]
     texts += [(record["query"], record["terms"]) for record in golden("rankings", "webshop_golden")]
     for text, terms in texts:
         assert analyze(text) == terms
-    with capsys.disabled():
-        print(f"\nterms, synthetic: {len(texts)} texts, {sum(len(terms) for _, terms in texts)} terms, all equal")

@@ -5,11 +5,8 @@ import pytest
 
 from starpod.environments.webshop.search.bm25 import (
     LENGTHS,
-    MOST_TERMS,
     TooManyTerms,
     length_codes,
-    length_factors,
-    term_weights,
 )
 from starpod.environments.webshop.search.index import Index
 from tests.environments.webshop.catalogues import real, real_data, recorded
@@ -29,51 +26,29 @@ def test_length_codes_keep_the_order_and_reach_far() -> None:
     assert LENGTHS[-1] == 2013265944  # Lucene's largest: 24 + (15 << 27)
 
 
-def test_longer_documents_and_commoner_terms_weigh_less() -> None:
-    assert (np.diff(length_factors(65.4)) <= 0).all()
-    weights = term_weights(np.array([1, 1, 2, 1]), np.array([1, 10, 10, 1000]), 1000)
-    assert weights.dtype == np.float32
-    assert weights[0] > weights[1] > weights[3] > 0
-    assert weights[2] == 2 * weights[1]
-
-
-@pytest.mark.parametrize("size", ["1k", "10k"])
-def test_recorded_rankings_of_a_synthetic_catalogue(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_rankings_of_a_synthetic_catalogue() -> None:
     records = golden("rankings", "webshop_golden")
-    documents = [(product.asin, product.index_text()) for product in recorded(size)]
+    documents = [(product.asin, product.index_text()) for product in recorded("1k")]
     index = Index.build(documents)
-    hits = 0
     for record in records:
-        if isinstance(record[size], dict):
+        if isinstance(record["1k"], dict):
             with pytest.raises(TooManyTerms):
                 index.search(record["query"])
             continue
         found = index.ranked(record["query"])
-        assert [documents[number][0] for number, _ in found] == [asin for asin, _ in record[size]], record["id"]
-        for place, ((_, ours), (_, theirs)) in enumerate(zip(found, record[size], strict=True)):
+        assert [documents[number][0] for number, _ in found] == [asin for asin, _ in record["1k"]], record["id"]
+        for place, ((_, ours), (_, theirs)) in enumerate(zip(found, record["1k"], strict=True)):
             # Rounded to four digits, then lowered by a millionth for each of the same before it.
             slack = 0.5e-4 + place * 1e-6 + float(np.spacing(np.float32(theirs)))
             assert abs(ours - theirs) <= slack, record["id"]
-        hits += len(found)
-    with capsys.disabled():
-        print(f"\nrankings, {size}: {len(records)} queries, {hits} hits, all equal")
 
 
-def test_recorded_rankings_of_the_real_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_rankings_of_the_real_catalogue() -> None:
     documents = [(product.asin, product.index_text()) for product in real()]
     index = Index.build(documents)
-    lines = real_data("lucene_golden_top50.tsv").read_text(encoding="utf-8").splitlines()
-    hits = 0
-    for line in lines:
+    for line in real_data("lucene_golden_top50.tsv").read_text(encoding="utf-8").splitlines():
         query, *theirs = line.split("\t")
         found = index.ranked(query)
         assert [documents[number][0] for number, _ in found] == [hit.split()[0] for hit in theirs], query
         for (_, ours), hit in zip(found, theirs, strict=True):
             assert abs(ours - float(hit.split()[1])) < 1e-4
-        hits += len(found)
-    with capsys.disabled():
-        print(f"\nrankings, real: {len(lines)} queries, {hits} hits, all equal")
-
-
-def test_the_bound_on_terms_is_lucenes() -> None:
-    assert MOST_TERMS == 1024

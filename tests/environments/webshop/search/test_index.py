@@ -1,8 +1,8 @@
 """The index against a scorer written out document by document, and its life as arrays."""
 
 import math
-import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +51,7 @@ WORDS = "red blue green shoe shirt lamp chair the of 5.5 caf\xe9 \u6f22 x\u0301 
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join)
 
 
-@settings(deadline=None)  # the first use compiles
+@settings(max_examples=50)
 @given(st.lists(TEXTS, max_size=30), TEXTS, st.integers(1, 40))
 def test_ranks_as_the_book_says(texts: list[str], query: str, k: int) -> None:
     asins = [f"B{number * 7919 % 997:03d}" for number in range(len(texts))]
@@ -68,34 +68,23 @@ def test_many_blocks_long_texts_and_frequent_terms() -> None:
     documents = [(f"B{number * 7 % 4099:04d}", texts[number % len(texts)]) for number in range(BLOCK + 3)]
     index = Index.build(documents)
     assert index.arrays["frequencies"].dtype.itemsize == 2
-    for query in ("chair", "lamp chair", "lamp lamp lamp chair", "stool", "chair stool"):
+    for query in ("lamp lamp chair", "stool", "chair stool"):
         assert index.ranked(query) == expected(documents, query)
 
 
-def test_ties_are_in_the_order_of_asins() -> None:
-    asins = ["B2", "B10", "A9", "0X", "b1", "B1"]
-    index = Index.build([(asin, "same words") for asin in asins])
-    assert [asins[number] for number in index.search("words")] == sorted(asins)
-    assert [asins[number] for number in index.search("words", 2)] == ["0X", "A9"]
+def test_nothing_found() -> None:
+    for query in ("", "the of", "unknown", "...", "\u6f22", "\ud800"):
+        assert Index.build([("B1", "red shoes")]).search(query) == Index.build([]).search(query) == []
 
 
-@pytest.mark.parametrize("query", ["", "the of", "unknown", "...", "\u6f22", "\ud800"])
-def test_nothing_found(query: str) -> None:
-    assert Index.build([("B1", "red shoes")]).search(query) == []
-    assert Index.build([]).search(query) == []
-
-
-def test_at_most_1024_distinct_terms() -> None:
+def test_at_most_1024_distinct_terms_and_at_least_one_result() -> None:
     index = Index.build([("B1", "w7 w8")])
     assert index.search(" ".join(f"w{number}" for number in range(MOST_TERMS)) + " w1 w2 the of") == [0]
     with pytest.raises(TooManyTerms, match="1025 distinct terms"):
         index.search(" ".join(f"w{number}" for number in range(MOST_TERMS + 1)))
-
-
-@pytest.mark.parametrize("k", [0, -1])
-def test_at_least_one_result(k: int) -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        Index.build([("B1", "red")]).search("red", k)
+    for k in (0, -1):
+        with pytest.raises(ValueError, match="at least one"):
+            index.search("w7", k)
 
 
 def test_arrays_make_the_same_index_also_mapped(tmp_path: Path) -> None:
@@ -103,7 +92,7 @@ def test_arrays_make_the_same_index_also_mapped(tmp_path: Path) -> None:
     index = Index.build(documents)
     mapped = {}
     for name, array in index.arrays.items():
-        assert array.ndim == 1
+        assert array.ndim == 1 and not array.flags.writeable
         np.save(tmp_path / name, array)
         mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
     again = Index(mapped)
@@ -121,41 +110,22 @@ def test_arrays_that_do_not_fit_together_are_refused(name: str) -> None:
         Index(arrays)
 
 
-def test_an_index_cannot_be_written_to() -> None:
-    index = Index.build([("B1", "red shoes")])
-    for array in index.arrays.values():
-        assert not array.flags.writeable
-
-
 def test_many_threads_get_the_same() -> None:
-    documents = [(f"B{number:04d}", " ".join(WORDS[number % 11 :: number % 3 + 1])) for number in range(3000)]
+    documents = [(f"B{number:04d}", " ".join(WORDS[number % 11 :: number % 3 + 1])) for number in range(1000)]
     index = Index.build(documents)
     queries = [" ".join(WORDS[start::step]) for start in range(10) for step in (1, 2, 3)]
     alone = {query: index.ranked(query) for query in queries}
-    wrong: list[str] = []
-
-    def search(turn: int) -> None:
-        for query in queries[turn:] + queries[:turn]:
-            if index.ranked(query) != alone[query]:
-                wrong.append(query)
-
-    threads = [threading.Thread(target=search, args=(turn,)) for turn in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(8) as pool:
+        turns = [queries[turn:] + queries[:turn] for turn in range(8)]
+        found = pool.map(lambda turn: {query: index.ranked(query) for query in turn}, turns)
+        assert all(each == alone for each in found)
 
 
-def test_progress_counts_every_document() -> None:
-    told: list[int] = []
-    Index.build([(f"B{number}", "red") for number in range(600)], told.append)
-    assert told == list(range(1, 601))
-
-
-def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_show_and_progress_counts_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [(f"B{number}", " ".join(WORDS[: number % 14])) for number in range(50)]
-    whole = Index.build(documents).arrays
+    told: list[int] = []
+    whole = Index.build(documents, told.append).arrays
+    assert told == list(range(1, 51))
     monkeypatch.setattr("starpod.environments.webshop.search.inversion._CHUNK", 20)
     for name, array in Index.build(documents).arrays.items():
         assert np.array_equal(array, whole[name])

@@ -3,52 +3,34 @@
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.catalogue.product import Product
-from starpod.environments.webshop.catalogue.records import read_products
 from starpod.environments.webshop.shop import actions, pages
 from starpod.environments.webshop.shop.markup import render_html, with_fields, with_pictures
 from starpod.environments.webshop.shop.pictures import picture
 from starpod.environments.webshop.shop.shop import Shop
+from tests.environments.webshop.catalogues import recorded
 from tests.environments.webshop.html_text import Reader
 from tests.environments.webshop.little import GOAL, PRODUCTS, SANDAL, little_shop
-from tests.golden import ROOT
 
 
 def walk(shop: Shop) -> list[str]:
     """Every kind of page, as html, with the shop left on the final one."""
     found = [render_html(shop)]
-    for action in (
-        "all",
-        "b07sandals",
-        "navy blue",
-        "description",
-        "< prev",
-        "features",
-        "< prev",
-        "reviews",
-        "< prev",
-    ):
-        assert shop.search(action) if action == "all" else shop.click(action) is not None
+    shop.search("all")
+    tabs = ["description", "features", "reviews", *(["attributes"] if shop.show_attributes else [])]
+    for click in ("", "b07sandals", "navy blue", *(move for tab in tabs for move in (tab, "< prev")), "buy now"):
+        assert not click or shop.click(click) is not None
         found.append(render_html(shop))
-    if shop.show_attributes:
-        shop.click("attributes")
-        found.append(render_html(shop))
-        shop.click("< prev")
-    shop.click("buy now")
-    return [*found, render_html(shop)]
+    return found
 
 
 def segments(shop: Shop) -> list[str]:
     return pages.text(shop).split(pages.SEPARATOR)
-
-
-# --- the original's page -----------------------------------------------------------------------------------------
 
 
 def test_the_texts_of_every_page_but_the_last_are_the_originals() -> None:
@@ -63,32 +45,22 @@ def test_the_texts_of_every_page_but_the_last_are_the_originals() -> None:
         assert Reader(render_html(shop)).texts == segments(shop), action
 
 
-def test_the_texts_of_recorded_products_are_the_originals(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = ROOT / "webshop_golden" / "catalogue" / "1k"
-    if not folder.is_dir():
-        pytest.skip(f"no golden data at {folder}; STARPOD_GOLDEN names the folder that holds webshop_golden/")
-    products = list(
-        read_products(
-            folder / "items_shuffle.json.gz", folder / "items_ins_v2.json.gz", None, on_malformed=lambda found: None
-        )
-    )
+def test_the_texts_of_recorded_products_are_the_originals() -> None:
+    products = list(recorded("1k"))[::9]  # the others say nothing new
     shop = little_shop(products, replace(GOAL, position=0, asin=products[0].asin), show_attributes=True)
-    compared = 0
-    for product in products[::3]:  # the others say nothing new
+    for product in products:
         shop.state.page, shop.state.asin = "item_page", product.asin
         assert Reader(render_html(shop)).texts == segments(shop), product.asin
         for shop.state.sub_page in ("Description", "Features", "Attributes"):
             shop.state.page = "item_sub_page"
             assert Reader(render_html(shop)).texts == segments(shop), (product.asin, shop.state.sub_page)
-        compared += 4
-    assert compared > 1000
-    with capsys.disabled():
-        print(f"\nhtml: the visible texts of {compared} pages of recorded products are the original's")
+    assert len(products) > 100
 
 
 def test_the_final_page_says_what_the_originals_does_and_shows_the_parts() -> None:
     shop = little_shop()
-    page = walk(shop)[-1]
+    *_, page = pages_seen = walk(shop)
+    assert pages_seen == walk(little_shop())
     reader = Reader(page)
     for text in ("Thank you for shopping with us!", "Purchased", "Target", "Goal", "Reward", "Reward Details",
                  "Your score (min 0.0, max 1.0)", "asin", "options", "attrs", "category", "query", "product category",
@@ -145,10 +117,9 @@ def test_whatever_can_be_clicked_is_a_button_that_clicks_it() -> None:
 # --- any product -------------------------------------------------------------------------------------------------
 
 HOSTILE = (
-    "</title><script>alert(1)</script>",
+    "</title></style></textarea><script>alert(1)</script><!-- ",
     "\"><img src=x onerror=alert(1)>",
     "' onmouseover='alert(1)",
-    "</style></textarea><!-- ",
     "<form action=//evil.example><input name=action>",
     "&lt;b&gt; &amp;amp; {{ 7*7 }} {% raw %}",
     "javascript:alert(1)\u2028\x00\u202e",
@@ -180,17 +151,8 @@ def hostile_walk(text: str) -> list[str]:
     shop.state.keywords, shop.state.page, shop.state.number = [text], "search_results", 1
     shop.state.drawn = [0]
     found = [render_html(shop)]
-    for move in (
-        "b07sandals",
-        "plain",
-        "description",
-        "< prev",
-        "features",
-        "< prev",
-        "attributes",
-        "< prev",
-        "buy now",
-    ):
+    moves = "b07sandals, plain, description, < prev, features, < prev, attributes, < prev, buy now"
+    for move in moves.split(", "):
         assert shop.click(move) is not None
         found.append(render_html(shop))
     return found
@@ -206,16 +168,13 @@ def test_hostile_texts_stay_texts(text: str) -> None:
 
 
 @given(st.text(min_size=1, max_size=40).filter(str.strip))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_any_text_stays_text(text: str) -> None:
     for page, plain in zip(hostile_walk(text), hostile_walk("plain words"), strict=True):
         same_elements(page, plain)
 
 
-# --- for everyone ------------------------------------------------------------------------------------------------
-
-
-def test_pages_are_labelled_and_name_each_id_once() -> None:
+def test_pages_are_labelled_complete_and_name_each_id_once() -> None:
     for page in walk(little_shop(show_attributes=True)):
         reader = Reader(page)
         assert page.startswith("<!doctype html>\n") and reader.all("html", lang="en")
@@ -229,17 +188,11 @@ def test_pages_are_labelled_and_name_each_id_once() -> None:
                     assert target in ids, (tag, target)
             assert tag != "img" or "alt" in attrs
             assert tag != "input" or attrs.get("type") in ("hidden", "radio") or attrs.get("aria-label")
+        assert not re.search(r"(?:src|href|url\()\s*=?[\"']?\s*(?:https?:)?//", page)  # complete in itself
+        for name, value in (pair for _, attrs in reader.tags for pair in attrs.items()):
+            assert not name.startswith("on") and not (name == "style" and "url" in str(value))
         assert len(reader.all("main")) == 1 and len(reader.all("h1")) >= 1
         assert all(chip["aria-pressed"] in ("true", "false") for chip in reader.all("button") if "aria-pressed" in chip)
-
-
-def test_pages_are_complete_in_themselves() -> None:
-    for page in walk(little_shop(show_attributes=True)):
-        assert not re.search(r"(?:src|href|url\()\s*=?[\"']?\s*(?:https?:)?//", page)
-        for attrs in (attrs for _, attrs in Reader(page).tags):
-            assert not [
-                name for name in attrs if name.startswith("on") or (name == "style" and "url" in str(attrs[name]))
-            ]
 
 
 def luminance(colour: str) -> float:
@@ -270,9 +223,6 @@ def test_colours_have_the_contrast_of_wcag_aa(scheme: int) -> None:
     assert contrast(colours["field"], colours["card"]) >= 3  # the borders of fields
 
 
-# --- forms, pictures ---------------------------------------------------------------------------------------------
-
-
 def test_every_form_carries_the_fields_it_is_given() -> None:
     shop = little_shop()
     shop.search("all")
@@ -294,14 +244,6 @@ def test_without_an_address_nothing_can_be_sent() -> None:
     assert reader.texts == segments(shop)
 
 
-def test_an_option_that_no_action_can_name_is_not_offered() -> None:
-    odd = replace(SANDAL, options={"size": ("[wide]", "", "7")})
-    shop = little_shop([odd])
-    shop.search("all")
-    shop.click("b07sandals")
-    assert [value for value in Reader(render_html(shop)).buttons() if "wide" in value or value in ("", "click[]")] == []
-
-
 def test_pictures_are_drawn_from_asin_and_category() -> None:
     drawn = {product.asin: picture(product.asin, product.category) for product in PRODUCTS}
     assert len(set(drawn.values())) == len(PRODUCTS)
@@ -320,8 +262,3 @@ def test_own_pictures_are_only_for_an_open_network() -> None:
     hostile_image = little_shop([replace(SANDAL, image="javascript:alert(1)")])
     hostile_image.search("all")
     assert with_pictures(render_html(hostile_image)) == render_html(hostile_image)
-
-
-def test_a_page_is_the_same_each_time() -> None:
-    one: Any = walk(little_shop())
-    assert one == walk(little_shop())

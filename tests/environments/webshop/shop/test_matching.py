@@ -1,13 +1,10 @@
 """Colours as the original's reward sees them; token-set ratios and decisions as thefuzz 0.19 has them."""
 
-import random
-
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.shop.matching import (
-    COLOURS,
     THRESHOLD,
     Ratio,
     matches,
@@ -26,7 +23,7 @@ words = st.sampled_from(
 texts = st.one_of(st.lists(words, max_size=5).map(" ".join), st.text(max_size=20))
 
 
-def test_ratios_as_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ratios_as_recorded() -> None:
     records = golden("fuzzy", "webshop_golden")
     flipped = 0
     for record in records:
@@ -36,8 +33,6 @@ def test_ratios_as_recorded(capsys: pytest.CaptureFixture[str]) -> None:
         assert matches(record["purchased"], goal) == decision, record
         flipped += matches(record["purchased"], goal, "levenshtein") != decision
     assert flipped == 0  # the recording's own finding
-    with capsys.disabled():
-        print(f"\nfuzzy: compared {len(records)} scores and decisions, with Levenshtein the decisions too")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +56,7 @@ def test_known_pairs(purchased: str, goal: str, difflib: int, levenshtein: int) 
     assert [token_set_ratio(purchased, goal, ratio) for ratio in RATIOS] == [difflib, levenshtein]
 
 
+@settings(max_examples=50)
 @given(texts, texts, st.sampled_from(RATIOS))
 def test_a_decision_is_what_the_score_says(purchased: str, goal: str, ratio: Ratio) -> None:
     score = token_set_ratio(purchased, goal, ratio)
@@ -68,55 +64,30 @@ def test_a_decision_is_what_the_score_says(purchased: str, goal: str, ratio: Rat
     assert matches(purchased, goal, ratio) == (score > THRESHOLD)
 
 
-@given(st.lists(words, max_size=5), texts, st.integers(), st.sampled_from(RATIOS))
-def test_order_and_repeats_do_not_matter(purchased: list[str], goal: str, seed: int, ratio: Ratio) -> None:
-    mixed = purchased * 2
-    random.Random(seed).shuffle(mixed)
-    assert token_set_ratio(" ".join(mixed), goal, ratio) == token_set_ratio(" ".join(purchased), goal, ratio)
-
-
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from("navy dark pack 12 wide".split()), min_size=1), texts, st.sampled_from(RATIOS))
 def test_all_the_words_of_one_side_are_enough(common: list[str], more: str, ratio: Ratio) -> None:
     assert token_set_ratio(" ".join(common), " ".join([*common, more]), ratio) == 100
     assert token_set_ratio(" ".join([more, *common]), " ".join(common), ratio) == 100
 
 
+@settings(max_examples=15)
 @given(st.lists(words, min_size=30, max_size=60), st.lists(words, min_size=30, max_size=60), st.sampled_from(RATIOS))
 def test_long_texts_are_decided_by_their_scores_too(purchased: list[str], goal: list[str], ratio: Ratio) -> None:
     ours, theirs = (" ".join(f"{word}{place}" for place, word in enumerate(side)) for side in (purchased, goal))
     assert matches(ours, theirs, ratio) == (token_set_ratio(ours, theirs, ratio) > THRESHOLD)
 
 
-def test_colours_as_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_colours_as_recorded() -> None:
     records = golden("colors", "webshop_golden")
     assert [normalise(record["input"]) for record in records] == [record["output"] for record in records]
-    with capsys.disabled():
-        print(f"\ncolours: compared {len(records)} values")
 
 
-@pytest.mark.parametrize(
-    ("value", "normalised"),
-    [
-        ("", ""),
-        ("black forest", "black"),
-        ("violet lavender", "lavender"),  # the first of the list, not of the text
-        ("steelivy fuchsia", "fuchsia"),
-        ("123alabaster", "alabaster"),
-        ("webshop", "webshop"),
-        ("12 pack tank top", "tan"),
-        ("dark blue", "blue"),
-        ("dark grey", "dark"),
-        ("Black", "Black"),
-    ],
-)
-def test_the_first_colour_of_the_list_that_is_a_part(value: str, normalised: str) -> None:
-    assert normalise(value) == normalised
-
-
-@given(st.lists(st.sampled_from([*COLOURS, " ", "st", "ed", "x"]), max_size=5).map("".join))
-def test_a_value_with_a_colour_becomes_one(value: str) -> None:
-    found = [colour for colour in COLOURS if colour in value]
-    assert normalise(value) == (min(found) if found else value)  # the list is alphabetical
+def test_the_first_colour_of_the_list_that_is_a_part() -> None:
+    values = ["", "black forest", "violet lavender", "steelivy fuchsia", "123alabaster", "webshop", "12 pack tank top"]
+    found = ["", "black", "lavender", "fuchsia", "alabaster", "webshop", "tan"]
+    assert [*map(normalise, values)] == found  # the first of the list, not of the text
+    assert [*map(normalise, ("dark blue", "dark grey", "Black"))] == ["blue", "dark", "Black"]
 
 
 def test_a_pair_is_a_colour_only_as_a_whole() -> None:

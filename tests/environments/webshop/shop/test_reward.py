@@ -1,20 +1,18 @@
 """The graded reward, part by part, against recorded calls, recorded episodes and real sessions."""
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.catalogue.goals import Goal
 from starpod.environments.webshop.catalogue.product import Product
 from starpod.environments.webshop.shop.reward import Grade, checklist, grade
-from tests.environments.webshop.catalogues import made_up, real, real_data, real_sessions
-from tests.environments.webshop.in_memory import TableTagger
+from tests.environments.webshop.catalogues import made_up, real_sessions
+from tests.environments.webshop.in_memory import StandIn
 from tests.golden import golden
 
 PATH = "a \u203a b \u203a c"
@@ -41,13 +39,13 @@ def goal_of(record: Mapping[str, Any]) -> Goal:
     )  # fmt: skip
 
 
-def nouns(table: Mapping[str, Sequence[str]]) -> TableTagger:
-    return TableTagger("table", table)
+def nouns(table: Mapping[str, Sequence[str]]) -> StandIn:
+    return StandIn("table", table.__getitem__)
 
 
-def test_calls_as_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_calls_as_recorded() -> None:
     records = golden("rewards", "webshop_golden")
-    refused = []
+    refused = set()
     for record in records:
         bought, wanted = record["product"], record["goal"]
         product = made_up(
@@ -61,38 +59,15 @@ def test_calls_as_recorded(capsys: pytest.CaptureFixture[str]) -> None:
         if "error" in record:
             with pytest.raises(ValueError, match=wanted["asin"]):
                 grade(*purchase)
-            refused.append(record["error"])
+            refused.add(record["error"])
             continue
         ours = grade(*purchase)
         assert (ours.reward, ours.as_info()) == (record["reward"], record["info"]), record["id"]
         assert grade(*purchase, ratio="levenshtein").reward == record["reward"], record["id"]
-    assert set(refused) == {"ZeroDivisionError", "TypeError"}  # the original crashed; ours says goal and reason
-    with capsys.disabled():
-        print(f"\nrewards: compared {len(records)} calls, of which {len(refused)} are errors in both")
+    assert refused == {"ZeroDivisionError", "TypeError"}  # the original crashed; ours says goal and reason
 
 
-def test_real_purchases_as_recorded(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = real_data("original_env_transcripts.jsonl").read_text(encoding="utf-8").splitlines()
-    compared = 0
-    for line in lines:
-        record = json.loads(line)
-        if not record["reward_info"]:
-            continue
-        goal = goal_of(record["goal"])
-        product, target = (real()[real().position(asin) or 0] for asin in (record["final_asin"], goal.asin))
-        stand_in = {
-            title: re.findall(r"\b[a-z]{4,}\b", title.lower(), re.ASCII) for title in (product.title, goal.name)
-        }
-        ours = grade(product, goal, target, record["price"], record["final_options"], nouns(stand_in))
-        assert ours.as_info() == record["reward_info"]
-        assert ours.reward == [step["reward"] for step in record["steps"] if step["done"]][-1]
-        compared += 1
-    assert compared
-    with capsys.disabled():
-        print(f"\nreal purchases: compared {compared} of {len(lines)} episodes; the others bought nothing")
-
-
-def test_the_arithmetic_of_real_sessions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_arithmetic_of_real_sessions() -> None:
     """Products made up to earn the recorded parts earn the recorded reward."""
     sessions = real_sessions()
     for session in sessions:
@@ -113,8 +88,6 @@ def test_the_arithmetic_of_real_sessions(capsys: pytest.CaptureFixture[str]) -> 
         ours = grade(product, goal, made_up(title=goal.name), content["price"], content["options"], tagger)
         assert ours.reward == session["reward"]
         assert {key: value for key, value in ours.as_info().items() if not key.startswith("w_")} == info
-    with capsys.disabled():
-        print(f"\nreal sessions: compared {len(sessions)} rewards and their parts")
 
 
 @pytest.mark.parametrize(
@@ -137,21 +110,18 @@ def test_type(query: str, path: str, shared: int, r_type: float) -> None:
     assert (ours.r_type, ours.title_score, ours.tagger) == (r_type, shared / 10, "table")
 
 
-@pytest.mark.parametrize(
-    ("path", "match"),
-    [
+def test_category_match() -> None:
+    target = made_up(product_category=PATH)
+    for path, match in (
         ("b \u203a c \u203a a", True),
         ("d \u203a e \u203a f", False),
         ("a \u203a d \u203a b", True),
         ("a\u203ab", True),
         ("a \u203a a \u203a d", False),
         ("", False),
-    ],
-)
-def test_category_match(path: str, match: bool) -> None:
-    target = made_up(product_category=PATH)
-    ours = grade(made_up(product_category=path), goal_for(target), target, 1.0, {}, nouns({"": ("x",)}))
-    assert ours.category_match is match
+    ):
+        ours = grade(made_up(product_category=path), goal_for(target), target, 1.0, {}, nouns({"": ("x",)}))
+        assert ours.category_match is match, path
 
 
 def test_a_title_can_miss_itself_and_one_without_nouns_is_worth_a_fifth() -> None:
@@ -187,15 +157,17 @@ def test_attributes(attributes: tuple[str, ...], texts: dict[str, Any], matched:
     assert ours.r_att == matched / 3
 
 
+THREE = ("grey", "XL", "pack of 12")
+
+
 @pytest.mark.parametrize(
     ("wanted", "chosen", "share"),
     [
-        (("grey", "XL", "pack of 12"), ("pack of 12", "grey", "XL"), 1.0),
-        (("grey", "XL", "pack of 12"), ("pack of 12", "blue", "XL"), 2 / 3),
+        (THREE, ("pack of 12", "grey", "XL"), 1.0),
+        (THREE, ("pack of 12", "blue", "XL"), 2 / 3),
         (("cool powder snow", "XL", "pack of 12"), ("pack of 12", "powder snow", "XL"), 1.0),
         ((), ("grey",), None),
         (("grey",), (), 0.0),
-        ({"color": "navy"}, ("navy",), 1.0),
         ({"color": "light blue"}, ("blue",), 1.0),
         ({"color": "w |  stand"}, ("w |  stand",), 0.0),  # bought it is 'tan', wanted it is a pair
         ({"size": "large"}, ("x-large",), 0.0),
@@ -230,13 +202,11 @@ def test_whole_rewards_pinned_by_the_originals_tests() -> None:
     assert grade(product, goal, product, 40.01, options, table).r_price is False
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"), [({"attributes": ()}, "no attributes"), ({"price_upper": 0.0}, "price cap 0.0")]
-)
-def test_what_cannot_be_graded_names_goal_and_reason(fields: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_graded_names_goal_and_reason() -> None:
     product = made_up(asin="B00000000X")
-    with pytest.raises(ValueError, match=rf"goal 7 \(B00000000X\) .*{reason}"):
-        grade(product, goal_for(product, **fields), product, 1.0, {}, nouns({"": ()}))
+    for fields, reason in (({"attributes": ()}, "no attributes"), ({"price_upper": 0.0}, "price cap 0.0")):
+        with pytest.raises(ValueError, match=rf"goal 7 \(B00000000X\) .*{reason}"):
+            grade(product, goal_for(product, **fields), product, 1.0, {}, nouns({"": ()}))
 
 
 words = st.sampled_from("soft grey blue large x-large oil tree tan".split())
@@ -244,7 +214,7 @@ texts = st.lists(words, max_size=4).map(" ".join)
 
 
 @st.composite
-def purchases(draw: st.DrawFn) -> tuple[Product, Goal, Product, float, dict[str, str], TableTagger]:
+def purchases(draw: st.DrawFn) -> tuple[Product, Goal, Product, float, dict[str, str], StandIn]:
     title, name = draw(texts), draw(texts)
     paths = st.sampled_from(["a", PATH, "b \u203a a"])
     product, target = (
@@ -259,16 +229,22 @@ def purchases(draw: st.DrawFn) -> tuple[Product, Goal, Product, float, dict[str,
     return product, goal, target, draw(st.floats(0, 80)), draw(st.dictionaries(words, texts, max_size=3)), table
 
 
+@settings(max_examples=50)
 @given(purchases())
-def test_parts_make_the_reward(purchase: Any) -> None:
-    ours: Grade = grade(*purchase)
+def test_parts_make_the_reward_and_a_checklist_ticks_what_the_grade_counts(purchase: Any) -> None:
+    product, goal, target, price, options, table = purchase
+    asked = goal.options if isinstance(goal.options, dict) else tuple(dict.fromkeys(goal.options))
+    goal = replace(goal, attributes=tuple(dict.fromkeys(goal.attributes)), options=asked)
+    ours: Grade = grade(product, goal, target, price, options, table)
     assert 0 <= ours.reward <= 1
     assert sum(ours.parts().values()) == pytest.approx(ours.reward)
     assert ours.w_att + (ours.w_option or 0) + ours.w_price == pytest.approx(1)
-    again = grade(*purchase)
-    assert again == ours
+    attributes, chosen = checklist(product, goal, options)
+    assert sum(attributes.values()) / len(attributes) == ours.r_att
+    assert (sum(chosen.values()) / len(chosen) if chosen else None) == ours.r_option
 
 
+@settings(max_examples=50)
 @given(purchases())
 def test_the_goal_itself_is_worth_everything_but_what_its_nouns_repeat(purchase: Any) -> None:
     _, goal, target, *_, table = purchase
@@ -280,17 +256,3 @@ def test_the_goal_itself_is_worth_everything_but_what_its_nouns_repeat(purchase:
     assert ours.title_score == (len(set(named)) / len(named) if named else 0.2)
     assert ours.r_type == 1.0
     assert ours.r_att == 1.0
-
-
-@given(purchases())
-def test_a_checklist_ticks_what_the_grade_counts(purchase: Any) -> None:
-    product, goal, target, price, options, table = purchase
-    once = replace(
-        goal,
-        attributes=tuple(dict.fromkeys(goal.attributes)),
-        options=goal.options if isinstance(goal.options, dict) else tuple(dict.fromkeys(goal.options)),
-    )
-    ours = grade(product, once, target, price, options, table)
-    attributes, chosen = checklist(product, once, options)
-    assert sum(attributes.values()) / len(attributes) == ours.r_att
-    assert (sum(chosen.values()) / len(chosen) if chosen else None) == ours.r_option

@@ -125,9 +125,6 @@ async def visitor(visit: Visit) -> Visitor:
     return await visit()
 
 
-# --- strangers' names and numbers ----------------------------------------------------------------------------------
-
-
 async def test_a_name_that_is_not_its_own_is_not_answered(visitor: Visitor) -> None:
     """DNS rebinding: a page of evil.test whose name has come to mean 127.0.0.1 is not one of ours."""
     for path in ("/", "/s/anything/state"):
@@ -140,110 +137,94 @@ async def test_a_name_that_is_not_its_own_is_not_answered(visitor: Visitor) -> N
     assert reply.status_code == 421
 
 
-@pytest.mark.parametrize(
-    ("host", "known"),
-    [
-        ("127.0.0.1:8080", True),
-        ("[::1]:8080", True),
-        ("LOCALHOST", True),
-        ("192.168.1.7", True),
-        ("shop.test:1", True),
-        ("shop.test.evil.test", False),
-        ("127.0.0.1.evil.test", False),
-        ("", False),
-        ("[::1", False),
-    ],
-)
-def test_hosts_that_may_name_the_site(host: str, known: bool) -> None:
-    assert known_host(host, ["shop.test"]) is known
+def test_requests_of_strangers_are_known() -> None:
+    for known in ("127.0.0.1:8080", "[::1]:8080", "LOCALHOST", "192.168.1.7", "shop.test:1"):
+        assert known_host(known, ["shop.test"]), known
+    for strange in ("shop.test.evil.test", "127.0.0.1.evil.test", "", "[::1"):
+        assert not known_host(strange, ["shop.test"]), strange
+    assert same_origin({"host": "a:1", "origin": "https://a:1", "sec-fetch-site": "none"}) and same_origin({})
+    assert not same_origin({"host": "a:1", "origin": "http://a:2"})
 
 
-@pytest.mark.parametrize("digits", ["9" * 5000, "4294967296", "\u0663", "\u00b2", "-1", "1e9", "nan"])
-async def test_numbers_beyond_what_they_can_be(visitor: Visitor, digits: str) -> None:
+async def test_numbers_beyond_what_they_can_be(visitor: Visitor) -> None:
     """5,000 digits are more than Python converts: they used to be an error of the site's own."""
     await visitor.start(seed="7")
     path, form = visitor.url, visitor.form("search")
-    for name in ("epoch", "step_index"):
-        reply = await visitor.http.post(path + "act", data={**form, "search_query": "women", name: digits})
-        assert reply.status_code == 400, (name, reply.text)
     await visitor.get("/")
-    form = visitor.form("/start")
-    for name in ("seed", "option-goal") if digits != "4294967296" else ():
-        reply = await visitor.http.post("/start", data={**form, name: digits})
-        assert reply.status_code == 400, (name, reply.text)
-    if digits.isascii():
-        reply = await visitor.http.post("/start", content=b"", headers={"content-length": digits})
-        assert reply.status_code == 413
-
-
-# --- shopping ----------------------------------------------------------------------------------------------------
+    start = visitor.form("/start")
+    for digits in ("9" * 5000, "4294967296", "\u0663", "\u00b2", "-1", "1e9", "nan"):
+        for name in ("epoch", "step_index"):
+            reply = await visitor.http.post(path + "act", data={**form, "search_query": "women", name: digits})
+            assert reply.status_code == 400, (name, reply.text)
+        for name in ("seed", "option-goal") if digits != "4294967296" else ():
+            reply = await visitor.http.post("/start", data={**start, name: digits})
+            assert reply.status_code == 400, (name, reply.text)
+        if digits.isascii():
+            reply = await visitor.http.post("/start", content=b"", headers={"content-length": digits})
+            assert reply.status_code == 413
 
 
 async def test_a_person_shops_and_sees_the_score(visitor: Visitor) -> None:
-    await visitor.start(seed="7")
+    await visitor.start(seed=str(2**64 - 1), **{"option-show_attrs": "on"})
     assert re.fullmatch(r"/s/[\w-]+/", visitor.url) and "open toe women&#39;s sandals" in visitor.text
     await visitor.search("women")
     assert "Page 1 (Total results: 4)" in visitor.text
-    for action in ("click[b07sandals]", "click[navy blue]", "click[7.5 wide]", "click[features]", "click[< prev]"):
+    moves = ("b07sandals", "navy blue", "7.5 wide", "features", "< prev", "attributes", "< prev")
+    for action in map("click[{}]".format, moves):
         assert (await visitor.act(action)).status_code == 200 and not visitor.notice
     assert len(re.findall('aria-pressed="true"', visitor.text)) == 2
+    path = visitor.url
+    trail = (await visitor.get(f"{path}state")).json()["trail"]
+    assert [seen["step"] for seen in trail] == list(range(9))
+    assert [seen["action"] for seen in trail][:3] == ["", "search[women]", "click[b07sandals]"]
+    assert "click[b07sandals]" in (await visitor.get(f"{path}watch")).text
+    await visitor.get(path)
     await visitor.act("click[buy now]")
     assert re.search(r'id="reward".*?<pre>1\.0</pre>', visitor.text, re.DOTALL)
     await visitor.post(visitor.url + "again", visitor.form("again"))
     assert 'data-page="index"' in visitor.text
 
 
-async def test_options_and_seed_go_to_the_server(visitor: Visitor) -> None:
-    await visitor.start(**{"option-show_attrs": "on", "seed": str(2**64 - 1)})
-    await visitor.search("all")
-    await visitor.act("click[b07sandals]")
-    assert "click[attributes]" in Reader(visitor.text).buttons()
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"seed": "-1"}, "whole number"),
-        ({"seed": str(2**64)}, "whole number"),
-        ({"seed": "²"}, "whole number"),
-        ({"option-goal": "x"}, "goal: &#39;x&#39; is not a whole number"),
-        ({"option-goal": "-4"}, "goal"),
-        ({"option-goals": "robots"}, "goals"),
-    ],
-)
-async def test_what_cannot_be_opened_is_said_on_the_index(visitor: Visitor, fields: dict[str, str], said: str) -> None:
+async def test_what_cannot_be_opened_is_said_on_the_index(visitor: Visitor) -> None:
     await visitor.get("/")
-    reply = await visitor.post("/start", {**visitor.form("/start"), **fields})
-    assert reply.status_code == 400 and said in re.search(r'role="alert">(.*?)</p>', reply.text)[1]  # type: ignore[index]
+    form = visitor.form("/start")
+    for name, value, said in (
+        ("seed", "-1", "whole number"),
+        ("seed", str(2**64), "whole number"),
+        ("seed", "²", "whole number"),
+        ("option-goal", "x", "goal: &#39;x&#39; is not a whole number"),
+        ("option-goal", "-4", "goal"),
+        ("option-goals", "robots", "goals"),
+    ):
+        reply = await visitor.post("/start", {**form, name: value})
+        assert reply.status_code == 400 and re.search(rf'role="alert">[^\n]*{said}', reply.text), (name, value)
     assert visitor.server.worker.live_sessions == 0
 
 
-async def test_starting_twice_with_one_form_opens_one_session(visitor: Visitor) -> None:
+async def test_a_double_click_is_one_session_and_one_turn(visitor: Visitor) -> None:
     await visitor.get("/")
     form = visitor.form("/start")
     first, second = [await visitor.post("/start", form) for _ in range(2)]
     assert first.url == second.url and visitor.server.worker.live_sessions == 1
-
-
-# --- exactly once ------------------------------------------------------------------------------------------------
-
-
-async def test_a_double_click_is_one_turn(visitor: Visitor) -> None:
-    session = await visitor.start()
     fields = {**visitor.form("search"), "search_query": "women"}
-    replies = await asyncio.gather(*(visitor.http.post(f"/s/{session}/act", data=fields) for _ in range(5)))
+    act, state = (f"/s/{visitor.session}/{name}" for name in ("act", "state"))
+    replies = await asyncio.gather(*(visitor.http.post(act, data=fields) for _ in range(5)))
     assert {reply.status_code for reply in replies} == {200} and all("results: 4" in reply.text for reply in replies)
-    assert (await visitor.get(f"/s/{session}/state")).json()["place"] == "1.1"
+    assert (await visitor.get(state)).json()["place"] == "1.1"
 
 
 async def test_a_stale_page_does_nothing_and_the_present_one_is_shown(visitor: Visitor) -> None:
     session = await visitor.start()
-    stale = {**visitor.form("search"), "search_query": "women"}
+    stale, goal = {**visitor.form("search"), "search_query": "women"}, visitor.form("again")
     await visitor.search("garden")
     await visitor.post(f"/s/{session}/act", stale)
     assert "out of date" in visitor.notice and 'value="garden"' in visitor.text
     await visitor.act("click[b000000010]")
     assert not visitor.notice
+    await visitor.post(f"/s/{session}/again", goal)
+    await visitor.search("women")
+    await visitor.post(f"/s/{session}/again", goal)
+    assert "out of date" in visitor.notice and "results: 4" in visitor.text
 
 
 async def test_an_agent_that_steps_in_between_is_noticed(visitor: Visitor) -> None:
@@ -276,15 +257,6 @@ async def test_a_session_of_an_agent_can_be_taken_over(visitor: Visitor) -> None
     assert forbidden.status_code == 403
 
 
-async def test_a_late_new_goal_throws_nothing_away(visitor: Visitor) -> None:
-    session = await visitor.start()
-    form = visitor.form("again")
-    await visitor.post(f"/s/{session}/again", form)
-    await visitor.search("women")
-    await visitor.post(f"/s/{session}/again", form)
-    assert "out of date" in visitor.notice and "results: 4" in visitor.text
-
-
 async def test_what_does_not_work_here_is_said(visitor: Visitor) -> None:
     session = await visitor.start()
     await visitor.post(f"/s/{session}/act", {**visitor.form("search"), "action": "click[buy now]"})
@@ -293,9 +265,7 @@ async def test_what_does_not_work_here_is_said(visitor: Visitor) -> None:
     assert 'value="wool x"' in visitor.text and not visitor.notice
     await visitor.search("[]")
     assert "did not work" in visitor.notice
-
-
-# --- watching ----------------------------------------------------------------------------------------------------
+    assert (await visitor.search("x" * MAX_BODY_BYTES)).status_code == 413
 
 
 async def test_watching_shows_each_step_and_changes_nothing(visitor: Visitor) -> None:
@@ -315,22 +285,6 @@ async def test_watching_shows_each_step_and_changes_nothing(visitor: Visitor) ->
     frame = await visitor.get(f"/s/{session}/frame")
     assert "<body inert" in frame.text and "form-action 'none'" in frame.headers["content-security-policy"]
     assert "frame-ancestors 'self'" in frame.headers["content-security-policy"]
-
-
-async def test_the_trail_names_actions_that_came_through_the_site(visitor: Visitor) -> None:
-    session = await visitor.start()
-    await visitor.search("women")
-    await visitor.act("click[b07sandals]")
-    trail = (await visitor.get(f"/s/{session}/state")).json()["trail"]
-    assert [(seen["step"], seen["action"]) for seen in trail] == [
-        (0, ""),
-        (1, "search[women]"),
-        (2, "click[b07sandals]"),
-    ]
-    assert "click[b07sandals]" in (await visitor.get(f"/s/{session}/watch")).text
-
-
-# --- safety ------------------------------------------------------------------------------------------------------
 
 
 async def test_forms_of_others_are_refused(visitor: Visitor) -> None:
@@ -358,11 +312,6 @@ async def test_forms_of_others_are_refused(visitor: Visitor) -> None:
     assert "results: 4" in good.text
 
 
-def test_same_origin_knows_the_host() -> None:
-    assert same_origin({"host": "a:1", "origin": "https://a:1", "sec-fetch-site": "none"}) and same_origin({})
-    assert not same_origin({"host": "a:1", "origin": "http://a:2"})
-
-
 async def test_every_reply_has_the_headers_that_protect_it(visitor: Visitor) -> None:
     session = await visitor.start()
     nonces = set()
@@ -370,9 +319,8 @@ async def test_every_reply_has_the_headers_that_protect_it(visitor: Visitor) -> 
         reply = await visitor.get(path)
         policy = reply.headers["content-security-policy"]
         assert reply.headers["cache-control"] == "no-store" and "default-src 'none'" in policy
-        assert "frame-ancestors 'none'" in policy and "'unsafe-inline'" not in policy.replace(
-            "style-src 'unsafe-inline'", ""
-        )
+        assert "frame-ancestors 'none'" in policy
+        assert "'unsafe-inline'" not in policy.replace("style-src 'unsafe-inline'", "")
         assert reply.headers["x-content-type-options"] == "nosniff" and "set-cookie" not in reply.headers
         nonces.add(re.search("nonce-([^']+)", policy)[1])  # type: ignore[index]
         for nonce in re.findall('<script nonce="([^"]+)"', reply.text):
@@ -392,38 +340,20 @@ async def test_ids_of_sessions_stand_in_the_path_alone(visitor: Visitor) -> None
         assert (await visitor.post("/find", {**visitor.form("/find"), "session": wrong})).status_code == 400, wrong
 
 
-async def test_what_is_too_large_is_not_read(visitor: Visitor) -> None:
-    session = await visitor.start()
-    reply = await visitor.search("x" * MAX_BODY_BYTES)
-    assert reply.status_code == 413
-    assert (await visitor.get(f"/s/{session}/state")).json()["place"] == "1.0"
-
-
-async def test_own_pictures_need_the_option(visit: Visit) -> None:
-    for pictures in (False, True):
-        visitor = await visit(pictures=pictures)
-        await visitor.start()
-        reply = await visitor.search("women")
-        assert ("https:" in reply.headers["content-security-policy"]) is pictures
-        assert ('src="https://images.example.com/' in reply.text) is pictures
-
-
 async def test_pages_are_written_for_people(visitor: Visitor) -> None:
     """Code as code, prices with their cents, and words for nothing."""
     assert options.marked("one of `<a>`") == "one of <code>&lt;a&gt;</code>"
     await visitor.get("/")
     assert "`" not in re.sub(r"<(style|script).*?</\1>", "", visitor.text, flags=re.DOTALL)
     await visitor.start()
-    await visitor.search("women")
+    reply = await visitor.search("women")
+    assert "https:" not in reply.headers["content-security-policy"] and 'src="https:' not in reply.text
     await visitor.act("click[b07sandals]")
     assert "Price: $34.99 to $41.50" in visitor.text and 'data-price="$34.99 to $41.50"' in visitor.text
     await visitor.act("click[buy now]")
     shown = Reader(visitor.text).texts
     assert "none" in shown and "{}" not in shown
     assert any(text.endswith("%") for text in shown)
-
-
-# --- failures ----------------------------------------------------------------------------------------------------
 
 
 async def test_an_unknown_or_ended_session_is_a_page(visitor: Visitor) -> None:
@@ -443,14 +373,10 @@ async def test_a_server_that_is_gone_is_a_page(visitor: Visitor) -> None:
     session = await visitor.start()
     form = {**visitor.form("search"), "search_query": "women"}
     await visitor.server.stop(0)
-    for reply in (
-        await visitor.get("/"),
-        await visitor.get(f"/s/{session}/"),
-        await visitor.post(f"/s/{session}/act", form),
-    ):
-        assert (
-            reply.status_code == 503 and "The shop is closed" in reply.text and int(reply.headers["retry-after"]) >= 1
-        )
+    index, page = await visitor.get("/"), await visitor.get(f"/s/{session}/")
+    for reply in (index, page, await visitor.post(f"/s/{session}/act", form)):
+        assert reply.status_code == 503 and "The shop is closed" in reply.text
+        assert int(reply.headers["retry-after"]) >= 1
     # The same form can be sent again from the page: the turn is played once whatever happened to the first.
     assert visitor.form("/act") == form
 
@@ -476,25 +402,23 @@ async def test_a_full_server_is_a_page_that_can_be_sent_again(visit: Visit) -> N
     assert "results: 4" in visitor.text
 
 
-async def test_no_more_sessions_is_a_page(visit: Visit) -> None:
-    visitor = await visit(limits=ServerLimits(max_sessions=1))
+async def test_pictures_of_products_and_pages_for_no_more_sessions_and_a_lost_path(visit: Visit) -> None:
+    visitor = await visit(limits=ServerLimits(max_sessions=1), pictures=True)
     await visitor.start()
+    reply = await visitor.search("women")
+    assert "https:" in reply.headers["content-security-policy"] and 'src="https://images.example.com/' in reply.text
     await visitor.get("/")
     reply = await visitor.post("/start", visitor.form("/start"))
     assert reply.status_code == 503 and "The shop is full" in reply.text and "retry-after" in reply.headers
-
-
-async def test_a_lost_path_and_a_server_without_the_shop_are_pages(visit: Visit, visitor: Visitor) -> None:
     assert "Not Found" in (await visitor.get("/nowhere")).text
 
+
+async def test_a_server_without_the_shop_is_a_page(visit: Visit) -> None:
     class Other(LittleWebShop):
         spec = LittleWebShop.spec.__class__(id="other-v1", version="1.0.0", title="Other")
 
     reply = await (await visit(environment=Other)).get("/")
     assert reply.status_code == 503 and "does not host webshop-v1" in reply.text
-
-
-# --- servers -----------------------------------------------------------------------------------------------------
 
 
 async def test_token_and_certificate_are_shown_to_the_server(visit: Visit, tmp_path: Path) -> None:
@@ -526,9 +450,6 @@ async def test_sessions_of_every_worker_are_found() -> None:
         assert [server.worker.live_sessions for server in servers] == [2, 3]
 
 
-# --- options, command --------------------------------------------------------------------------------------------
-
-
 def test_fields_are_made_from_the_schema_of_the_shop() -> None:
     properties = {
         "b": {"type": "boolean", "default": True},
@@ -540,13 +461,10 @@ def test_fields_are_made_from_the_schema_of_the_shop() -> None:
         "e": {"enum": ["p", "q"], "type": "string", "default": "p"},
     }
     known = options.fields(json.dumps({"properties": properties}), first=("catalogue",), hidden=("observation",))
-    assert [(field.name, field.kind, field.default) for field in known] == [
-        ("catalogue", "text", ""),
-        ("b", "check", "on"),
-        ("n", "number", ""),
-        ("f", "number", "1.0"),
-        ("e", "choice", "p"),
-    ]
+    names, kinds, defaults = zip(*((field.name, field.kind, field.default) for field in known), strict=True)
+    assert names == ("catalogue", "b", "n", "f", "e")
+    assert kinds == ("text", "check", "number", "number", "choice")
+    assert defaults == ("", "on", "", "1.0", "p")
     assert options.chosen(known, {"option-b": "on", "option-e": "p", "option-f": "1.0"}) == {}
     given = {"option-e": "q", "option-n": " 3 ", "option-catalogue": "mine"}
     assert options.chosen(known, given) == {"catalogue": "mine", "b": False, "n": 3, "e": "q"}
@@ -554,19 +472,16 @@ def test_fields_are_made_from_the_schema_of_the_shop() -> None:
         options.chosen(known, {"option-n": "1.5"})
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_calls_of_the_command_that_make_no_sense_are_refused() -> None:
+    for words, said in (
         (["nonsense"], "is not host:port"),
         (["a:1", "--key", __file__], "go together"),
         (["--token-file", __file__], "give its ADDRESS"),
         (["a:1", "--store", "x=y"], "leave out ADDRESS"),
         (["--store", "xy"], "is not NAME=PATH"),
-    ],
-)
-def test_calls_of_the_command_that_make_no_sense_are_refused(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(site, words)
-    assert result.exit_code == 2 and said in result.output
+    ):
+        result = CliRunner().invoke(site, words)
+        assert result.exit_code == 2 and said in result.output
 
 
 def test_the_command_opens_the_shop_and_ends_when_told() -> None:

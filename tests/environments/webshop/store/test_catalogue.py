@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from starpod.environments.webshop.catalogue.product import Catalogue, HumanInstruction, Product
 from starpod.environments.webshop.store.mapped import CatalogueWriter, MappedCatalogue, decode, encode
-from starpod.environments.webshop.store.sections import StoreError, map_section
-from tests.environments.webshop.catalogues import made_up, recorded
+from starpod.environments.webshop.store.sections import map_section
+from tests.environments.webshop.catalogues import made_up
 from tests.environments.webshop.in_memory import ListCatalogue
 
 texts = st.text(max_size=12)
@@ -65,12 +65,13 @@ def expect_equal(ours: Catalogue, wanted: Sequence[Product], others: Sequence[Pr
             assert all(type(position) is int for position in positions)
 
 
+@settings(max_examples=50)
 @given(products)
 def test_a_product_comes_back_as_it_was(product: Product) -> None:
     assert decode(encode(product)) == product
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(catalogues, st.integers(0, 12))
 def test_catalogues_of_both_kinds_give_what_a_plain_search_finds(goods: list[Product], loaded: int) -> None:
     loaded = min(loaded, len(goods))
@@ -83,45 +84,17 @@ def test_catalogues_of_both_kinds_give_what_a_plain_search_finds(goods: list[Pro
         assert list(mapped.documents()) == [(product.asin, product.index_text()) for product in goods]
 
 
-def test_the_recorded_catalogue_comes_back_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    goods = [recorded("1k")[position] for position in range(len(recorded("1k")))]
-    arrays, _ = write(tmp_path, goods, 200)
-    expect_equal(MappedCatalogue(arrays, 200), goods[:200], goods[200:])
-    assert list(MappedCatalogue(arrays, len(goods))) == goods
-    with capsys.disabled():
-        raw = sum(len(encode(product)) for product in goods)
-        print(f"\nmapped catalogue: compared {len(goods)} products; {len(arrays['products.data'])} of {raw} bytes")
-
-
-@pytest.mark.parametrize("position", [-1, 2, 10**9])
-def test_positions_outside_raise(position: int, tmp_path: Path) -> None:
+def test_positions_outside_raise(tmp_path: Path) -> None:
     goods = [made_up(asin="A"), made_up(asin="B"), made_up(asin="C")]
     for catalogue in (ListCatalogue(goods[:2]), MappedCatalogue(write(tmp_path, goods, 2)[0], 2)):
-        with pytest.raises(IndexError):
-            catalogue[position]
+        for position in (-1, 2, 10**9):
+            with pytest.raises(IndexError):
+                catalogue[position]
 
 
 def test_a_second_product_of_an_asin_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="asin A occurs twice"):
         write(tmp_path, [made_up(asin="A"), made_up(asin="A")], 2)
-
-
-def test_no_damaged_byte_of_a_record_is_ever_taken_for_a_product(tmp_path: Path) -> None:
-    goods = [made_up(asin=f"B0{number}", title=f"lamp number {number}") for number in range(5)]
-    arrays, _ = write(tmp_path, goods, len(goods))
-    found = 0
-    for name in ("products.data", "products.dictionary"):
-        for place in range(len(arrays[name])):
-            damaged = arrays[name].copy()
-            damaged[place] ^= 1 + place % 255
-            catalogue = MappedCatalogue({**arrays, name: damaged}, len(goods))
-            for position, product in enumerate(goods):
-                try:
-                    assert catalogue[position] == product
-                except StoreError as error:
-                    assert f"product {position} is damaged" in str(error)
-                    found += 1
-    assert found > len(arrays["products.data"]) / 2
 
 
 def test_the_content_digest_is_that_of_the_products_however_they_lie(tmp_path: Path) -> None:
