@@ -54,7 +54,7 @@ class ScriptedCollector(Collector[EngineAgents]):
 
 
 def episode(group: int, member: int, reward: float) -> Episode:
-    turn = a_turn(logprobs=[-1.0], reward=reward)
+    turn = a_turn(logprobs=[-1.0], reward=reward, parts={"environment": reward})
     return Episode(group, member, "lake", turns=[turn], end="terminal", success=reward > 0)
 
 
@@ -205,6 +205,32 @@ async def test_what_the_filter_and_the_update_made_of_the_episodes_is_kept(tmp_p
     assert "dynamic sampling" in found[1].why
     assert found[3].why == "Its reward_std of 0.495 is number 3 of 4; top_k 2 keeps 2."
     assert read_tokens(file, 0, 1) is not None and read_tokens(file, 3, 1) is None
+
+
+async def test_an_advantage_over_scored_turns_can_be_computed_again_from_what_is_kept(tmp_path: Path) -> None:
+    """iStar's: (R - mean of the others) + (process - mean of the others), for two episodes of one turn."""
+    algorithm = {"preset": "dapo", "advantage": "istar", "dynamic_sampling": {"enabled": False}}
+    run = make_run(tmp_path, algorithm=algorithm, scorer={"kind": "implicit"})
+
+    def score(episodes: Sequence[Episode]) -> list[list[float]]:
+        return [[episode.member + episode.group / 4] for episode in episodes]
+
+    run.scorer = cast(Any, SimpleNamespace(score=score, fit=lambda groups: {}))
+    kept = await played(run)
+    run.version = 1  # what was made up, no policy sampled
+    await run.learn(kept)
+    (file,) = run.output.folder.episodes.glob("*.update.gz")
+    groups = read_groups(run.output.folder.path)
+    assert len(groups) == 4
+    for group in groups:
+        one, other = group.episodes
+        process = [each.turns[0].parts["process"] for each in (one, other)]
+        assert process == [group.id / 4, 1 + group.id / 4]
+        outcomes = [each.total_reward - own for each, own in zip((one, other), process, strict=True)]
+        expected = outcomes[0] - outcomes[1] + process[0] - process[1]
+        for member, sign in ((0, 1), (1, -1)):
+            tokens = read_tokens(file, group.id, member)
+            assert tokens is not None and tokens.advantages.tolist() == [pytest.approx(sign * expected, abs=1e-3)]
 
 
 async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
