@@ -13,12 +13,12 @@ import yaml
 from starpod.client import SyncFleet, Want
 from tests.deploy.engine import Compose, docker, inspect, measured, missing
 from tests.deploy.files import project
-from tests.e2e.test_train import COMMAND, SMALL, learnt, lines
+from tests.e2e.test_train import COMMAND, SMALL, learnt, lines, overlaid
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # Groups enough for four replicas, and collections long enough to be disturbed.
-JOB = (*SMALL, "collect.groups=16", "collect.group_size=8", "stop.iterations=6")
+JOB = overlaid(*SMALL, "collect.groups=16", "collect.group_size=8", "stop.iterations=6")
 # Enough to learn the format, without which all replies earn the same and no update follows.
 MODEL_JOB = (
     "bandit_llm",

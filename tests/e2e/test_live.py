@@ -6,38 +6,37 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.test_train import SMALL, Screen, train
+from tests.e2e.test_train import COMMAND, Screen, command, train
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import wait_until
 
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was looked at whenever it told something."""
-    folder = tmp_path_factory.mktemp("live") / "lake"
-    address, seen = "", []
-
-    def look() -> None:
-        nonlocal address
-        if found := re.search(r"live: (\S+)", screen.getvalue()):
-            address = found[1]
-            seen.append([httpx.get(f"{address}{page}", timeout=60.0).text for page in ("runs/lake", "fleet")])
-
-    screen = Screen("] ", look)
-    few = ("warm_start.steps=5", "warm_start.episodes=20", "evaluation.every=0", "stop.iterations=2")
-    train(*few, "--ui", run_dir=folder, screen=screen)
-    # Its fleet is the server of the run itself.
-    shown = [run for run, fleet in seen if 'class="status running"' in run and "/play/frozen_lake-v1" in fleet]
-    assert any("frozen_lake-v1" in run and "Sessions in play" in run for run in shown)
+    """A run that was looked at while it trained."""
+    folder, screen = tmp_path_factory.mktemp("live") / "lake", Screen()
+    few = ("warm_start.steps=5", "warm_start.episodes=20", "evaluation.every=0", "stop.iterations=3")
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train, *few, "--ui", run_dir=folder, screen=screen)
+        while not (live := re.search(r"live: (\S+)\n", screen.getvalue())):
+            assert not training.done(), training.result()
+            time.sleep(0.1)
+        run = fleet = ""
+        # On the server of the run itself, as soon as that has seen that somebody looks.
+        while not ("Sessions in play" in run and "/play/frozen_lake-v1" in fleet):
+            assert not training.done(), "the run ended before it was shown"
+            run, fleet = (httpx.get(f"{live[1]}{page}", timeout=60.0).text for page in ("runs/lake", "fleet"))
+        assert 'class="status running"' in run and "frozen_lake-v1" in run
+        training.result()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(address)
+        httpx.get(live[1])
     return folder
 
 
@@ -48,10 +47,8 @@ def test_a_run_is_shown_while_it_trains_and_the_site_leaves_nothing(lake: Path) 
 def test_on_a_terminal_the_pages_stay_until_ctrl_c(tmp_path: Path) -> None:
     """At the address that was told, with a server for what needs one."""
     terminal, inside = pty.openpty()
-    command = [sys.executable, "-m", "starpod.cli.main", "train", *SMALL, "stop.iterations=1", "warm_start.steps=1"]
-    with subprocess.Popen(
-        [*command, "--ui", "--run-dir", str(tmp_path / "lake")], stdin=inside, stdout=subprocess.DEVNULL, stderr=inside
-    ) as process:
+    words = command("--ui", "stop.iterations=1", "warm_start.steps=1", run_dir=tmp_path / "lake")
+    with subprocess.Popen([*COMMAND, *words], stdin=inside, stdout=subprocess.DEVNULL, stderr=inside) as process:
         os.close(inside)
         lines = iter(os.fdopen(terminal, errors="replace"))
         live = next(line for line in lines if "live: " in line).split()[-1]
@@ -66,9 +63,7 @@ def test_on_a_terminal_the_pages_stay_until_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_its_checkpoint_goes_on_from_each_turn(lake: Path, server: ServerProcess) -> None:
-    site = ServerProcess(
-        [sys.executable, "-m", "starpod.cli.main", "ui", str(lake), "--address", server.address, "--index", ":memory:"]
-    )
+    site = ServerProcess([*COMMAND, "ui", str(lake), "--address", server.address, "--index", ":memory:"])
     try:
         with httpx.Client(base_url=site.address, timeout=200.0) as http:
             links: list[str] = []

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from starpod.cli.main import starpod
 from starpod.trainer.data.files import read_episodes
+from tests.e2e.test_jobs import SMALL
 from tests.e2e.test_train import latest, learnt, lines, rewound, train
 from tests.support import ServerProcess, start_server
 
@@ -30,32 +31,7 @@ TEAM = (
     "monitor.sinks.tensorboard=false",
     "monitor.screen=plain",
 )
-GAME = (
-    "tiny",
-    "environment.id=tic_tac_toe-v1",
-    "environment.options={opponent: none, observation: line}",
-    "environment.max_turns=9",
-    "environment.max_actions_per_turn=1",
-    "evaluation.options={opponent: random, side: X}",
-    "script=self_play",
-    "script.policies=[X,O]",
-    "rewards.zero_sum=true",
-    "algorithm=dapo",
-    "algorithm.advantage=attempts",
-    "algorithm.filter.strategy=none",
-    "algorithm.dynamic_sampling.enabled=false",
-    "collect.groups=2",
-    "collect.group_size=2",
-    "warm_start.steps=20",
-    "warm_start.lr=0.005",
-    "warm_start.episodes=16",
-    "warm_start.actions=random",
-    "warm_start.batch_size=16",
-    "evaluation.episodes=2",
-    "evaluation.every=0",
-    "monitor.sinks.tensorboard=false",
-    "monitor.screen=plain",
-)
+GAME = ("self_play", *SMALL, "script.policies=[X,O]")
 
 
 def digests(run: Path) -> dict[str, dict[str, object]]:

@@ -86,8 +86,13 @@ class Screen(io.StringIO):
         return super().write(text)
 
 
+def overlaid(*words: str) -> list[str]:
+    """The words, later ones in the place of earlier ones with the same key: no command line may have both."""
+    return list({word if word.startswith("--") else word.partition("=")[0]: word for word in words}.values())
+
+
 def command(*words: str, run_dir: Path, resume: bool = False, base: Sequence[str] = SMALL) -> list[str]:
-    return ["train", *base, *words, "--run-dir", str(run_dir), *["--resume"] * resume]
+    return ["train", *overlaid(*base, *words), "--run-dir", str(run_dir), *["--resume"] * resume]
 
 
 def train(

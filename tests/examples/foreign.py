@@ -19,11 +19,11 @@ from tests.support import ServerProcess
 from tests.tools.ui.conftest import wait_until
 
 
-def code_lines(folder: Path, *endings: str) -> int:
-    """Blank lines and comments do not count."""
+def code_lines(folder: Path, *endings: str, comments: tuple[str, ...] = ("//",)) -> int:
+    """Blank lines, and those that begin as comments do, do not count."""
     files = [file for file in folder.iterdir() if file.suffix in endings]
     stripped = [line.strip() for file in files for line in file.read_text().splitlines()]
-    return len([line for line in stripped if line and not line.startswith(("//", "/*", "*"))])
+    return len([line for line in stripped if line and not line.startswith(comments)])
 
 
 def keep_contract(server: ServerProcess, also: ServerProcess, *words: str) -> dict[str, str]:

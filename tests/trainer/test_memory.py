@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from starpod.trainer.config import Config, load_config
+from starpod.trainer.config import load_config
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.memory import GIB, PROGRAM, Estimate, Place, Shape, estimate_memory, kept_for_backward
@@ -20,7 +20,6 @@ from starpod.trainer.models.policy import build_policy
 from starpod.trainer.models.precision import fast_dtype
 
 ROOT = Path(__file__).resolve().parents[2]
-GPU = Place("cuda", 80 * GIB)
 FACTOR = 1.5
 """By which a measured peak may differ from the estimate: the allocator of a CPU keeps what it cannot join."""
 
@@ -41,8 +40,15 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def estimated(config: Config, place: Place = GPU) -> Estimate:
-    return estimate_memory(config, place)
+def estimated(qwen: str, *words: str, world: int = 1) -> Estimate:
+    """Of a job with this model, on each of `world` GPUs."""
+    return estimate_memory(load_config("webshop_ragen", [f"model.name={qwen}", *words]), Place("cuda", 80 * GIB, world))
+
+
+def held(qwen: str, *words: str, world: int = 1) -> dict[str, float]:
+    """GiB of each part, and of all, with the engine that computes in the trainer's process."""
+    estimate = estimated(qwen, "engine=torch", *words, world=world)
+    return sizes(estimate) | {"total": estimate.total / GIB}
 
 
 def sizes(estimate: Estimate) -> dict[str, float]:
@@ -50,73 +56,61 @@ def sizes(estimate: Estimate) -> dict[str, float]:
 
 
 def test_a_run_that_needs_more_than_a_gpu_has_is_told_from_one_that_fits(qwen: str) -> None:
-    asked = [f"model.name={qwen}", "engine.gpu_memory_fraction=0.4"]
-    estimate = estimated(load_config("webshop_ragen", asked))
-    held = sizes(estimate)
-    assert held["weights"] == pytest.approx(3_085_938_688 * 4 / GIB)
-    assert held["optimiser (AdamW)"] == pytest.approx(2 * held["weights"])
-    assert held["engine (vLLM)"] == pytest.approx(32)
+    estimate = estimated(qwen, "engine.gpu_memory_fraction=0.4")
+    parts = sizes(estimate)
+    assert parts["weights"] == pytest.approx(3_085_938_688 * 4 / GIB)
+    assert parts["optimiser (AdamW)"] == pytest.approx(2 * parts["weights"])
+    assert parts["engine (vLLM)"] == pytest.approx(32)
     assert 84 < estimate.total / GIB < 92
     assert not estimate.fits
     assert "of the 80 GiB that each device (cuda) has" in estimate.advice()
     assert "engine.gpu_memory_fraction" in estimate.advice()
-    assert estimated(load_config("webshop_ragen", asked[:1])).fits
-    assert estimated(load_config("webshop_ragen", asked), Place("cuda", 80 * GIB, world=4)).fits
+    assert estimated(qwen).fits
+    assert estimated(qwen, "engine.gpu_memory_fraction=0.4", world=4).fits
 
 
 def test_an_engine_that_sleeps_leaves_its_share_to_the_update(qwen: str) -> None:
-    asked = [f"model.name={qwen}", "engine.gpu_memory_fraction=0.3", "optimizer.micro_batch_tokens=200000"]
-    awake, asleep = (estimated(load_config("webshop_ragen", [*asked, *more])) for more in ([], ["engine.sleep=true"]))
+    asked = (qwen, "engine.gpu_memory_fraction=0.3", "optimizer.micro_batch_tokens=200000")
+    awake, asleep = estimated(*asked), estimated(*asked, "engine.sleep=true")
     assert awake.total - asleep.total == pytest.approx(24 * GIB - PROGRAM["cuda"], abs=0.1 * GIB)
     assert "engine.sleep" in awake.advice() and "engine.sleep" not in asleep.advice()
 
 
 def test_sampling_during_updates_takes_a_copy_of_what_is_trained(qwen: str) -> None:
-    def own(*words: str) -> float:
-        asked = [f"model.name={qwen}", "engine=torch", *words]
-        return sizes(estimated(load_config("webshop_ragen", asked))).get("weights to sample from during updates", 0)
-
-    assert own() == 0
-    assert own("collect.max_staleness=1") == pytest.approx(3_085_938_688 * 4 / GIB)
-    assert own("collect.max_staleness=1", "model.lora.rank=8") < 0.2
+    copied = "weights to sample from during updates"
+    assert copied not in held(qwen)
+    assert held(qwen, "collect.max_staleness=1")[copied] == pytest.approx(3_085_938_688 * 4 / GIB)
+    assert held(qwen, "collect.max_staleness=1", "model.lora.rank=8")[copied] < 0.2
 
 
 def test_what_lowers_memory_lowers_the_estimate(qwen: str) -> None:
-    def held(*words: str, world: int = 1) -> dict[str, float]:
-        asked = [f"model.name={qwen}", "engine=torch", *words]
-        estimate = estimated(load_config("webshop_ragen", asked), Place("cuda", 80 * GIB, world))
-        return sizes(estimate) | {"total": estimate.total / GIB}
-
-    plain = held()
+    plain = held(qwen)
     assert plain["engine's cache, 14 replies at once"] < 8
-    assert held(world=4)["optimiser (AdamW)"] == pytest.approx(plain["optimiser (AdamW)"] / 4)
-    assert held(world=4)["total"] < plain["total"]
-    assert held("algorithm.kl.where=loss")["reference model"] == pytest.approx(plain["weights"])
-    separate = held("algorithm.advantage=gae", "model.critic=separate")
+    assert held(qwen, world=4)["optimiser (AdamW)"] == pytest.approx(plain["optimiser (AdamW)"] / 4)
+    assert held(qwen, world=4)["total"] < plain["total"]
+    assert held(qwen, "algorithm.kl.where=loss")["reference model"] == pytest.approx(plain["weights"])
+    separate = held(qwen, "algorithm.advantage=gae", "model.critic=separate")
     assert separate["critic"] == pytest.approx(4 * plain["weights"])
-    lora = held("model.lora.rank=16", "algorithm.kl.where=loss")
+    lora = held(qwen, "model.lora.rank=16", "algorithm.kl.where=loss")
     assert lora["weights"] == pytest.approx(plain["weights"], rel=0.02)
     assert lora["gradients"] + lora["optimiser (AdamW)"] + lora["reference model"] < 0.04 * plain["total"]
-    half = held("model.lora.rank=16", "model.base_dtype=bfloat16")
+    half = held(qwen, "model.lora.rank=16", "model.base_dtype=bfloat16")
     assert half["weights"] == pytest.approx(plain["weights"] / 2, rel=0.03)
     assert half["engine's weights"] < 0.1
-    assert held("model.gradient_checkpointing=false")["activations"] > 10 * plain["activations"]
-    assert held("optimizer.micro_batch_tokens=30000")["activations"] == pytest.approx(2 * plain["activations"])
+    assert held(qwen, "model.gradient_checkpointing=false")["activations"] > 10 * plain["activations"]
+    assert held(qwen, "optimizer.micro_batch_tokens=30000")["activations"] == pytest.approx(2 * plain["activations"])
 
 
 def test_each_policy_of_several_takes_what_one_takes(qwen: str) -> None:
-    def held(*words: str) -> dict[str, float]:
-        asked = [f"model.name={qwen}", "engine=torch", "algorithm=dapo", "script=solver_verifier", *words]
-        return sizes(estimated(load_config("webshop_ragen", asked)))
-
+    team = (qwen, "algorithm=dapo", "script=solver_verifier")
     several = ("script.policies=[solver,verifier]", "collect.max_staleness=1", "algorithm.kl.where=loss")
-    one, two = held(*several[1:]), held(*several)
+    one, two = held(*team, *several[1:]), held(*team, *several)
     for what in ("weights", "gradients", "optimiser (AdamW)", "reference model", "engine's weights"):
         assert two[what] == pytest.approx(2 * one[what])
     assert two["weights to sample from during updates"] == 2 * one["weights to sample from during updates"]
     # Adapters are of each, the model below them is of all; so is the engine's cache.
     lora = ("model.lora.rank=8", *several[1:2])
-    one, two = held(*lora), held(*lora, several[0])
+    one, two = held(*team, *lora), held(*team, *lora, several[0])
     assert two["optimiser (AdamW)"] == pytest.approx(2 * one["optimiser (AdamW)"])
     assert two["weights"] == pytest.approx(one["weights"], rel=0.01)
     caches = [next(size for what, size in each.items() if "cache" in what) for each in (one, two)]
@@ -164,9 +158,9 @@ async def test_weights_and_cache_are_those_of_the_engine_and_the_model() -> None
     policy = build_policy(config.model, texts=[words], critic="none", seed=0)
     engine = build_engine(config.engine, policy, max_context=config.sampling.max_episode_tokens)
     assert isinstance(engine, TorchEngine)
-    held = sizes(estimated(config, Place("cpu", GIB)))
-    assert held["engine's cache, 9 replies at once"] * GIB == engine._cache.layers.nbytes
-    assert held["weights"] * GIB == sum(parameter.nbytes for parameter in policy.parameters())
+    parts = sizes(estimate_memory(config, Place("cpu", GIB)))
+    assert parts["engine's cache, 9 replies at once"] * GIB == engine._cache.layers.nbytes
+    assert parts["weights"] * GIB == sum(parameter.nbytes for parameter in policy.parameters())
     await engine.close()
 
 
