@@ -72,7 +72,7 @@ PROGRAMS = {
         "--conversations 4 --turns 2 --hidden 64 --layers 1 --rounds 1 --micro-batch-tokens 2048 --json OUT/a.json",
         mark="minutes",
     ),
-    "training.turn_values": Small("--steps 60 --fits 1 --seeds 1 --json OUT/a.json"),
+    "training.turn_values": Small("--steps 12 --fits 1 --seeds 1 --json OUT/a.json"),
     "ui.pictures": Small("--episodes 2 --turns 3"),
     "ui.scale": Small("--runs 2 --episodes 256 --iterations 20 --json OUT/a.json"),
     "webshop.catalogues": Small("--products 50 --sessions 2 --seconds 0.1 --rounds 1 --no-report", mark="minutes"),
