@@ -8,13 +8,16 @@ import torch
 from starpod.trainer.engines.base import EngineStats, Reply, Request
 from starpod.trainer.prompts.conversation import Template
 
+Say = Callable[[Request, str], str]
+"""Maps a request, and the text of its context, to the text of the reply."""
+
 
 class ScriptedEngine:
-    """`say` maps a request to the text of its reply; the text of the context comes with it."""
+    """Gives the replies that `say` names; a text is the reply to every request."""
 
-    def __init__(self, template: Template, say: Callable[[Request, str], str]) -> None:
+    def __init__(self, template: Template, say: Say | str) -> None:
         self.template = template
-        self.say = say
+        self.say: Say = say if callable(say) else lambda request, context: say
         self.requests: list[Request] = []
         self.forgotten: list[str] = []
         self.version = 0

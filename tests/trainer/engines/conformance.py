@@ -33,9 +33,9 @@ ROUNDING = 0.25 if torch.cuda.is_available() else 1e-3
 tests' sharp policy by a tenth."""
 
 
-def make_policy(seed: int = 1, *, head: int = 8, tied: bool = False) -> Policy:
+def make_policy(seed: int = 1, *, head: int = 8, **shape: Any) -> Policy:
     """A tiny policy whose distribution is far from uniform, so that wrong weights show. head: width of its heads."""
-    config = ModelConfig.model_validate({"name": "tiny", "tiny": TINY | {"hidden": 2 * head, "tied": tied}})
+    config = ModelConfig.model_validate({"name": "tiny", "tiny": TINY | {"hidden": 2 * head} | shape})
     policy = build_policy(config, texts=["Up Down Left Right"], critic="none", seed=seed)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -78,6 +78,12 @@ def ask(prompt: list[int], *, tokens: int = 8, stop: frozenset[int] = frozenset(
     return Request(prompt, max_tokens=tokens, stop=stop, seed=seed)
 
 
+async def hand_over(engine: Engine, version: int, model: torch.nn.Module) -> None:
+    await engine.pause()
+    await engine.load(version, model)
+    await engine.resume()
+
+
 async def begun(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """A task that has come to where it waits."""
     task = asyncio.create_task(coroutine)
@@ -86,13 +92,13 @@ async def begun(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 
 
 @contextmanager
-def held(engine: Engine, steps: int = 5) -> Iterator[None]:
-    """Holds up an engine that samples in a thread of its own after so many steps, until the block ends.
+def held(engine: Engine, steps: int = 5) -> Iterator[bool]:
+    """Holds up an engine that samples in a thread of its own after so many steps, until the block ends: True.
 
-    Else it might be through with a reply before the event loop looks. The other engines here sample on the loop.
+    Else it might be through with a reply before the event loop looks. The other engines here sample on the loop: False.
     """
     if not isinstance(engine, TorchEngine):
-        yield
+        yield False
         return
     step, released, taken = engine._batcher.step, threading.Event(), 0
 
@@ -106,7 +112,7 @@ def held(engine: Engine, steps: int = 5) -> Iterator[None]:
 
     engine._batcher.step = held_step  # type: ignore[method-assign]
     try:
-        yield
+        yield True
     finally:
         released.set()
 
@@ -128,9 +134,7 @@ class Reset:
 
         engine.load = noted
         if self._held is not self._policy.model:
-            await engine.pause()
-            await engine.load(0, self._policy.model)
-            await engine.resume()
+            await hand_over(engine, 0, self._policy.model)
 
 
 class ModelConformance:
@@ -180,9 +184,7 @@ class ModelConformance:
         prompt, other = [5, 9, 2, 7], changed(policy, scale=self.scale)
         request = replace(ask(prompt), conversation="talk")
         await engine.generate(request)
-        await engine.pause()
-        await engine.load(3, other)
-        await engine.resume()
+        await hand_over(engine, 3, other)
         reply = await engine.generate(request)
         self.close_to(reply, other, prompt)
         assert set(reply.versions) == {3}
@@ -195,10 +197,11 @@ class ModelConformance:
             old, new = (models[(version + age) % 2] for age in (1, 0))
             before = engine.stats().sampled
             calls = [asyncio.ensure_future(engine.generate(ask(prompt, tokens=50))) for prompt in prompts]
-            with held(engine):
+            with held(engine) as in_a_step:
                 await eventually(lambda: engine.stats().running)
                 await asyncio.sleep(delay)
                 pausing = await begun(engine.pause())
+                assert not (in_a_step and pausing.done()), "a token is still being sampled"
             await pausing
             await engine.load(version, new)
             await engine.resume()
@@ -289,6 +292,10 @@ class EngineConformance(ModelConformance):
         await engine.resume()
         assert len((await call).tokens) == 8
 
+    async def test_a_load_outside_of_a_pause_is_refused(self, engine: Engine, policy: Policy) -> None:
+        with pytest.raises(RuntimeError, match="pause"):
+            await engine.load(1, policy.model)
+
     async def test_a_pause_without_a_load_changes_no_distribution(self, engine: Engine, policy: Policy) -> None:
         prompt = [5, 9, 2]
         call = asyncio.ensure_future(engine.generate(ask(prompt, tokens=40)))
@@ -307,6 +314,7 @@ class EngineConformance(ModelConformance):
         with held(engine):
             await eventually(lambda: engine.stats().running)
             calls[1].cancel()
+            await asyncio.sleep(0)  # the engine learns of it when the call is thrown out of its wait
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(results[1], asyncio.CancelledError)
         for index in (0, 2, 3):
@@ -314,15 +322,18 @@ class EngineConformance(ModelConformance):
             assert isinstance(reply, Reply)
             self.close_to(reply, policy.model, [5, index])
         await eventually(lambda: not engine.stats().running)
+        assert engine.stats().sampled < 4 * 30
 
-    async def test_closing_fails_calls_in_flight(self, engine: Engine) -> None:
-        call = asyncio.ensure_future(engine.generate(ask([5, 9], tokens=60)))
+    async def test_closing_fails_calls_in_flight_and_later_ones(self, engine: Engine) -> None:
+        calls = [asyncio.ensure_future(engine.generate(ask([5, index], tokens=60))) for index in range(3)]
         with held(engine):
             await eventually(lambda: engine.stats().running)
             closing = await begun(engine.close())
         await closing
-        result = (await asyncio.gather(call, return_exceptions=True))[0]
-        assert isinstance(result, Exception)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, RuntimeError) for result in results), results
+        with pytest.raises(RuntimeError, match="closed"):
+            await engine.generate(ask([5, 9]))
         await engine.close()
 
     async def test_counters_add_up(self, engine: Engine) -> None:

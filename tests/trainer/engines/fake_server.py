@@ -15,6 +15,7 @@ from tests.trainer.engines.vllm_facts import (
     GENERATE_REQUEST,
     NCCL_INIT,
     NCCL_UPDATE,
+    NO_SCALE_OUT,
     QUERIES,
     SAMPLING_PARAMETERS,
 )
@@ -135,8 +136,7 @@ class FakeServer:
             if not self.dev:
                 return 404, {"detail": "Not Found"}
         if path == "/inference/v1/generate" and not self.scale_out:
-            message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
-            return 403, {"error": {"message": message, "type": "PermissionDeniedError", "code": 403}}
+            return 403, NO_SCALE_OUT
         if path == "/inference/v1/generate" and not body:
             return 400, {"error": {"message": "Field required: token_ids", "type": "Bad Request", "code": 400}}
         self.asked += path == self.faulty

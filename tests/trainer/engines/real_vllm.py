@@ -85,6 +85,10 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def kill(self, what: signal.Signals = signal.SIGKILL) -> None:
         os.killpg(self.process.pid, what)
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ from starpod.trainer.engines.vllm_worker import WeightReceiver
 from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
-from tests.support import ROOT
+from tests.support import ROOT, gone
 from tests.trainer.engines import fake_vllm, vllm_facts
 from tests.trainer.engines.conformance import (
     MAX_CONTEXT,
@@ -39,6 +40,7 @@ from tests.trainer.engines.conformance import (
     EngineConformance,
     ask,
     changed,
+    hand_over,
     logprobs_under,
     make_policy,
 )
@@ -51,164 +53,139 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_vllm.install(monkeypatch)
 
 
-class TestLocalVllm(EngineConformance):
-    @pytest.fixture
-    async def engine(self, patched: None, policy: Policy) -> AsyncIterator[LocalVllm]:
-        engine = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
-        assert isinstance(engine, LocalVllm)
-        yield engine
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_local, "LOOK_SECONDS", 0.01)
+
+
+def build(policy: Policy | None = None, **settings: Any) -> Any:
+    return build_engine(EngineConfig(name="vllm", **settings), policy or make_policy(), max_context=MAX_CONTEXT)
+
+
+@asynccontextmanager
+async def an_engine(policy: Policy | None = None, **settings: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """An engine, and the stand-in that it started."""
+    engine = build(policy, **settings)
+    try:
+        yield engine, AsyncLLM.made[-1]
+    finally:
         await engine.close()
 
 
-async def test_it_is_started_for_training(patched: None) -> None:
-    config = EngineConfig(name="vllm", slots=7, dtype="bfloat16", gpu_memory_fraction=0.3)
-    engine = build_engine(config, make_policy(), max_context=MAX_CONTEXT)
-    arguments = AsyncLLM.made[0].arguments
-    assert arguments.logprobs_mode == "processed_logprobs"
-    assert (arguments.max_model_len, arguments.max_num_seqs) == (MAX_CONTEXT, 7)
-    assert (arguments.dtype, arguments.gpu_memory_utilization) == ("bfloat16", 0.3)
-    # A forked core cannot use a GPU that the trainer has asked for.
-    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    await engine.close()
-    assert AsyncLLM.made[0].shut_down
+async def never(*_: Any, **__: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("out of memory")
+
+
+def dying(llm: Any) -> Any:
+    """A call in which the core dies."""
+
+    async def die(*_: Any, **__: Any) -> Any:
+        llm.errored = True
+        raise RuntimeError("EngineDeadError")
+
+    return die
+
+
+class TestLocalVllm(EngineConformance):
+    @pytest.fixture
+    async def engine(self, patched: None, policy: Policy) -> AsyncIterator[LocalVllm]:
+        async with an_engine(policy) as (engine, _):
+            yield engine
+
+
+async def test_it_is_started_for_training(patched: None, tmp_path: Path) -> None:
+    """And weights come through the folder and leave it."""
+    settings = {"slots": 7, "dtype": "bfloat16", "gpu_memory_fraction": 0.3, "handover_folder": str(tmp_path)}
+    async with an_engine(**settings) as (engine, llm):
+        arguments = llm.arguments
+        assert arguments.logprobs_mode == "processed_logprobs"
+        assert (arguments.max_model_len, arguments.max_num_seqs) == (MAX_CONTEXT, 7)
+        assert (arguments.dtype, arguments.gpu_memory_utilization) == ("bfloat16", 0.3)
+        # A forked core cannot use a GPU that the trainer has asked for.
+        assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+        assert llm.program is vllm_worker.run_core
+        assert fake_vllm.EngineCoreProc.run_engine_core is not vllm_worker.run_core
+        for version in (1, 2):
+            await hand_over(engine, version, changed(make_policy(), version))
+        assert llm.core.log == ["pause", "reload", "resume"] * 2
+        assert not list(tmp_path.rglob("*.safetensors"))
+        # What reads replies ends before the core: it would report an engine that died.
+        llm.output_handler = reading = asyncio.create_task(never())
+        cancelled = []
+        llm.shutdown = lambda timeout=None: cancelled.append(reading.cancelling())
+    assert cancelled == [1]
+    assert tmp_path.exists() and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("asked", "got"), [("auto", "float32"), ("bfloat16", "bfloat16")])
-async def test_the_weights_that_it_is_given_are_in_its_own_dtype(
-    patched: None, monkeypatch: pytest.MonkeyPatch, asked: str, got: str
-) -> None:
-    policy, written = make_policy(), set()
-    engine = build_engine(EngineConfig(name="vllm", dtype=asked), policy, max_context=MAX_CONTEXT)
-    assert AsyncLLM.made[0].arguments.dtype == got  # vLLM's own `auto` takes bfloat16 for a model in float32
+async def test_the_weights_that_it_is_given_are_in_its_own_dtype(patched: None, asked: str, got: str) -> None:
+    written = set()
 
     def reload(folder: Path) -> None:
         with safe_open(folder / "model-00000.safetensors", "pt") as file:
             written.update(str(file.get_tensor(name).dtype) for name in file.keys())  # noqa: SIM118 - it is no mapping
 
-    monkeypatch.setattr(AsyncLLM.made[0].core, "reload", reload)
-    await engine.pause()
-    await engine.load(1, policy.model)
-    await engine.close()
+    async with an_engine(dtype=asked) as (engine, llm):
+        assert llm.arguments.dtype == got  # vLLM's own `auto` takes bfloat16 for a model in float32
+        llm.core.reload = reload
+        await hand_over(engine, 1, make_policy().model)
     assert written == {f"torch.{got}"}
 
 
-async def test_what_reads_replies_ends_before_the_core(patched: None) -> None:
-    """It would report an engine that died."""
-    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
-    llm = AsyncLLM.made[0]
-    llm.output_handler = reading = asyncio.create_task(asyncio.sleep(3600))
-    ended = []
-    llm.shutdown = lambda timeout=None: ended.append(reading.cancelling())  # type: ignore[method-assign]
-    await engine.close()
-    assert ended == [1]
+async def test_a_failed_hand_over_says_so(patched: None) -> None:
+    async with an_engine() as (engine, llm):
+        llm.core.reload = fail
+        with pytest.raises(EngineError, match=r"version 4 .*out of memory"):
+            await hand_over(engine, 4, make_policy().model)
 
 
-async def test_a_tiny_model_with_eyes_is_refused(patched: None) -> None:
-    config = ModelConfig.model_validate({"tiny": TINY | {"image": {"rows": 2, "columns": 2}}})
-    policy = build_policy(config, texts=["Up"], critic="none", seed=1)
-    with pytest.raises(EngineError, match=r"does not know the tiny model that sees images .*set engine.name to torch"):
-        build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
-
-
-async def test_weights_come_through_the_folder_and_leave_it(patched: None, tmp_path: Path) -> None:
-    policy = make_policy()
-    engine = build_engine(EngineConfig(name="vllm", handover_folder=str(tmp_path)), policy, max_context=MAX_CONTEXT)
-    for version in (1, 2):
-        await engine.pause()
-        await engine.load(version, changed(policy, version))
-        await engine.resume()
-    assert AsyncLLM.made[0].core.log == ["pause", "reload", "resume"] * 2
-    assert not list(tmp_path.rglob("*.safetensors"))
-    await engine.close()
-    assert tmp_path.exists() and not list(tmp_path.iterdir())
-
-
-async def test_a_failed_hand_over_says_so(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = make_policy()
-    engine = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
-
-    def fail(folder: Path) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(AsyncLLM.made[0].core, "reload", fail)
-    await engine.pause()
-    with pytest.raises(EngineError, match=r"version 4 .*out of memory"):
-        await engine.load(4, policy.model)
-    await engine.close()
-
-
-async def test_a_dead_engine_is_an_engine_error(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = build_engine(EngineConfig(name="vllm", restarts=0), make_policy(), max_context=MAX_CONTEXT)
-
-    async def die(*_: Any) -> None:
-        raise RuntimeError("EngineCore encountered an issue")
-
-    monkeypatch.setattr(AsyncLLM.made[0].core, "sample", die)
-    with pytest.raises(EngineError, match="EngineCore encountered an issue"):
-        await engine.generate(ask([1, 2]))
-    await engine.close()
-
-
-async def test_a_core_that_dies_unheard_or_hangs_is_an_engine_error(
-    patched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_core_that_dies_unheard_or_hangs_is_an_engine_error(patched: None, quick_looks: None) -> None:
     """Calls of a dead core may wait for ever: the engine looks by itself, and bounds control calls."""
-    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.01)
-    engine = build_engine(EngineConfig(name="vllm", timeout=0.05, restarts=0), make_policy(), max_context=MAX_CONTEXT)
-    never = asyncio.Event()
-
-    async def hang(*_: Any, **__: Any) -> None:
-        await never.wait()
-
-    monkeypatch.setattr(AsyncLLM.made[0].core, "sample", hang)
-    call = asyncio.ensure_future(engine.generate(ask([1, 2])))
-    await asyncio.sleep(0.05)
-    assert not call.done()
-    AsyncLLM.made[0].errored = True
-    with pytest.raises(EngineError, match="engine core died"):
-        await call
-    AsyncLLM.made[0].errored = False
-    monkeypatch.setattr(AsyncLLM.made[0], "pause_generation", hang)
-    with pytest.raises(EngineError, match=r"did not answer a pause in 0.05 s \(engine.timeout\)"):
-        await engine.pause()
-    await engine.close()
+    async with an_engine(timeout=0.05, restarts=0) as (engine, llm):
+        llm.core.sample = never
+        call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+        await eventually(lambda: llm.checks > 3)
+        assert not call.done()
+        llm.errored = True
+        with pytest.raises(EngineError, match="engine core died"):
+            await call
+        llm.errored = False
+        llm.core.sample = dying(llm)
+        with pytest.raises(EngineError, match="EngineDeadError"):
+            await engine.generate(ask([1, 2]))
+        llm.errored = False
+        llm.pause_generation = never
+        with pytest.raises(EngineError, match=r"did not answer a pause in 0.05 s \(engine.timeout\)"):
+            await engine.pause()
 
 
-async def test_a_dead_core_is_started_again_with_the_weights_that_it_had(
-    patched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_dead_core_is_started_again_with_the_weights_that_it_had(patched: None, quick_looks: None) -> None:
     """Replies go on from the tokens they have, as after a pause."""
-    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.01)
     policy = make_policy()
-    engine = build_engine(EngineConfig(name="vllm", restarts=1), policy, max_context=MAX_CONTEXT)
-    await engine.pause()
-    await engine.load(3, changed(policy, 3))
-    await engine.resume()
-    expected = [await engine.generate(ask([1, index])) for index in range(4)]
-    first = AsyncLLM.made[0]
-
-    async def hang(*_: Any, **__: Any) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(first.core, "sample", hang)
-    calls = [asyncio.ensure_future(engine.generate(ask([1, index]))) for index in range(4)]
-    await asyncio.sleep(0.05)
-    first.errored = True
-    assert [(await call).tokens for call in calls] == [reply.tokens for reply in expected]
-    assert {version for call in calls for version in call.result().versions} == {3}
-    assert first.shut_down and len(AsyncLLM.made) == 2 and engine.stats().restarts == 1
-    AsyncLLM.made[1].errored = True
-    monkeypatch.setattr(AsyncLLM.made[1].core, "sample", hang)
-    with pytest.raises(EngineError, match="engine core died"):
-        await engine.generate(ask([1, 2]))
-    await engine.close()
+    async with an_engine(policy, restarts=1) as (engine, first):
+        await hand_over(engine, 3, changed(policy, 3))
+        requests = [ask([1, index]) for index in range(4)]
+        expected = [await engine.generate(request) for request in requests]
+        first.core.sample = never
+        calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+        await eventually(lambda: first.checks)
+        first.errored = True
+        assert await asyncio.gather(*calls) == expected
+        assert first.shut_down and len(AsyncLLM.made) == 2 and engine.stats().restarts == 1
+        AsyncLLM.made[1].errored = True
+        AsyncLLM.made[1].core.sample = never  # type: ignore[method-assign]
+        with pytest.raises(EngineError, match="engine core died"):
+            await engine.generate(ask([1, 2]))
 
 
 async def test_a_core_that_hangs_is_lost_and_a_slow_one_is_waited_for(
-    patched: None, monkeypatch: pytest.MonkeyPatch
+    patched: None, quick_looks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers between two steps; in a long step it answers nothing, and computes."""
-    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.01)
     looks, working, released = 0, True, asyncio.Event()
 
     def is_working(_: LocalVllm) -> bool:
@@ -216,27 +193,22 @@ async def test_a_core_that_hangs_is_lost_and_a_slow_one_is_waited_for(
         looks += 1
         return working
 
-    async def hang(*_: Any, **__: Any) -> Any:
-        await released.wait()
-        return await sample(*_, **__)
-
     monkeypatch.setattr(LocalVllm, "_is_working", is_working)
-    config = EngineConfig(name="vllm", health_timeout=0.1, restarts=0)
-    engine = build_engine(config, make_policy(), max_context=MAX_CONTEXT)
-    core, sample = AsyncLLM.made[0], AsyncLLM.made[0].core.sample
-    monkeypatch.setattr(core.core, "sample", hang)
-    call = asyncio.ensure_future(engine.generate(ask([1, 2])))
-    await eventually(lambda: core.checks > 20)
-    core.hung = True
-    await eventually(lambda: looks > 20)
-    assert not call.done()
-    working = False
-    with pytest.raises(EngineError, match=r"core hangs: it has answered no health check for 0.1 s \(engine.health_t"):
-        await call
-    core.hung = False
-    released.set()
-    assert len((await engine.generate(ask([1, 2]))).tokens) == 8
-    await engine.close()
+    async with an_engine(health_timeout=0.1, restarts=0) as (engine, llm):
+        llm.core.tick = released.wait
+        call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+        await eventually(lambda: llm.checks > 20)
+        llm.hung = True
+        await eventually(lambda: looks > 20)
+        assert not call.done()
+        working = False
+        with pytest.raises(
+            EngineError, match=r"core hangs: it has answered no health check for 0.1 s \(engine.health_t"
+        ):
+            await call
+        llm.hung = False
+        released.set()
+        assert len((await engine.generate(ask([1, 2]))).tokens) == 8
 
 
 def spin() -> None:
@@ -247,119 +219,99 @@ def spin() -> None:
 async def test_a_core_works_where_it_computes_and_none_of_its_processes_is_stopped(
     patched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("starpod.trainer.engines.vllm_local.LOOK_SECONDS", 0.0)
-    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
-    assert isinstance(engine, LocalVllm)
-
-    async def worked() -> bool:
-        looks = []
-        for _ in range(30):
-            await asyncio.sleep(0.01)
-            looks.append(engine._is_working())
-        return any(looks)
-
-    assert not await worked()
+    monkeypatch.setattr(vllm_local, "LOOK_SECONDS", 0.0)
     cores = [multiprocessing.Process(target=work, name=f"EngineCore_{work.__name__}") for work in (signal.pause, spin)]
-    for core in cores:
-        core.start()
-    idle, busy = cores
-    try:
-        await eventually(engine._is_working)
-        assert idle.pid is not None
-        os.kill(idle.pid, signal.SIGSTOP)
+    async with an_engine() as (engine, _):
+
+        async def worked() -> bool:
+            looks = []
+            for _ in range(12):
+                await asyncio.sleep(0.01)
+                looks.append(engine._is_working())
+            return any(looks)
+
         assert not await worked()
-        os.kill(idle.pid, signal.SIGCONT)
-        await eventually(engine._is_working)
-        busy.kill()
-        busy.join()
-        engine._is_working()
-        assert not await worked()
-    finally:
         for core in cores:
-            core.kill()
-            core.join()
-    await engine.close()
+            core.start()
+        idle, busy = cores
+        try:
+            await eventually(engine._is_working)
+            assert idle.pid is not None
+            os.kill(idle.pid, signal.SIGSTOP)
+            assert not await worked()
+            os.kill(idle.pid, signal.SIGCONT)
+            await eventually(engine._is_working)
+            busy.kill()
+            busy.join()
+            engine._is_working()
+            assert not await worked()
+        finally:
+            for core in cores:
+                core.kill()
+                core.join()
 
 
-@pytest.mark.parametrize("verb", ["pause_generation", "collective_rpc", "resume_generation"])
+@pytest.mark.parametrize("verb", ["pause_generation", "collective_rpc", "resume_generation", "wake_up"])
 async def test_a_core_that_dies_in_a_hand_over_gets_the_new_weights(
     verb: str, patched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     policy = make_policy()
-    engine = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
-
-    async def die(*_: Any, **__: Any) -> None:
-        AsyncLLM.made[0].errored = True
-        raise RuntimeError("EngineDeadError")
-
-    monkeypatch.setattr(AsyncLLM.made[0], verb, die)
-    other = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
-    for each in (engine, other):
-        await each.pause()
-        await each.load(1, changed(policy, 1))
-        await each.resume()
-    mine, others = [(await each.generate(ask([1, 2]))).logprobs for each in (engine, other)]
-    assert mine == others and len(AsyncLLM.made) == 3
-    await engine.close()
-    await other.close()
-
-
-async def test_load_outside_of_a_pause_is_refused(patched: None) -> None:
-    policy = make_policy()
-    engine = build_engine(EngineConfig(name="vllm"), policy, max_context=MAX_CONTEXT)
-    with pytest.raises(RuntimeError, match="between pause and resume"):
-        await engine.load(1, policy.model)
-    await engine.close()
+    async with an_engine(policy, sleep=verb == "wake_up", handover="disk") as (engine, first):
+        monkeypatch.setattr(first, verb, dying(first))
+        await hand_over(engine, 1, other := changed(policy, 1))
+        reply = await engine.generate(ask([1, 2]))
+        assert reply.logprobs == pytest.approx(logprobs_under(other, [1, 2], reply.tokens, 1.0), abs=1e-3)
+        _, second = AsyncLLM.made
+        # A core that is lost at the end starts with the new weights.
+        assert ("reload" in second.core.log) == (verb != "resume_generation")
+        assert ("sleep" in second.core.log) == (verb == "wake_up")
 
 
 async def test_calls_that_reach_a_paused_engine_are_made_again(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that crosses the pause on its way would wait for a resume that waits for it."""
     monkeypatch.setattr("starpod.trainer.engines.served.GRACE_SECONDS", 0.01)
-    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
-    core = AsyncLLM.made[0].core
-    for refuses in (False, True):
-        core.refuses = refuses
-        call = asyncio.ensure_future(engine.generate(ask([1, 2])))
-        core.pause("abort")  # before the call has begun
-        await asyncio.sleep(0)
-        await engine.pause()
-        await engine.resume()
-        assert len((await call).tokens) == 8
-    await engine.close()
+    async with an_engine() as (engine, llm):
+        for llm.core.refuses in (False, True):
+            call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+            llm.core.pause("abort")  # before the call has begun
+            await asyncio.sleep(0)
+            await engine.pause()
+            await engine.resume()
+            assert len((await call).tokens) == 8
 
 
 async def test_more_calls_than_slots_are_counted_as_waiting(patched: None) -> None:
-    engine = build_engine(EngineConfig(name="vllm", slots=2), make_policy(), max_context=MAX_CONTEXT)
-    calls = [asyncio.ensure_future(engine.generate(ask([1, index]))) for index in range(5)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    stats = engine.stats()
-    assert (stats.slots, stats.running, stats.waiting) == (2, 2, 3)
-    await asyncio.gather(*calls)
-    await engine.close()
+    async with an_engine(slots=2) as (engine, _):
+        calls = [asyncio.ensure_future(engine.generate(ask([1, index]))) for index in range(5)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        stats = engine.stats()
+        assert (stats.slots, stats.running, stats.waiting) == (2, 2, 3)
+        await asyncio.gather(*calls)
 
 
 # --- what it is refused with ------------------------------------------------------------------------------------------
 
 
 def test_without_vllm_one_sentence_says_what_to_install() -> None:
-    pytest.importorskip("torch")
     if installed():
         pytest.skip("vllm is installed")
     with pytest.raises(EngineError, match=r"pip install '\.\[vllm\]'") as raised:
-        build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
+        build()
     assert "\n" not in str(raised.value)
 
 
-def test_without_a_gpu_it_is_refused(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_run_is_refused_at_once(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig.model_validate({"tiny": TINY | {"image": {"rows": 2, "columns": 2}}})
+    eyes = build_policy(config, texts=["Up"], critic="none", seed=1)
+    with pytest.raises(EngineError, match=r"does not know the tiny model that sees images .*set engine.name to torch"):
+        build(eyes)
+    with pytest.raises(EngineError, match="on the CPU"):
+        build(handover="ipc")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(EngineError, match="GPU"):
-        build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
-
-
-def test_ipc_needs_a_policy_on_the_gpu(patched: None) -> None:
-    with pytest.raises(EngineError, match="on the CPU"):
-        build_engine(EngineConfig(name="vllm", handover="ipc"), make_policy(), max_context=MAX_CONTEXT)
+        build()
 
 
 # --- by CUDA IPC, without a GPU: everything but the memory is real ---------------------------------------------------
@@ -399,15 +351,9 @@ def gpus(patched: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 async def load_on_a_gpu(model: torch.nn.Module, **settings: Any) -> Any:
     """The stand-in, after one hand-over."""
-    engine = build_engine(EngineConfig(name="vllm", **settings), make_policy(), max_context=MAX_CONTEXT)
-    llm = AsyncLLM.made[-1]
-    llm.worker = Worker()
-    try:
-        await engine.pause()
-        await engine.load(1, model)
-        await engine.resume()
-    finally:
-        await engine.close()
+    async with an_engine(**settings) as (engine, llm):
+        llm.worker = Worker()
+        await hand_over(engine, 1, model)
     return llm
 
 
@@ -453,27 +399,6 @@ async def test_a_core_that_sleeps_wakes_for_the_hand_over(
     assert not (await load_on_a_gpu(make_policy().model)).arguments.enable_sleep_mode
 
 
-async def test_a_core_that_does_not_wake_is_started_again(
-    gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
-    policy = make_policy()
-    engine = build_engine(EngineConfig(name="vllm", sleep=True, handover="disk"), policy, max_context=MAX_CONTEXT)
-
-    async def die(*_: Any, **__: Any) -> None:
-        AsyncLLM.made[0].errored = True
-        raise RuntimeError("EngineDeadError")
-
-    monkeypatch.setattr(AsyncLLM.made[0], "wake_up", die)
-    await engine.pause()
-    await engine.load(1, changed(policy, 1))
-    await engine.resume()
-    assert len((await engine.generate(ask([1, 2]))).tokens) == 8
-    first, second = (llm.core.log for llm in AsyncLLM.made)
-    assert first == ["pause", "sleep"] and "sleep" in second and "reload" in second
-    await engine.close()
-
-
 @pytest.mark.parametrize("handover", ["auto", "ipc"])
 async def test_weights_of_another_gpu_go_through_the_disk_or_are_refused(gpus: dict[str, str], handover: str) -> None:
     gpus["cuda:3"] = "GPU-b"
@@ -489,9 +414,6 @@ async def test_weights_of_another_gpu_go_through_the_disk_or_are_refused(gpus: d
 async def test_a_hand_over_that_fails_on_one_side_ends_on_both(
     gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch, side: str
 ) -> None:
-    def fail(*_: Any) -> bytes:
-        raise RuntimeError("out of memory")
-
     monkeypatch.setattr(*((vllm_worker, "pack_handles", fail) if side == "trainer" else (Worker, "_opened", fail)))
     with pytest.raises(EngineError, match=r"version 1 .*out of memory"):
         await load_on_a_gpu(make_policy().model, health_timeout=1e9)
@@ -504,57 +426,55 @@ def test_the_gpu_number_is_the_argument_that_is_replaced() -> None:
 # --- the engine core's process ----------------------------------------------------------------------------------------
 
 
-async def test_cores_are_begun_with_a_program_of_ours(patched: None) -> None:
-    engine = build_engine(EngineConfig(name="vllm"), make_policy(), max_context=MAX_CONTEXT)
-    assert AsyncLLM.made[0].program is vllm_worker.run_core
-    assert fake_vllm.EngineCoreProc.run_engine_core is not vllm_worker.run_core
-    await engine.close()
+CORE = """
+import os, signal, subprocess
+class EngineCoreProc:
+    @staticmethod
+    def run_engine_core(name, *, dp_rank):
+        worker = subprocess.Popen(["sleep", "600"])
+        print(name, dp_rank, os.getpid(), worker.pid, flush=True)
+        signal.sigwait([signal.SIGUSR1])
+"""
+TRAINER = """
+import multiprocessing, time
+from starpod.trainer.engines.vllm_worker import own_session
+from vllm.v1.engine.core import EngineCoreProc
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        with own_session():
+            context.Process(target=EngineCoreProc.run_engine_core, args=(method,), kwargs={"dp_rank": 3}).start()
+    time.sleep(600)
+"""
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_core_is_in_a_session_of_its_own_and_ends_with_its_trainer(method: str, tmp_path: Path) -> None:
-    """Signals for the trainer's group do not reach it, those for it do; SIGKILL of the trainer leaves none behind."""
+def test_cores_are_in_sessions_of_their_own_and_end_with_their_trainer(tmp_path: Path) -> None:
+    """Signals for the trainer's group do not reach them, those for them do; its SIGKILL leaves none of them behind."""
     core = tmp_path / "vllm" / "v1" / "engine" / "core.py"
     core.parent.mkdir(parents=True)
-    core.write_text(
-        "import os, signal, subprocess\n"
-        "class EngineCoreProc:\n"
-        "    @staticmethod\n"
-        "    def run_engine_core(name, *, dp_rank):\n"
-        "        worker = subprocess.Popen(['sleep', '600'])\n"
-        "        print(name, dp_rank, os.getpid(), worker.pid, flush=True)\n"
-        "        signal.sigwait([signal.SIGUSR1])\n"
-    )
-    program = (
-        "import multiprocessing, sys, time\n"
-        "from starpod.trainer.engines.vllm_worker import own_session\n"
-        "from vllm.v1.engine.core import EngineCoreProc\n"
-        "if __name__ == '__main__':\n"
-        "    context = multiprocessing.get_context(sys.argv[1])\n"
-        "    with own_session():\n"
-        "        core = context.Process(target=EngineCoreProc.run_engine_core, args=('core',), kwargs={'dp_rank': 3})\n"
-        "        core.start()\n"
-        "    time.sleep(600)\n"
-    )
-    (tmp_path / "trainer.py").write_text(program)
+    core.write_text(CORE)
+    (tmp_path / "trainer.py").write_text(TRAINER)
     trainer = subprocess.Popen(
-        [sys.executable, str(tmp_path / "trainer.py"), method],
+        [sys.executable, str(tmp_path / "trainer.py")],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+    left = []
     try:
         assert trainer.stdout is not None
-        name, rank, *pids = trainer.stdout.readline().split()
-        pid, worker = map(int, pids)
-        assert (name, rank) == ("core", "3")
-        assert os.getsid(pid) == os.getsid(worker) == pid != os.getsid(trainer.pid)
-        assert signal.SIGTERM not in blocked(pid) and signal.SIGINT not in blocked(pid)
+        for line in (trainer.stdout.readline(), trainer.stdout.readline()):
+            method, rank, *pids = line.split()
+            pid, worker = map(int, pids)
+            left += [pid, worker]
+            assert method in ("fork", "spawn") and rank == "3"
+            assert os.getsid(pid) == os.getsid(worker) == pid != os.getsid(trainer.pid)
+            assert signal.SIGTERM not in blocked(pid) and signal.SIGINT not in blocked(pid)
     finally:
         trainer.kill()
         trainer.wait()
-    asyncio.run(eventually(lambda: not running(pid) and not running(worker)))
+    assert all(map(gone, left)) and len(left) == 4
 
 
 def blocked(pid: int) -> set[int]:
@@ -562,14 +482,6 @@ def blocked(pid: int) -> set[int]:
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
     mask = int(line.split()[1], 16)
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
-
-
-def running(pid: int) -> bool:
-    """Whether the process is there, and not only its exit status."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
@@ -656,15 +568,8 @@ def test_the_package_agrees_with_the_trainer(tmp_path: Path, dtype: str) -> None
     pytest.importorskip("vllm")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.training.gpu_check",
-        "--dtype",
-        dtype,
-        "--json",
-        str(tmp_path / "check.json"),
-    ]
+    words = ["--dtype", dtype, "--json", str(tmp_path / "check.json")]
+    command = [sys.executable, "-m", "benchmarks.training.gpu_check", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,15 +1,13 @@
-"""A pretrained model, SmolLM2, through the real vLLM in process and served: all that an engine has to do."""
+"""A pretrained model, SmolLM2, on a real vLLM server: what an engine does depends on no model."""
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import pytest_asyncio
 
 from starpod.trainer.models.bundled import bundled_folder
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import EngineConformance, Reset, make_pretrained_policy
-from tests.trainer.engines.real_vllm import InProcess, Served, Server, build, serving
+from tests.trainer.engines.conformance import ModelConformance, Reset, make_pretrained_policy
+from tests.trainer.engines.real_vllm import Served, Server, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -17,18 +15,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest
 @pytest.fixture(scope="module")
 def shared_policy() -> Policy:
     return make_pretrained_policy()
-
-
-@pytest.fixture(scope="module")
-def core_reset(shared_policy: Policy) -> Reset:
-    return Reset(shared_policy)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def core(shared_policy: Policy) -> AsyncIterator[Any]:
-    engine = build(shared_policy)
-    yield engine
-    await engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +28,5 @@ def server() -> Iterator[Server]:
         yield server
 
 
-class TestInProcess(InProcess, EngineConformance):
-    scale = 0.02
-
-
-class TestServed(Served, EngineConformance):
+class TestServed(Served, ModelConformance):
     scale = 0.02

@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +14,12 @@ import torch
 from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.models.policy import Policy
 from tests.trainer.engines.conformance import (
-    MAX_CONTEXT,
     EngineConformance,
     Reset,
     ask,
     assert_same,
     changed,
+    hand_over,
     make_policy,
 )
 from tests.trainer.engines.real_vllm import InProcess, build, children
@@ -45,7 +44,7 @@ def core_reset(shared_policy: Policy) -> Reset:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def core(shared_policy: Policy) -> AsyncIterator[Any]:
-    engine = build(shared_policy)
+    engine = build(shared_policy, restarts=2, health_timeout=10)
     yield engine
     await engine.close()
 
@@ -63,59 +62,43 @@ class TestRealVllm(InProcess, EngineConformance):
         assert {os.getsid(pid) for pid in cores + workers} == set(cores)
 
 
-async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed() -> None:
-    """Replies go on with the weights that there were; then every call is an error within seconds."""
-    others = {name: set(await children(name)) for name in ("EngineCore", WORKER)}
-    policy = make_policy(head=32)
-    engine = build(policy, restarts=2, health_timeout=10)
+async def test_heads_that_the_cpu_kernels_lack_are_refused_at_start() -> None:
+    with pytest.raises(EngineError, match="heads of 32, 64"):
+        build(make_policy(head=16))
+
+
+async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed(core: Any, shared_policy: Policy) -> None:
+    """Replies go on with the weights that there were; then every call is an error within seconds.
+
+    This is the last test of the core.
+    """
+
+    async def replies() -> list[Any]:
+        """The calls, of which some have begun."""
+        calls = [asyncio.ensure_future(core.generate(request)) for request in requests]
+        await eventually(lambda: core.stats().running)
+        return calls
 
     async def send(name: str, number: signal.Signals) -> None:
-        victims = set(await children(name)) - others[name]
+        victims = await children(name)
         assert victims
         for pid in victims:
             os.kill(pid, number)
 
-    try:
-        await engine.pause()
-        await engine.load(1, changed(policy, 1))
-        await engine.resume()
-        requests = [ask([5, index], tokens=60) for index in range(4)]
-        expected = [await engine.generate(request) for request in requests]
-        for restarts, (victim, number) in enumerate([(WORKER, signal.SIGKILL), ("EngineCore", signal.SIGSTOP)], 1):
-            calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
-            await eventually(lambda: engine.stats().running)
-            await send(victim, number)
-            assert_same(await asyncio.gather(*calls), expected)
-            assert engine.stats().restarts == restarts
-        calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
-        await eventually(lambda: engine.stats().running)
-        await send("EngineCore", signal.SIGKILL)
-        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
-        assert all(isinstance(result, EngineError) or len(result.tokens) == 60 for result in results)
-        for call in (engine.generate(ask([5, 9])), engine.pause()):
-            with pytest.raises(EngineError):
-                await asyncio.wait_for(call, 60)
-    finally:
-        await engine.close()
-    assert {name: set(await children(name)) for name in others} == others
-
-
-async def test_requests_that_find_the_cache_full_are_what_they_would_be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dozen that grow to two blocks each, where there are five: some lose theirs, and are computed again."""
-    from vllm.engine import arg_utils
-
-    small = partial(arg_utils.AsyncEngineArgs, block_size=32, num_gpu_blocks_override=2 * MAX_CONTEXT // 32 + 1)
-    monkeypatch.setattr(arg_utils, "AsyncEngineArgs", small)
-    engine = build(make_policy(head=32))
-    try:
-        requests = [ask([5, 9, index], tokens=60, seed=index) for index in range(12)]
-        alone = [await engine.generate(request) for request in requests]
-        assert_same(await asyncio.gather(*map(engine.generate, requests)), alone)
-        assert engine.stats().restarts == 0
-    finally:
-        await engine.close()
-
-
-async def test_heads_that_the_cpu_kernels_lack_are_refused_at_start() -> None:
-    with pytest.raises(EngineError, match="heads of 32, 64"):
-        build(make_policy(head=16))
+    await hand_over(core, 1, changed(shared_policy, 1))
+    requests = [ask([5, index], tokens=60) for index in range(4)]
+    expected = [await core.generate(request) for request in requests]
+    for restarts, (victim, number) in enumerate([(WORKER, signal.SIGKILL), ("EngineCore", signal.SIGSTOP)], 1):
+        calls = await replies()
+        await send(victim, number)
+        assert_same(await asyncio.gather(*calls), expected)
+        assert core.stats().restarts == restarts
+    calls = await replies()
+    await send("EngineCore", signal.SIGKILL)
+    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
+    assert all(isinstance(result, EngineError) or len(result.tokens) == 60 for result in results)
+    for call in (core.generate(ask([5, 9])), core.pause()):
+        with pytest.raises(EngineError):
+            await asyncio.wait_for(call, 60)
+    await core.close()
+    assert not await children("EngineCore") + await children(WORKER)

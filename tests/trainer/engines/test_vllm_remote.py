@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +19,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_remote import RemoteVllm
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, make_policy
+from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, hand_over, make_policy
 from tests.trainer.engines.fake_core import FakeCore
 from tests.trainer.engines.fake_server import FakeServer
 from tests.trainer.engines.ranks import check_two_ranks
@@ -34,17 +36,41 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("starpod.trainer.engines.vllm_remote.LOOK_SECONDS", 0.01)
 
 
-def copy_of(policy: Policy) -> Any:
-    """A model of the server's own, with the same weights."""
-    import copy
-
-    return copy.deepcopy(policy.model)
-
-
 def connect(*urls: str, **values: Any) -> RemoteVllm:
     engine = build_engine(EngineConfig(name="vllm_remote", urls=urls, **values), make_policy(), max_context=MAX_CONTEXT)
     assert isinstance(engine, RemoteVllm)
     return engine
+
+
+def new_core(**settings: Any) -> FakeCore:
+    """A core with a model of its own, which has the policy's weights."""
+    return FakeCore(model=make_policy().model, **settings)
+
+
+@asynccontextmanager
+async def serving(*servers: FakeServer, **settings: Any) -> AsyncIterator[RemoteVllm]:
+    """An engine over these servers."""
+    async with AsyncExitStack() as stack:
+        engine = connect(*[await stack.enter_async_context(server.serve()) for server in servers], **settings)
+        yield engine
+        await engine.close()
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return make_policy()
+
+
+@pytest.fixture
+def server() -> FakeServer:
+    return FakeServer(new_core())
+
+
+@pytest.fixture
+def stuck(server: FakeServer) -> FakeServer:
+    """A server that ends no reply."""
+    server.core.tick = asyncio.Event().wait
+    return server
 
 
 class TestRemoteVllm(EngineConformance):
@@ -54,196 +80,143 @@ class TestRemoteVllm(EngineConformance):
         return bool(request.param)
 
     @pytest.fixture
-    async def engine(self, policy: Policy, refuses: bool) -> AsyncIterator[RemoteVllm]:
-        core = FakeCore(model=copy_of(policy), refuses=refuses)
-        async with FakeServer(core).serve() as url:
-            engine = connect(url)
+    async def engine(self, refuses: bool) -> AsyncIterator[RemoteVllm]:
+        async with serving(FakeServer(new_core(refuses=refuses))) as engine:
             yield engine
-            await engine.close()
 
 
-@pytest.fixture
-def policy() -> Policy:
-    return make_policy()
-
-
-async def test_the_order_of_a_hand_over(policy: Policy, tmp_path: Path) -> None:
-    servers = [FakeServer(FakeCore(model=copy_of(policy))) for _ in range(2)]
-    async with servers[0].serve() as one, servers[1].serve() as two:
-        engine = connect(one, two, handover_folder=str(tmp_path))
+async def test_a_hand_over_and_conversations_on_two_servers(policy: Policy, tmp_path: Path) -> None:
+    """All get the weights, and each conversation stays on one of them."""
+    servers = [FakeServer(new_core()) for _ in range(2)]
+    async with serving(*servers, handover_folder=str(tmp_path)) as engine:
         for version in (1, 2):
             await engine.pause()
             await engine.load(version, changed(policy))
             # The present ones stay, for a server that is started anew.
             assert [path.parent.name for path in tmp_path.rglob("*.safetensors")] == [f"weights-{version}"]
             await engine.resume()
-        await engine.close()
+        for turn in range(3):
+            talks = [replace(ask([1, 2], tokens=1, seed=turn), conversation=f"talk {index}") for index in range(12)]
+            await asyncio.gather(*map(engine.generate, talks))
     assert not list(tmp_path.iterdir())
     assert [server.core.log for server in servers] == [["pause", "reload", "resume"] * 2] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.minutes
-async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(tmp_path: Path) -> None:
-    server = FakeServer(FakeCore(model=copy_of(make_policy(head=32))))
-    async with server.serve() as url:
-        await check_two_ranks(url, tmp_path)
-    assert server.core.log == ["pause", "reload", "resume"] * 2
-
-
-async def test_a_conversation_stays_on_one_server(policy: Policy) -> None:
-    servers = [FakeServer(FakeCore(model=copy_of(policy))) for _ in range(2)]
-    async with servers[0].serve() as one, servers[1].serve() as two:
-        engine = connect(one, two)
-        for turn in range(3):
-            await asyncio.gather(
-                *(
-                    engine.generate(replace(ask([1, 2], tokens=1, seed=turn), conversation=f"talk {index}"))
-                    for index in range(12)
-                )
-            )
-        await engine.close()
     first, second = (set(server.sessions) for server in servers)
     assert first and second and not first & second
     assert len(first | second) == 12
 
 
-@pytest.mark.parametrize("fault", [500, 503, 0], ids=["error", "overloaded", "cut"])
-async def test_failed_calls_are_made_again(policy: Policy, fault: int) -> None:
-    server = FakeServer(FakeCore(model=copy_of(policy)))
+@pytest.mark.slow
+@pytest.mark.minutes
+async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(tmp_path: Path) -> None:
+    server = FakeServer(FakeCore(model=make_policy(head=32).model))
     async with server.serve() as url:
-        engine = connect(url)
+        await check_two_ranks(url, tmp_path)
+    assert server.core.log == ["pause", "reload", "resume"] * 2
+
+
+@pytest.mark.parametrize("fault", [500, 503, 0], ids=["error", "overloaded", "cut"])
+async def test_failed_calls_are_made_again(server: FakeServer, fault: int) -> None:
+    async with serving(server, retries=2) as engine:
         undisturbed = await engine.generate(ask([1, 2, 3]))
-        server.asked = 0
-        server.faults = [fault, fault]
-        reply = await engine.generate(ask([1, 2, 3]))
-        await engine.close()
-    assert server.asked == 3
-    assert reply.tokens == undisturbed.tokens
+        server.asked, server.faults = 0, [fault] * 2
+        assert await engine.generate(ask([1, 2, 3])) == undisturbed
+        assert server.asked == 3
+        # Not for ever.
+        server.asked, server.faults = 0, [fault] * 3
+        with pytest.raises(EngineError, match="refused /inference/v1/generate" if fault else "is gone"):
+            await engine.generate(ask([1, 2, 3]))
+        assert server.asked == 3
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-async def test_a_server_that_was_started_anew_gets_the_weights_again(policy: Policy, restarts: int) -> None:
+async def test_a_server_that_was_started_anew_gets_the_weights_again(
+    policy: Policy, server: FakeServer, restarts: int
+) -> None:
     """Else it would go on to sample from those that it was started with, as if nothing had happened."""
-    server = FakeServer(FakeCore(model=copy_of(policy)))
-    async with server.serve() as url:
-        engine = connect(url, restarts=restarts)
-        await engine.pause()
-        await engine.load(5, changed(policy))
-        await engine.resume()
+    async with serving(server, restarts=restarts) as engine:
+        await hand_over(engine, 5, changed(policy))
         requests = [ask([1, 2, index]) for index in range(6)]
         expected = [await engine.generate(request) for request in requests]
         server.faults = [0, 0]
-        server.core, server.instance = FakeCore(model=copy_of(policy)), "second"
+        server.core, server.instance = new_core(), "second"
         replies = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
         if not restarts:
             assert all(isinstance(reply, EngineError) and "started anew" in str(reply) for reply in replies)
         else:
             assert replies == expected
         assert engine.stats().restarts == restarts
-        await engine.close()
 
 
-async def test_a_server_that_was_started_anew_goes_on_where_none_got_weights(policy: Policy) -> None:
+async def test_a_server_that_was_started_anew_goes_on_where_none_got_weights(server: FakeServer) -> None:
     """As behind a gateway: it has those that it was started with, however often that happens."""
-    server = FakeServer(FakeCore(model=copy_of(policy)))
-    async with server.serve() as url:
-        engine = connect(url, restarts=0)
+    async with serving(server, restarts=0) as engine:
         expected = await engine.generate(ask([1, 2, 3]))
         for instance in ("second", "third"):
             server.faults = [0]
-            server.core, server.instance = FakeCore(model=copy_of(policy)), instance
+            server.core, server.instance = new_core(), instance
             assert await engine.generate(ask([1, 2, 3])) == expected
-        await engine.close()
 
 
-async def test_a_server_that_keeps_failing_is_an_error(policy: Policy) -> None:
-    server = FakeServer(FakeCore(model=copy_of(policy)))
-    server.faults = [500] * 10
+async def test_a_server_that_is_gone_is_an_error(server: FakeServer) -> None:
     async with server.serve() as url:
-        engine = connect(url, retries=2)
-        with pytest.raises(EngineError, match="refused /inference/v1/generate"):
-            await engine.generate(ask([1, 2, 3]))
-        await engine.close()
-    assert server.asked == 3
-
-
-async def test_a_server_that_is_gone_is_an_error(policy: Policy) -> None:
-    async with FakeServer(FakeCore(model=copy_of(policy))).serve() as url:
         engine = connect(url, retries=1)
         await engine.generate(ask([1, 2]))
-    with pytest.raises(EngineError, match=f"{url} is gone"):
-        await engine.generate(ask([1, 2]))
-    with pytest.raises(EngineError, match=f"{url} is gone"):
-        await engine.pause()
+    for call in (engine.generate(ask([1, 2])), engine.pause()):
+        with pytest.raises(EngineError, match=f"{url} is gone"):
+            await call
     await engine.close()
 
 
 @pytest.mark.parametrize("what", ["hung", "core_hung"])
 async def test_a_server_that_hangs_is_given_up_and_not_asked_again(
-    policy: Policy, quick_looks: None, what: str
+    stuck: FakeServer, quick_looks: None, what: str
 ) -> None:
-    core = FakeCore(model=copy_of(policy))
-    core.tick = lambda: asyncio.sleep(3600)
-    server = FakeServer(core)
-    async with server.serve() as url:
-        engine = connect(url, health_timeout=0.2)
+    async with serving(stuck, health_timeout=0.2) as engine:
         calls = [asyncio.ensure_future(engine.generate(ask([1, index]))) for index in range(3)]
-        await eventually(lambda: len(core.running) == 3)
-        setattr(server, what, True)
+        await eventually(lambda: len(stuck.core.running) == 3)
+        setattr(stuck, what, True)
         for result in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(result, EngineError)
-            assert str(result) == (
-                f"the vLLM server at {url} hangs: it has answered no health check for 0.2 s (engine.health_timeout)"
+            assert re.fullmatch(
+                r"the vLLM server at http://127\.0\.0\.1:\d+ hangs: it has answered no health check for 0\.2 s "
+                r"\(engine\.health_timeout\)",
+                str(result),
             )
-        assert server.asked == 3
+        assert stuck.asked == 3
         with pytest.raises(EngineError, match="hangs"):
             await engine.pause()
-        await engine.close()
 
 
-async def test_a_slow_server_is_waited_for(policy: Policy, quick_looks: None) -> None:
+async def test_a_slow_server_is_waited_for(server: FakeServer, quick_looks: None) -> None:
     """As long as it answers health checks, however long a reply takes."""
-    core, released = FakeCore(model=copy_of(policy)), asyncio.Event()
-    core.tick = released.wait
-    server = FakeServer(core)
-    async with server.serve() as url:
-        engine = connect(url, health_timeout=0.2)
+    released = asyncio.Event()
+    server.core.tick = released.wait
+    async with serving(server, health_timeout=0.2) as engine:
         call = asyncio.ensure_future(engine.generate(ask([1, 2])))
         await eventually(lambda: server.checks > 40)
         assert not call.done() and server.asked == 1
         released.set()
         assert len((await call).tokens) == 8
-        await engine.close()
 
 
-async def test_a_server_that_ends_no_reply_is_an_error(policy: Policy, quick_looks: None) -> None:
+async def test_a_server_that_ends_no_reply_is_an_error(stuck: FakeServer, quick_looks: None) -> None:
     """A reply may be lost on its way; asking again would cost the same time once more."""
-    core = FakeCore(model=copy_of(policy))
-    core.tick = lambda: asyncio.sleep(3600)
-    server = FakeServer(core)
-    async with server.serve() as url:
-        engine = connect(url, timeout=0.2)
+    async with serving(stuck, timeout=0.2) as engine:
         with pytest.raises(EngineError, match=r"lives, but brought no call to its end in 0\.2 s \(engine\.timeout\)"):
             await engine.generate(ask([1, 2]))
-        await engine.close()
-    assert server.asked == 1
+        assert stuck.asked == 1
 
 
-async def test_a_cancelled_call_stops_the_server(policy: Policy) -> None:
-    core = FakeCore(model=copy_of(policy))
-    core.tick = lambda: asyncio.sleep(3600)
-    async with FakeServer(core).serve() as url:
-        engine = connect(url)
+async def test_a_cancelled_call_stops_the_server(stuck: FakeServer) -> None:
+    async with serving(stuck) as engine:
         call = asyncio.ensure_future(engine.generate(ask([1, 2])))
-        await eventually(lambda: core.running)
+        await eventually(lambda: stuck.core.running)
         call.cancel()
-        await eventually(lambda: not core.running)
-        await engine.close()
+        await eventually(lambda: not stuck.core.running)
 
 
 @pytest.mark.parametrize(
-    ("server", "call", "said"),
+    ("settings", "call", "said"),
     [
         ({"dev": False}, "generate", "VLLM_SERVER_DEV_MODE=1"),
         ({"dev": False}, "pause", "VLLM_SERVER_DEV_MODE=1"),
@@ -252,28 +225,37 @@ async def test_a_cancelled_call_stops_the_server(policy: Policy) -> None:
         ({"max_model_len": MAX_CONTEXT - 1}, "generate", f"--max-model-len {MAX_CONTEXT}"),
     ],
 )
-async def test_a_server_that_was_started_otherwise_is_refused(
-    policy: Policy, server: dict[str, Any], call: str, said: str
-) -> None:
-    async with FakeServer(FakeCore(model=copy_of(policy)), **server).serve() as url:
-        engine = connect(url)
+async def test_a_server_that_was_started_otherwise_is_refused(settings: dict[str, Any], call: str, said: str) -> None:
+    async with serving(FakeServer(new_core(), **settings)) as engine:
         with pytest.raises(EngineError, match=said):
             await (engine.pause() if call == "pause" else engine.generate(ask([1, 2])))
-        await engine.close()
 
 
 async def test_a_folder_that_the_server_cannot_see_is_explained(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core = FakeCore(model=copy_of(policy))
-    reload = core.reload
-    monkeypatch.setattr(core, "reload", lambda folder: reload(Path("/elsewhere") / folder.name))
-    async with FakeServer(core).serve() as url:
-        engine = connect(url, retries=0)
-        await engine.pause()
+    reload = server.core.reload
+    monkeypatch.setattr(server.core, "reload", lambda folder: reload(Path("/elsewhere") / folder.name))
+    async with serving(server, retries=0) as engine:
         with pytest.raises(EngineError, match=r"engine\.handover_folder"):
-            await engine.load(1, policy.model)
-        await engine.close()
+            await hand_over(engine, 1, policy.model)
+
+
+async def test_two_engines_of_one_server_do_not_meet(policy: Policy, server: FakeServer) -> None:
+    """Ids of requests and salts of caches are each engine's own: a second run, or a run that was started again."""
+    async with server.serve() as url:
+        engines = [connect(url), connect(url)]
+        for engine in engines:
+            await hand_over(engine, 1, changed(policy, seed=len(server.core.log)))
+            await engine.generate(ask([1, 2, 3]))
+        await asyncio.gather(*(engine.generate(ask([1, 2, 3])) for engine in engines[1:] * 2))
+        for engine in engines:
+            await engine.close()
+
+
+def test_a_key_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="api_key_file"):
+        connect("http://127.0.0.1:1", api_key_file=str(tmp_path / "none"))
 
 
 # --- from GPU to GPU --------------------------------------------------------------------------------------------------
@@ -329,71 +311,40 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("starpod.trainer.engines.vllm_remote.device_of", lambda model: torch.device("cuda:1"))
 
 
+NCCL = {"handover": "nccl", "nccl_address": "10.0.0.1:29500"}
+
+
 @pytest.mark.parametrize("new_updates", [True, False], ids=["start and finish", "update alone"])
 async def test_weights_are_broadcast_in_the_announced_order(policy: Policy, nccl: None, new_updates: bool) -> None:
-    servers = [FakeServer(FakeCore(model=copy_of(policy)), new_updates=new_updates) for _ in range(2)]
-    async with servers[0].serve() as one, servers[1].serve() as two:
-        engine = connect(one, two, handover="nccl", nccl_address="10.0.0.1:29500")
-        model = policy.model
-        await engine.pause()
-        await engine.load(1, model)
-        await engine.resume()
-        await engine.pause()
-        await engine.load(2, model)
-        await engine.resume()
-        await engine.close()
+    servers = [FakeServer(new_core(), new_updates=new_updates) for _ in range(2)]
+    async with serving(*servers, **NCCL) as engine:
+        for version in (1, 2):
+            await hand_over(engine, version, policy.model)
     update = ["start", "update", "finish"] if new_updates else ["update"]
     assert servers[0].core.log == ["pause", "init", *update, "resume", "pause", *update, "resume"]
     # Two workers on each server, after the trainer.
     assert [server.inits[0]["rank_offset"] for server in servers] == [1, 3]
     assert Group.made == [{"host": "10.0.0.1", "port": 29500, "rank": 0, "world_size": 5}]
-    announced = servers[1].updates[0]
-    parameters = dict(model.named_parameters())
-    assert announced["names"] == list(parameters)
-    assert announced["shapes"] == [list(parameter.shape) for parameter in parameters.values()]
-    assert set(announced["dtype_names"]) == {"float32"}
+    parameters = dict(policy.model.named_parameters())
+    assert servers[1].updates[0] == {
+        "names": list(parameters),
+        "shapes": [list(parameter.shape) for parameter in parameters.values()],
+        "dtype_names": ["float32"] * len(parameters),
+    }
     assert len(Group.sent) == 2 * len(parameters)
-    for sent, parameter in zip(Group.sent, parameters.values(), strict=False):
-        assert torch.equal(sent, parameter)
+    assert all(map(torch.equal, Group.sent, parameters.values()))
 
 
-async def test_a_failed_broadcast_is_not_tried_again(policy: Policy, nccl: None) -> None:
+async def test_a_failed_broadcast_is_not_tried_again(policy: Policy, server: FakeServer, nccl: None) -> None:
     """The others that take part in it would be left waiting."""
-    server = FakeServer(FakeCore(model=copy_of(policy)))
     server.faulty, server.faults = "/update_weights", [500]
-    async with server.serve() as url:
-        engine = connect(url, handover="nccl", nccl_address="127.0.0.1:29500")
-        await engine.pause()
+    async with serving(server, **NCCL) as engine:
         with pytest.raises(EngineError, match="refused /update_weights"):
-            await engine.load(1, policy.model)
-        await engine.close()
+            await hand_over(engine, 1, policy.model)
     assert server.asked == 1
 
 
-async def test_nccl_needs_a_gpu(policy: Policy) -> None:
-    async with FakeServer(FakeCore(model=copy_of(policy))).serve() as url:
-        engine = connect(url, handover="nccl", nccl_address="127.0.0.1:29500")
-        await engine.pause()
+async def test_nccl_needs_a_gpu(policy: Policy, server: FakeServer) -> None:
+    async with serving(server, **NCCL) as engine:
         with pytest.raises(EngineError, match="on the CPU"):
-            await engine.load(1, policy.model)
-        await engine.close()
-
-
-async def test_two_engines_of_one_server_do_not_meet(policy: Policy) -> None:
-    """Ids of requests and salts of caches are each engine's own: a second run, or a run that was started again."""
-    core = FakeCore(model=copy_of(policy))
-    async with FakeServer(core).serve() as url:
-        engines = [connect(url), connect(url)]
-        for engine in engines:
-            await engine.pause()
-            await engine.load(1, changed(policy, seed=len(core.log)))
-            await engine.resume()
-            await engine.generate(ask([1, 2, 3]))
-        await asyncio.gather(*(engine.generate(ask([1, 2, 3])) for engine in engines[1:] * 2))
-        for engine in engines:
-            await engine.close()
-
-
-def test_a_key_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="api_key_file"):
-        connect("http://127.0.0.1:1", api_key_file=str(tmp_path / "none"))
+            await hand_over(engine, 1, policy.model)

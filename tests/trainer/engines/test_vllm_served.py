@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.engines.weights import write_weights
 from starpod.trainer.models.policy import Policy
-from tests.support import held_port
 from tests.trainer.engines.conformance import (
     MAX_CONTEXT,
     EngineConformance,
@@ -21,11 +21,13 @@ from tests.trainer.engines.conformance import (
     ask,
     assert_same,
     changed,
+    hand_over,
     logprobs_under,
     make_policy,
 )
 from tests.trainer.engines.ranks import check_two_ranks
 from tests.trainer.engines.real_vllm import Served, Server, children, remote, serving
+from tests.trainer.engines.vllm_facts import NO_SCALE_OUT
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -53,16 +55,17 @@ def server_reset(shared_policy: Policy) -> Reset:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    with serving(model) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def small_server(model: Path) -> Iterator[Server]:
     """One whose cache holds two contexts: of more requests some are preempted, and computed again."""
     # CPU kernels take blocks of a multiple of 32.
     blocks = f"--block-size 32 --num-gpu-blocks-override {2 * MAX_CONTEXT // 32 + 1}"
     with serving(model, *blocks.split()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def other_server(model: Path) -> Iterator[Server]:
+    """One that the last test kills."""
+    with serving(model) as server:
         yield server
 
 
@@ -72,33 +75,28 @@ class TestServedVllm(Served, EngineConformance):
             await engine.generate(replace(ask([5, 9]), temperature=-1.0))
         self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
 
-
-async def test_requests_that_are_preempted_are_what_they_would_be_alone(
-    small_server: Server, shared_policy: Policy
-) -> None:
-    engine = remote(small_server)
-    await Reset(shared_policy)(engine)
-    requests = [ask([5, 9, index], tokens=60, seed=index) for index in range(12)]
-    alone = [await engine.generate(request) for request in requests]
-    preempted = small_server.counter(PREEMPTIONS)
-    assert_same(await asyncio.gather(*map(engine.generate, requests)), alone)
-    assert small_server.counter(PREEMPTIONS) > preempted
-    await engine.close()
+    async def test_requests_that_are_preempted_are_what_they_would_be_alone(
+        self, engine: Engine, server: Server
+    ) -> None:
+        requests = [ask([5, 9, index], tokens=60, seed=index) for index in range(12)]
+        alone = [await engine.generate(request) for request in requests]
+        preempted = server.counter(PREEMPTIONS)
+        assert_same(await asyncio.gather(*map(engine.generate, requests)), alone)
+        assert server.counter(PREEMPTIONS) > preempted
 
 
 async def test_two_servers_share_the_conversations_and_take_the_same_weights(
-    server: Server, small_server: Server, shared_policy: Policy
+    server: Server, other_server: Server, shared_policy: Policy
 ) -> None:
-    engine, other = remote(server, small_server), changed(shared_policy)
-    await engine.pause()
-    await engine.load(1, other)
-    await engine.resume()
-    served = [each.counter(DONE) for each in (server, small_server)]
+    servers, other = (server, other_server), changed(shared_policy)
+    engine = remote(*servers)
+    await hand_over(engine, 1, other)
+    served = [each.counter(DONE) for each in servers]
     talks = [replace(ask([5, 9, index], tokens=4), conversation=f"talk {index}") for index in range(8)]
     for request, reply in zip(talks, await asyncio.gather(*map(engine.generate, talks)), strict=True):
         assert reply.logprobs == pytest.approx(logprobs_under(other, request.prompt, reply.tokens, 1.0), abs=1e-3)
         assert set(reply.versions) == {1}
-    more = [each.counter(DONE) - before for each, before in zip((server, small_server), served, strict=True)]
+    more = [each.counter(DONE) - before for each, before in zip(servers, served, strict=True)]
     assert all(more) and sum(more) == 8
     await engine.close()
 
@@ -107,47 +105,46 @@ async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(serv
     await check_two_ranks(server.url, tmp_path)
 
 
-async def test_a_server_without_the_endpoints_says_how_to_start_it(model: Path) -> None:
-    with serving(model, "--no-enable-scale-out") as plain:
-        engine = remote(plain)
-        try:
-            with pytest.raises(EngineError, match="--enable-scale-out"):
-                await engine.generate(ask([5, 9]))
-        finally:
-            await engine.close()
+def test_a_server_without_the_endpoints_says_so_as_the_stand_in_does() -> None:
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+    from vllm.entrypoints.scale_out.factories import register_scale_out_api_routers
+
+    app = FastAPI()
+    app.state.args = Namespace(enable_scale_out=False, tokens_only=False)
+    register_scale_out_api_routers(app, ("generate",))
+    refused = TestClient(app).post("/inference/v1/generate", json={})
+    assert (refused.status_code, refused.json()["error"]) == (403, refused.json()["error"] | NO_SCALE_OUT["error"])
 
 
-async def test_a_server_that_hangs_or_is_killed_is_an_error_or_gets_the_weights_again(model: Path) -> None:
+async def test_a_server_that_hangs_or_is_killed_is_an_error_or_gets_the_weights_again(
+    model: Path, other_server: Server
+) -> None:
     """An engine that tries for long enough finds the server that was started anew, with the weights of its command
     line; replies under way go on, under the run's."""
     policy = make_policy(head=32)
     requests = [ask([5, index], tokens=60) for index in range(4)]
-    with held_port() as port:
-        pass
-    with serving(model, port=port) as server:
-        patient, hasty = remote(server, retries=60), remote(server, retries=0, health_timeout=10)
-        await patient.pause()
-        await patient.load(1, changed(policy, 1))
-        await patient.resume()
+    patient, hasty = remote(other_server, retries=60), remote(other_server, retries=0, health_timeout=10)
+    try:
+        await hand_over(patient, 1, changed(policy, 1))
         expected = [await patient.generate(request) for request in requests]
-        (core,) = await children("EngineCore", server.process.pid)
+        (core,) = await children("EngineCore", other_server.process.pid)
         # The server alone still says that it is healthy.
-        for stop in (server.kill, lambda number: os.kill(core, number)):
+        for stop in (other_server.kill, lambda number: os.kill(core, number)):
             stop(signal.SIGSTOP)
             with pytest.raises(EngineError, match=r"hangs: .* for 10 s \(engine.health_timeout\)"):
                 await hasty.generate(ask([5, 9, 1]))
             stop(signal.SIGCONT)
         calls = [asyncio.ensure_future(engine.generate(each)) for engine in (patient, hasty) for each in requests]
         await eventually(lambda: patient.stats().running and hasty.stats().running)
-        server.kill()
-        server.process.wait()
+        other_server.kill()
+        other_server.process.wait()
         for result in await asyncio.wait_for(asyncio.gather(*calls[4:], return_exceptions=True), 60):
             assert isinstance(result, EngineError) or len(result.tokens) == 60
         with pytest.raises(EngineError, match="is gone"):
             await asyncio.wait_for(hasty.pause(), 60)
-    try:
         with contextlib.ExitStack() as stack:
-            await asyncio.to_thread(lambda: stack.enter_context(serving(model, port=port)))
+            await asyncio.to_thread(lambda: stack.enter_context(serving(model, port=other_server.port)))
             assert_same(await asyncio.wait_for(asyncio.gather(*calls[:4]), 120), expected)
             assert patient.stats().restarts == 1
     finally:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.policy import build_policy
+from tests.support import gone
 from tests.trainer.engines.real_vllm import serving
-from tests.trainer.engines.test_vllm_local import running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
@@ -20,7 +22,7 @@ SMALL = (
     "collect.group_size=4 warm_start.steps=40 warm_start.lr=0.005 warm_start.episodes=40 warm_start.batch_size=16 "
     "evaluation.episodes=4 evaluation.every=0 evaluation.reference=[] evaluation.greedy=false checkpoint.every=25 "
     "algorithm.mini_batch_size=4 monitor.sinks.tensorboard=false monitor.screen=plain stop.minutes=null "
-    "stop.iterations=8"
+    "stop.iterations=5"
 ).split()
 
 
@@ -38,6 +40,20 @@ def steps(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def wait_for_a_step(run: subprocess.Popen[str], folder: Path, before: int) -> None:
+    while run.poll() is None and len(steps(folder)) <= before:
+        time.sleep(0.01)
+
+
+def ended(run: subprocess.Popen[str], status: int, *noise: str) -> str:
+    """What the run says at its end."""
+    _, errors = run.communicate(timeout=600)
+    assert run.returncode == status, errors
+    for each in noise:
+        assert each not in errors, errors
+    return errors
+
+
 def cores_of(pid: int) -> list[int]:
     """The engine core and its workers."""
     rows = [line.split() for line in subprocess.check_output(["ps", "-eo", "pid=,ppid=,sid="], text=True).splitlines()]
@@ -47,67 +63,48 @@ def cores_of(pid: int) -> list[int]:
 
 def assert_saved(run: subprocess.Popen[str], folder: Path, what: str) -> None:
     """It ends with an error that names what was lost, and is saved as of its last step."""
-    _, errors = run.communicate(timeout=300)
     # What Python says of a lost core's shared memory comes after it.
-    (told,) = (line for line in errors.splitlines() if line.startswith("starpod: "))
-    assert run.returncode == 1 and what in told, errors
+    (told,) = (line for line in ended(run, 1).splitlines() if line.startswith("starpod: "))
+    assert what in told
     (step,) = steps(folder)[-1:]
     assert told.endswith(f"; the run is saved as of step {step}, go on with: starpod train --resume --run-dir {folder}")
     assert (folder / "checkpoints" / "latest").read_text().strip() == f"step-{step:08}"
 
 
-def test_signals_end_a_run_with_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+def test_signals_and_lost_cores_end_a_run_with_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words: tuple[str, ...] = SMALL
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         before = len(steps(folder))
         run = start(folder, *words)
-        while run.poll() is None and len(steps(folder)) == before:
-            time.sleep(0.01)
+        wait_for_a_step(run, folder, before)
         assert (cores := cores_of(run.pid)), "vLLM has a session of its own"
         # Not the core, which samples the next step.
         os.killpg(run.pid, number)
-        began = time.monotonic()
-        _, errors = run.communicate(timeout=300)
-        print(f"{number.name}: ended after {time.monotonic() - began:.1f} s")
-        assert run.returncode == status, errors
+        ended(run, status, "Traceback", "Error", "Exception", "Killed", "shards", "leaked")
         saved = int((folder / "checkpoints" / "latest").read_text().removeprefix("step-"))
         assert saved == steps(folder)[-1] > before
-        for noise in ("Traceback", "Error", "Exception", "Killed", "shards", "leaked"):
-            assert noise not in errors, errors
-        assert not any(map(running, cores))
+        assert all(map(gone, cores))
         words = ("--resume",)
-    run = start(folder, *words)
-    _, errors = run.communicate(timeout=900)
-    assert run.returncode == 0, errors
-    for noise in ("Traceback", "ERROR", "load weight"):
-        assert noise not in errors, errors
-    assert steps(folder) == list(range(1, 9))
+    ended(start(folder, "--resume"), 0, "Traceback", "ERROR", "load weight")
+    assert steps(folder) == list(range(1, 6))
     gaps = [json.loads(line)["metrics"].get("policy/logprob_gap_max", 0) for line in (folder / "metrics.jsonl").open()]
     assert max(gaps) < 1e-3
-
-
-def test_a_core_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    run = start(folder, *SMALL, "engine.restarts=0")
-    while run.poll() is None and 2 not in steps(folder):
-        time.sleep(0.01)
+    run = start(folder, "--resume", "engine.restarts=0", "stop.iterations=50")
+    wait_for_a_step(run, folder, 5)
     for pid in cores_of(run.pid):
         os.kill(pid, signal.SIGKILL)
     assert_saved(run, folder, "vLLM")
 
 
 def test_a_server_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> None:
-    first, model, folder = tmp_path / "first", tmp_path / "model", tmp_path / "run"
-    assert start(first, *SMALL, "engine=torch", "stop.iterations=1").wait() == 0
-    command = [sys.executable, "-m", "starpod.cli.main", "export", str(first), str(model)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    model, folder = tmp_path / "model", tmp_path / "run"
+    shape = {"tiny": {"hidden": 64, "layers": 1, "heads": 2}}
+    texts = ["P 1 3 G 0 0 Up Left Down Right _ _ # _ <think> go </think><answer> Up </answer>"]
+    build_policy(ModelConfig.model_validate(shape), texts=texts, critic="none", seed=1).save(model)
     with serving(model, *"--max-model-len 1024 --max-num-batched-tokens 1024".split()) as server:
         words = (f"model={model}", "engine=vllm_remote", f"engine.urls=[{server.url}]", "engine.retries=1")
         run = start(folder, *SMALL, *words)
-        while run.poll() is None and 2 not in steps(folder):
-            time.sleep(0.01)
+        wait_for_a_step(run, folder, 1)
         server.kill()
-        began = time.monotonic()
         assert_saved(run, folder, server.url)
-        print(f"ended after {time.monotonic() - began:.1f} s")

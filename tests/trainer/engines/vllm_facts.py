@@ -54,6 +54,15 @@ BODIES = {
 }
 """Keys of their bodies. All others take none."""
 
+NO_SCALE_OUT = {
+    "error": {
+        "message": "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
+        "type": "PermissionDeniedError",
+        "code": 403,
+    }
+}
+"""What a server without --enable-scale-out answers to those that ask for tokens."""
+
 NCCL_INIT = {"master_address", "master_port", "rank_offset", "world_size"}
 NCCL_UPDATE = {"names", "dtype_names", "shapes"}
 """Inside of `init_info` and `update_info`, for the backend nccl: those without a default."""

@@ -11,21 +11,19 @@ from starpod.client import Fleet
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Start
 from tests.support import ServerProcess
-from tests.trainer.rollout.test_collect import LAKE, collector, reply, server, template
+from tests.trainer.lake import LAKE, TEMPLATE, collector, reply
 from tests.trainer.scripted_engine import ScriptedEngine
-
-__all__ = ["server", "template"]
+from tests.waiting import eventually
 
 
 class HeldEngine(ScriptedEngine):
     """Gives the replies of `held`, in `turns` of an episode's, when it is released; others at once."""
 
-    def __init__(self, template: Template, held: str, turns: int = 0) -> None:
-        super().__init__(template, lambda request, context: reply("Down"))
+    def __init__(self, held: str, turns: int = 0) -> None:
+        super().__init__(TEMPLATE, reply("Down"))
         self.held = held
         self.turns = turns
         self.released = asyncio.Event()
@@ -44,86 +42,77 @@ def played(episode: Episode) -> list[object]:
     return [replace(turn, generating=0.0, stepping=0.0) for turn in episode.turns] + [episode.end, episode.success]
 
 
-async def test_groups_are_taken_in_the_order_of_admission(server: ServerProcess, template: Template) -> None:
+async def test_groups_are_taken_in_the_order_of_admission(fleet: Fleet) -> None:
     """The first one is the slowest: it is waited for, and those behind it play on meanwhile."""
-    engine = HeldEngine(template, "train/0/")
-    async with Fleet(server.address) as fleet:
-        ahead = Ahead(collector(fleet, engine), 2, Parallel())
-        ahead.admit([Start(0, 5), Start(1, 5), Start(2, 6)])
-        taking = asyncio.ensure_future(ahead.take([Start(0, 5), Start(1, 5)]))
-        while len(engine.forgotten) < 4:
-            assert not taking.done()
-            await asyncio.sleep(0.01)
-        engine.released.set()
-        assert [group.id for group in (await taking).groups] == [0, 1]
-        assert len(ahead) == 1
-        count = len(engine.requests)
-        assert [group.id for group in (await ahead.take([Start(2, 6)])).groups] == [2]
-        assert len(engine.requests) == count, "it was over"
-        assert ahead.busy > 0
+    engine = HeldEngine("train/0/")
+    ahead = Ahead(collector(fleet, engine), 2, Parallel())
+    ahead.admit([Start(0, 5), Start(1, 5), Start(2, 6)])
+    taking = asyncio.ensure_future(ahead.take([Start(0, 5), Start(1, 5)]))
+    await eventually(lambda: len(engine.forgotten) == 4)
+    assert not taking.done()
+    engine.released.set()
+    assert [group.id for group in (await taking).groups] == [0, 1]
+    assert len(ahead) == 1
+    count = len(engine.requests)
+    assert [group.id for group in (await ahead.take([Start(2, 6)])).groups] == [2]
+    assert len(engine.requests) == count, "it was over"
+    assert ahead.busy > 0
 
 
-async def test_what_is_in_play_goes_on_from_a_checkpoint(server: ServerProcess, template: Template) -> None:
+async def test_what_is_in_play_goes_on_from_a_checkpoint(fleet: Fleet) -> None:
     """Nothing that was sampled is sampled again: sessions are rebuilt from the turns."""
-    async with Fleet(server.address) as fleet:
-        engine = HeldEngine(template, "train/3/1", turns=2)
-        ahead = Ahead(collector(fleet, engine), 2, Parallel())
-        ahead.admit([Start(3, 7), Start(4, 8)])
-        await engine.reached.wait()
-        while len(engine.forgotten) < 3:
-            await asyncio.sleep(0.01)
-        state = ahead.state(ahead.admitted)
-        assert [[len(episode["turns"]) for episode in group["episodes"]] for group in state] == [[6, 2], [6, 6]]
-        engine.released.set()
-        expected = (await ahead.take([Start(3, 7), Start(4, 8)])).groups
-        assert expected[0].id == 3 and len(expected[0].episodes) == 2
+    starts = [Start(3, 7), Start(4, 8)]
+    engine = HeldEngine("train/3/1", turns=2)
+    ahead = Ahead(collector(fleet, engine), 2, Parallel())
+    ahead.admit(starts)
+    await engine.reached.wait()
+    await eventually(lambda: len(engine.forgotten) == 3)
+    state = ahead.state(ahead.admitted)
+    assert [[len(episode["turns"]) for episode in group["episodes"]] for group in state] == [[6, 2], [6, 6]]
+    engine.released.set()
+    expected = (await ahead.take(starts)).groups
+    assert expected[0].id == 3 and len(expected[0].episodes) == 2
 
-        again = HeldEngine(template, "nobody")
-        resumed = Ahead(collector(fleet, again), 2, Parallel())
-        resumed.load_state(state)
-        assert resumed.state(resumed.admitted) == state
-        assert resumed.oldest(2) == resumed.oldest_of(["", ""]) == [Start(3, 7), Start(4, 8)]
-        resumed.admit([])
-        groups = (await resumed.take([Start(3, 7), Start(4, 8)])).groups
-        assert [[played(episode) for episode in group.episodes] for group in groups] == [
-            [played(episode) for episode in group.episodes] for group in expected
-        ]
-        assert [request.conversation for request in again.requests] == ["train/3/1"] * 4
-        assert [request.seed for request in again.requests] == [
-            request.seed for request in engine.requests if request.conversation == "train/3/1"
-        ][2:]
+    again = HeldEngine("nobody")
+    resumed = Ahead(collector(fleet, again), 2, Parallel())
+    resumed.load_state(state)
+    assert resumed.state(resumed.admitted) == state
+    assert resumed.oldest(2) == resumed.oldest_of(["", ""]) == starts
+    resumed.admit([])
+    groups = (await resumed.take(starts)).groups
+    assert [[played(episode) for episode in group.episodes] for group in groups] == [
+        [played(episode) for episode in group.episodes] for group in expected
+    ]
+    # The two turns of the checkpoint are not asked for again.
+    asked = [request for request in engine.requests if request.conversation == "train/3/1"]
+    assert [(each.conversation, each.seed) for each in again.requests] == [
+        (each.conversation, each.seed) for each in asked[2:]
+    ]
 
 
-async def test_an_environment_that_answers_otherwise_is_played_from_there(
-    server: ServerProcess, template: Template
-) -> None:
-    async with Fleet(server.address) as fleet:
-        engine = HeldEngine(template, "train/0/0", turns=3)
-        ahead = Ahead(collector(fleet, engine), 1, Parallel())
-        ahead.admit([Start(0, 1)])
-        await engine.reached.wait()
-        state = ahead.state(ahead.admitted)
-        await ahead.close()
-        again = HeldEngine(template, "nobody")
-        other = LAKE.model_copy(update={"options": {**LAKE.options, "map": ["SFF", "FFF", "HFG"]}})
-        resumed = Ahead(collector(fleet, again, other), 1, Parallel())
-        resumed.load_state(state)
-        resumed.admit([])
-        (group,) = (await resumed.take([Start(0, 1)])).groups
+async def test_an_environment_that_answers_otherwise_is_played_from_there(fleet: Fleet) -> None:
+    engine, again = HeldEngine("train/0/0", turns=3), HeldEngine("nobody")
+    ahead = Ahead(collector(fleet, engine), 1, Parallel())
+    ahead.admit([Start(0, 1)])
+    await engine.reached.wait()
+    state = ahead.state(ahead.admitted)
+    await ahead.close()
+    other = LAKE.with_options({"map": ["SFF", "FFF", "HFG"]})
+    resumed = Ahead(collector(fleet, again, other), 1, Parallel())
+    resumed.load_state(state)
+    resumed.admit([])
+    (group,) = (await resumed.take([Start(0, 1)])).groups
     # The hole shows up in the second observation: the second reply is another one's.
     assert len(again.requests) == len(group.episodes[0].turns) - 1
     assert group.episodes[0].end == "terminal" and not group.episodes[0].success
 
 
 @pytest.mark.parametrize("turns", [0, 1])
-async def test_an_episode_that_hangs_fails_and_tells_for_what_it_waited(
-    server: ServerProcess, template: Template, turns: int
-) -> None:
-    engine = HeldEngine(template, "train/0/1", turns=turns)
-    async with Fleet(server.address) as fleet:
-        ahead = Ahead(replace(collector(fleet, engine), deadline=0.5), 2, Parallel())
-        ahead.admit([Start(0, 1)])
-        collected = await ahead.take([Start(0, 1)], min_size=2)
+async def test_an_episode_that_hangs_fails_and_tells_for_what_it_waited(fleet: Fleet, turns: int) -> None:
+    engine = HeldEngine("train/0/1", turns=turns)
+    ahead = Ahead(replace(collector(fleet, engine), deadline=0.5), 2, Parallel())
+    ahead.admit([Start(0, 1)])
+    collected = await ahead.take([Start(0, 1)], min_size=2)
     assert (collected.failed, collected.dropped, collected.groups) == (1, 1, [])
     assert collected.error == (
         "an episode was not over after 0.5 seconds (collect.deadline), and waited for the policy's reply in turn "
@@ -131,7 +120,7 @@ async def test_an_episode_that_hangs_fails_and_tells_for_what_it_waited(
     )
 
 
-async def test_an_environment_that_hangs_is_told(template: Template, server: ServerProcess) -> None:
+async def test_an_environment_that_hangs_is_told(server: ServerProcess) -> None:
     async with Fleet(server.address, timeout=60) as fleet:
 
         def say(request: Request, context: str) -> str:
@@ -139,7 +128,7 @@ async def test_an_environment_that_hangs_is_told(template: Template, server: Ser
                 os.killpg(server.pid, signal.SIGSTOP)
             return reply("Down")
 
-        engine = ScriptedEngine(template, say)
+        engine = ScriptedEngine(TEMPLATE, say)
         try:
             collected = await replace(collector(fleet, engine), deadline=1.0).collect([Start(0, 1)], 1)
         finally:
@@ -148,29 +137,26 @@ async def test_an_environment_that_hangs_is_told(template: Template, server: Ser
     assert collected.error.endswith("(collect.deadline), and waited for the environment to step in turn 2")
 
 
-async def test_closing_ends_what_is_in_play(server: ServerProcess, template: Template) -> None:
-    engine = HeldEngine(template, "train/")
-    async with Fleet(server.address) as fleet:
-        ahead = Ahead(collector(fleet, engine), 2, Parallel())
-        ahead.admit([Start(0, 1)])
-        await engine.reached.wait()
-        await ahead.close()
-        assert len(ahead) == 0 and sorted(engine.forgotten) == ["train/0/0", "train/0/1"]
-        await ahead.close()
+async def test_closing_ends_what_is_in_play(fleet: Fleet) -> None:
+    engine = HeldEngine("train/")
+    ahead = Ahead(collector(fleet, engine), 2, Parallel())
+    ahead.admit([Start(0, 1)])
+    await engine.reached.wait()
+    await ahead.close()
+    assert len(ahead) == 0 and sorted(engine.forgotten) == ["train/0/0", "train/0/1"]
+    await ahead.close()
 
 
-async def test_what_no_group_survives_ends_the_run_before_its_turn(server: ServerProcess, template: Template) -> None:
+async def test_what_no_group_survives_ends_the_run_before_its_turn(fleet: Fleet) -> None:
     def say(request: Request, context: str) -> str:
         if "train/1/" in request.conversation:
             raise RuntimeError("the engine is gone")
         return reply("Down")
 
-    engine = ScriptedEngine(template, say)
-    async with Fleet(server.address) as fleet:
-        ahead = Ahead(collector(fleet, engine), 1, Parallel())
-        ahead.admit([Start(0, 1), Start(1, 1)])
-        await ahead.take([Start(0, 1)])
-        ahead.admit([Start(2, 1)])
-        with pytest.raises(RuntimeError, match="the engine is gone"):
-            await ahead.take([Start(2, 1)])
-        await ahead.close()
+    ahead = Ahead(collector(fleet, ScriptedEngine(TEMPLATE, say)), 1, Parallel())
+    ahead.admit([Start(0, 1), Start(1, 1)])
+    await ahead.take([Start(0, 1)])
+    ahead.admit([Start(2, 1)])
+    with pytest.raises(RuntimeError, match="the engine is gone"):
+        await ahead.take([Start(2, 1)])
+    await ahead.close()

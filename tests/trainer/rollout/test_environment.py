@@ -17,37 +17,32 @@ from tests.support import children_of, gone
 TRAINER = """
 import time
 from starpod.trainer.rollout.environment import local_services
-with local_services(["bandit-v1"], workers={workers}) as address:
+with local_services(["bandit-v1"], workers=2) as address:
     print(address, flush=True)
     time.sleep(600)
 """
 
 
-def test_they_are_started_without_fork() -> None:
-    """A fork at the wrong moment aborts in gRPC's threads, before the command is run; `Popen` does not need one."""
-    forks: list[None] = []
-    os.register_at_fork(before=lambda: forks.append(None))
-    with local_services(["bandit-v1"]) as address:
-        assert address.startswith("127.0.0.1:")
-    assert forks == []
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_they_end_with_a_trainer_that_is_killed_outright(workers: int) -> None:
-    command = [sys.executable, "-c", TRAINER.format(workers=workers)]
+def test_they_end_with_a_trainer_that_is_killed_outright() -> None:
+    command = [sys.executable, "-c", TRAINER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None and trainer.stdout.readline().startswith("127.0.0.1:")
         services = [service := children_of(trainer.pid)[0]]
         services += children_of(service)
-        assert len(services) == 1 + workers
+        assert len(services) == 3
         os.kill(trainer.pid, signal.SIGKILL)
         trainer.wait()
         assert all(gone(each) for each in services)
 
 
-@pytest.mark.parametrize(("workers", "alone"), [(1, False), (2, False), (1, True)])
-def test_they_come_back_at_their_addresses(workers: int, alone: bool) -> None:
-    """alone: only what watches over the workers is killed; they end with it."""
+@pytest.mark.parametrize("alone", [False, True])
+def test_they_come_back_at_their_addresses(alone: bool) -> None:
+    """alone: whether only the process that watches over the workers is killed; they end with it.
+
+    No start forks: a fork at the wrong moment aborts in gRPC's threads, before the command is run.
+    """
+    forks: list[None] = []
+    os.register_at_fork(before=lambda: forks.append(None))
 
     def describe() -> pb.DescribeResponse:
         with grpc.insecure_channel(address) as channel:
@@ -60,7 +55,7 @@ def test_they_come_back_at_their_addresses(workers: int, alone: bool) -> None:
         (service,) = set(children_of(os.getpid())) - set(others)
         return service
 
-    with local_services(["bandit-v1"], workers=workers) as address:
+    with local_services(["bandit-v1"], workers=2) as address:
         before = describe()
         service = find_service()
         killed = [service, *children_of(service)]
@@ -69,9 +64,10 @@ def test_they_come_back_at_their_addresses(workers: int, alone: bool) -> None:
         assert all(gone(each) for each in killed)
         again = describe()
         assert again.instance_id != before.instance_id
-        assert again.endpoints == before.endpoints and len(set(again.endpoints)) == workers
+        assert again.endpoints == before.endpoints and len(set(again.endpoints)) == 2
         service = find_service()
     assert gone(service)
+    assert forks == []
 
 
 def test_the_site_has_them_by_their_name_or_file() -> None:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +27,10 @@ from starpod.trainer.prompts.prompt import Context, PromptConfig
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.environment import EnvironmentConfig
 from starpod.trainer.update import Learner
-from tests.support import ServerProcess, start_server
+from tests.trainer.lake import ACTIONS
 from tests.trainer.models.tiny_vlm import tiny_vlm
 from tests.trainer.turns import a_turn
 
-ACTIONS = ("Left", "Down", "Right", "Up")
 LAKE = EnvironmentConfig(
     id="frozen_lake-v1",
     options={"success_rate": 1.0, "tile_pixels": 16, "observation": "local"},
@@ -40,12 +39,6 @@ LAKE = EnvironmentConfig(
 )
 VIEW = ImageConfig(rows=4, columns=4, pixels=4)
 EXACT = OptimizerConfig(lr=1e-3, max_logprob_gap_mean=1e-5, max_logprob_gap_q99=1e-4)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with start_server("frozen_lake-v1") as process:
-        yield process
 
 
 @pytest.fixture(params=["tiny", "smolvlm"])
@@ -58,9 +51,7 @@ def policy(request: pytest.FixtureRequest, tmp_path: Path) -> Policy:
 
 
 @asynccontextmanager
-async def collecting(
-    server: ServerProcess, policy: Policy, prompt: PromptConfig
-) -> AsyncIterator[Collector[EngineAgents]]:
+async def collecting(fleet: Fleet, policy: Policy, prompt: PromptConfig) -> AsyncIterator[Collector[EngineAgents]]:
     engine = TorchEngine(policy, slots=8, max_context=256)
     template = Template(policy.tokenizer, prefill=prompt.opening, view=policy.view)
     agents = EngineAgents(
@@ -70,19 +61,17 @@ async def collecting(
         sampling=SamplingConfig(max_reply_tokens=4, max_episode_tokens=256),
         want=Want(image=True),
     )
-    async with Fleet(server.address) as fleet:
-        yield Collector(fleet=fleet, agents=agents, task=LAKE.task(ACTIONS))
+    yield Collector(fleet=fleet, agents=agents, task=LAKE.task(ACTIONS))
     await engine.close()
 
 
-@pytest.mark.parametrize(("context", "window"), [("full", None), ("window", 2)])
-@pytest.mark.parametrize("observation", ["image", "both"])
+@pytest.mark.parametrize(("observation", "context", "window"), [("image", "window", 2), ("both", "full", None)])
 async def test_what_was_sampled_from_pictures_is_what_is_trained(
-    server: ServerProcess, policy: Policy, observation: str, context: Context, window: int | None
+    fleet: Fleet, policy: Policy, observation: str, context: Context, window: int | None
 ) -> None:
     values = {"style": "compact", "thinking": False, "observation": observation, "context": context, "window": window}
     prompt = PromptConfig.model_validate(values)
-    async with collecting(server, policy, prompt) as collector:
+    async with collecting(fleet, policy, prompt) as collector:
         collected = await collector.collect([Start(0, 1), Start(1, 2)], 3)
     assert collected.failed == 0
     group = collected.groups[0]
@@ -109,9 +98,9 @@ async def test_what_was_sampled_from_pictures_is_what_is_trained(
     assert {name for name in eyes if not name.endswith("k_proj.bias")} <= moved
 
 
-async def test_a_cut_episode_is_bootstrapped_from_its_last_picture(server: ServerProcess, policy: Policy) -> None:
+async def test_a_cut_episode_is_bootstrapped_from_its_last_picture(fleet: Fleet, policy: Policy) -> None:
     prompt = PromptConfig(style="compact", thinking=False, observation="image")
-    async with collecting(server, policy, prompt) as collector:
+    async with collecting(fleet, policy, prompt) as collector:
         collected = await collector.collect([Start(0, 1)], 4)
     cut = [each for each in collected.groups[0].episodes if each.tail]
     assert cut

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.metrics import search_metrics
 from starpod.trainer.rollout.pivots import FEWEST, Recoverability, fit, sigmoid
-from starpod.trainer.rollout.selection import chance
 from tests.trainer.turns import a_turn
 
 DEPTHS = (0.25, 0.5, 0.75, 1.0)
@@ -37,22 +36,6 @@ def test_golden_pivots() -> None:
     assert pivots.chances(DEPTHS, 2.0) == pytest.approx([0.033333, 0.133333, 0.3, 0.533333], abs=1e-6)
     pivots.weight, pivots.bias, pivots.fitted = -4.0, 2.0, True
     assert pivots.chances(DEPTHS, 2.0) == pytest.approx([0.103567, 0.283335, 0.342903, 0.270195], abs=1e-6)
-
-
-def best_of(success: float, tries: int) -> float:
-    """How likely one of so many tries succeeds."""
-    return chance(success, 1 - success, tries)
-
-
-def test_golden_utility() -> None:
-    """A lock of six steps at even chances: how likely one of eight branches is to open it, from each depth."""
-    some = [best_of(0.5 ** (6 - depth), 8) for depth in range(6)]
-    assert some == pytest.approx([0.118374, 0.224300, 0.403281, 0.656391, 0.899887, 0.996094], abs=1e-6)
-    worth = [chance * (depth / 6) ** 2 for depth, chance in enumerate(some)]
-    # Of twelve decisions at 1/4: eight episodes from the start, and eight branches before the last one.
-    assert best_of(0.25**12, 8) == pytest.approx(4.8e-7, abs=1e-8)
-    assert best_of(0.25, 8) == pytest.approx(0.899887, abs=1e-6)
-    assert worth == pytest.approx([0, 0.006231, 0.044809, 0.164098, 0.399950, 0.691732], abs=1e-6)
 
 
 def played(number: int, turns: int, branched: int, won: list[bool | None], paid: float = 0.0) -> Group:

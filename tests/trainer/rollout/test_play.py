@@ -1,25 +1,15 @@
 """One episode of an agent: its end, what is sent, and what a failure leaves."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import starpod.trainer
 from starpod.client import Fleet, Limits, Observation, Want
 from starpod.trainer.agents.base import Agent, AgentError, Move, Stop, Task
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.rollout.play import play
-from tests.support import ServerProcess, start_server
 
 LAKE = Task("frozen_lake-v1", options={"success_rate": 1.0}, limits=Limits(max_turns=3))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with start_server("frozen_lake-v1") as process:
-        yield process
 
 
 class Scripted(Agent):
@@ -42,37 +32,34 @@ class Scripted(Agent):
         self.closed += 1
 
 
-async def played(server: ServerProcess, agent: Scripted) -> tuple[Episode, int]:
+async def played(fleet: Fleet, *moves: Move | Exception) -> tuple[Episode, int]:
     """The episode, and the steps that the environment was asked for."""
     watched: list[Episode] = []
-    async with Fleet(server.address) as fleet:
-        (session,) = await LAKE.open(fleet, 1, 1, Want())
-        try:
-            episode = await play(agent, session, group=5, watch=watched.append)
-            steps = session.step_index
-        finally:
-            await session.close()
+    agent = Scripted(*moves)
+    (session,) = await LAKE.open(fleet, 1, 1, Want())
+    episode = await play(agent, session, group=5, watch=watched.append)
+    await session.close()
     assert (agent.closed, watched, episode.group) == (1, [episode], 5)
-    return episode, steps
+    return episode, session.step_index
 
 
-async def test_an_agent_that_has_no_further_move_ends_its_episode(server: ServerProcess) -> None:
-    episode, steps = await played(server, Scripted(Move("Left", ["Left"])))
+async def test_an_agent_that_has_no_further_move_ends_its_episode(fleet: Fleet) -> None:
+    episode, steps = await played(fleet, Move("Left", ["Left"]))
     assert (len(episode.turns), steps, episode.end, episode.success, episode.tail) == (1, 1, "", None, [])
     assert episode.final_observation
 
 
-async def test_a_turn_without_an_action_is_sent_or_counts_here_alone(server: ServerProcess) -> None:
-    sent, steps = await played(server, Scripted(*[Move("nothing", [])] * 9))
+async def test_a_turn_without_an_action_is_sent_or_counts_here_alone(fleet: Fleet) -> None:
+    sent, steps = await played(fleet, *[Move("nothing", [])] * 9)
     assert (len(sent.turns), steps, sent.end, sent.success) == (3, 3, "max_turns", False)
-    kept, steps = await played(server, Scripted(*[Move("nothing", None)] * 9))
+    kept, steps = await played(fleet, *[Move("nothing", None)] * 9)
     assert (len(kept.turns), steps, kept.end, kept.success) == (3, 0, "max_turns", False)
     # What would have come next is kept for a critic.
     assert (kept.tail, kept.tail_fresh) == ([7, 8], True)
 
 
-async def test_an_agent_that_fails_loses_its_episode_and_keeps_its_turns(server: ServerProcess) -> None:
-    episode, _ = await played(server, Scripted(Move("Left", ["Left"]), AgentError("no reply")))
+async def test_an_agent_that_fails_loses_its_episode_and_keeps_its_turns(fleet: Fleet) -> None:
+    episode, _ = await played(fleet, Move("Left", ["Left"]), AgentError("no reply"))
     assert (episode.failed, episode.error, len(episode.turns), episode.tail) == (True, "AgentError: no reply", 1, [])
 
 

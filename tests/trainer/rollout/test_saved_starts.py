@@ -12,40 +12,24 @@ from starpod.trainer.mixture import Mixture
 from starpod.trainer.rollout.saved_starts import SavedStart, open_saved, read_starts
 from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import SeedCursor
-from tests.support import ServerProcess
-from tests.trainer.rollout.test_collect import ACTIONS, LAKE, server
-
-__all__ = ["server"]
-SEED = 1
+from tests.trainer.lake import TASK
 
 
-async def walked(fleet: Fleet, steps: int) -> SavedStart:
-    (session,) = await LAKE.task(ACTIONS).open(fleet, SEED, 1, Want())
-    actions = ["Down", "Right"][:steps]
-    for action in actions:
+async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fleet) -> None:
+    (session,) = await TASK.open(fleet, 1, 1, Want())
+    for action in (actions := ["Down", "Right"]):
         await session.step([action])
-    state = session.observation.text
-    await session.close()
-    return SavedStart("frozen_lake-v1", session.seed, session.dynamics_seed, actions, state, session.version)
-
-
-async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(server: ServerProcess) -> None:
-    async with Fleet(server.address) as fleet:
-        start = await walked(fleet, 2)
-        sessions = await open_saved(LAKE.task(ACTIONS), fleet, start, 3, Want())
-        assert {session.observation.text for session in sessions} == {start.observation}
-        assert [session.member for session in sessions] == [0, 1, 2]
-        assert all(session.step_index == 2 and limits_left(session) == Limits(6, 2, 8) for session in sessions)
-        assert len({session.dynamics_seed for session in sessions}) == 3
-        await fleet.close_sessions(sessions)
-
-
-@pytest.mark.parametrize("change", [{"observation": "another lake"}, {"actions": ["Left", "Left", "Left"]}])
-async def test_a_state_that_is_not_come_to_is_told(server: ServerProcess, change: dict[str, object]) -> None:
-    async with Fleet(server.address) as fleet:
-        start = replace(await walked(fleet, 1), **change)  # type: ignore[arg-type]
+    seen = session.observation.text
+    start = SavedStart("frozen_lake-v1", session.seed, session.dynamics_seed, actions, seen, session.version)
+    sessions = await open_saved(TASK, fleet, start, 3, Want())
+    assert [(each.member, each.step_index, each.observation.text, limits_left(each)) for each in sessions] == [
+        (member, 2, seen, Limits(6, 2, 8)) for member in range(3)
+    ]
+    assert len({each.dynamics_seed for each in sessions}) == 3
+    await fleet.close_sessions([session, *sessions])
+    for changed in (replace(start, observation="another lake"), replace(start, actions=["Left"] * 3)):
         with pytest.raises(ConfigError, match="does not come to the start state that was saved"):
-            await open_saved(LAKE.task(ACTIONS), fleet, start, 2, Want())
+            await open_saved(TASK, fleet, changed, 2, Want())
 
 
 def test_saved_states_are_shared_out_by_the_number_of_the_group(tmp_path: Path) -> None:
@@ -59,9 +43,7 @@ def test_saved_states_are_shared_out_by_the_number_of_the_group(tmp_path: Path) 
     mixture, cursor = Mixture(config.tasks), SeedCursor(config.seeds.train)
     first = mixture.starts([""] * 4, cursor)
     starts = [*first, *mixture.starts([""] * 6, cursor)]
-    assert [start.saved for start in starts] == [
-        None, None, states[0], None, states[1], None, None, states[0], None, states[1]
-    ]  # fmt: skip
+    assert [start.saved for start in starts] == [None, None, states[0], None, states[1]] * 2
     assert [start.seed for start in starts] == list(range(10_000, 10_010))
 
 

@@ -83,15 +83,21 @@ def at_random(observation: str, episode: Episode) -> str:
 
 
 async def search(
-    address: str, environment: str, agents: Players, size: int = 1, groups: int = 1, **config: Any
+    server: ServerProcess, environment: str, agents: Players, size: int = 1, groups: int = 1, **config: Any
 ) -> list[Group]:
-    async with Fleet(address) as fleet:
+    async with Fleet(server.address) as fleet:
         found = Search(SearchConfig(**config)) if config else None
         collector = Collector(fleet=fleet, agents=agents, task=Task(environment), search=found)
         collected = await collector.collect([Start(number, number) for number in range(groups)], size)
         left = sum(len(replica.sessions) for replica in fleet.replicas)
     assert (left, collected.failed) == (0, 0)
     return collected.groups
+
+
+def untimed(episode: Episode, **changes: Any) -> tuple[Episode, list[Turn]]:
+    """All of it but the clock, so that two plays can be compared."""
+    turns = [replace(turn, generating=0.0, stepping=0.0, **changes) for turn in episode.turns]
+    return replace(episode, turns=[]), turns
 
 
 def paths(group: Group) -> list[str]:
@@ -109,7 +115,7 @@ def paths(group: Group) -> list[str]:
 )
 async def test_beams_keep_the_best_prefixes(server: ServerProcess, config: dict[str, Any], expected: list[str]) -> None:
     agents = Players(in_turn())
-    (group,) = await search(server.address, "tree-v1", agents, len(expected), width=2, naive=0.0, **config)
+    (group,) = await search(server, "tree-v1", agents, len(expected), width=2, naive=0.0, **config)
     assert paths(group) == expected
     assert agents.closed == agents.made
 
@@ -118,14 +124,12 @@ async def test_of_equal_replies_a_beam_keeps_those_that_differ(server: ServerPro
     asked = iter("aaab")
     agents = Players(lambda observation, episode: next(asked, "a"))
     config = {"strategy": "beam", "keep": 2, "width": 4, "naive": 0.0}
-    (group,) = await search(server.address, "coin-v1", agents, 2, **config)
+    (group,) = await search(server, "coin-v1", agents, 2, **config)
     assert [episode.turns[0].actions for episode in group.episodes] == [["a"], ["b"]]
 
 
 async def test_what_a_beam_shares_is_of_its_first_episode(server: ServerProcess) -> None:
-    (group,) = await search(
-        server.address, "tree-v1", Players(in_turn()), 2, strategy="beam", keep=2, width=2, naive=0.0
-    )
+    (group,) = await search(server, "tree-v1", Players(in_turn()), 2, strategy="beam", keep=2, width=2, naive=0.0)
     first, second = group.episodes
     assert (first.parent, second.parent) == (None, (0, 1))
     assert (first.turns[0] is second.turns[0], first.member, second.member) == (True, 0, 1)
@@ -134,19 +138,16 @@ async def test_what_a_beam_shares_is_of_its_first_episode(server: ServerProcess)
 
 @pytest.mark.parametrize("config", [{"strategy": "beam", "naive": 0.0}, {"strategy": "beam", "naive": 0.5}])
 async def test_a_search_that_has_no_choice_is_plain_play(server: ServerProcess, config: dict[str, Any]) -> None:
-    (plain,) = await search(server.address, "chain-v1", Players(at_random), 4)
-    (searched,) = await search(server.address, "chain-v1", Players(at_random), 4, width=1, keep=1, **config)
-    for one, other in zip(plain.episodes, searched.episodes, strict=True):
-        clock = {"generating": 0.0, "stepping": 0.0}
-        turns = [[replace(turn, **clock) for turn in each.turns] for each in (one, other)]
-        assert (turns[0], replace(one, turns=[])) == (turns[1], replace(other, turns=[]))
+    (plain,) = await search(server, "chain-v1", Players(at_random), 4)
+    (searched,) = await search(server, "chain-v1", Players(at_random), 4, width=1, keep=1, **config)
+    assert list(map(untimed, plain.episodes)) == list(map(untimed, searched.episodes))
     assert searched.spent is not None
     assert (searched.spent.forks, searched.spent.steps) == (0, 24)
 
 
 async def test_what_a_beam_costs_is_counted(server: ServerProcess) -> None:
     agents = Players(at_random)
-    (group,) = await search(server.address, "chain-v1", agents, 4, strategy="beam", width=3, keep=1, naive=0.25)
+    (group,) = await search(server, "chain-v1", agents, 4, strategy="beam", width=3, keep=1, naive=0.25)
     assert group.spent is not None
     # Of four episodes of six turns three try three replies at each turn, and then play one of them.
     assert (group.spent.forks, group.spent.steps, agents.asked) == (3 * 6 * 3, 6 + 3 * 6 * (3 + 1), 6 + 3 * 6 * 3)
@@ -155,17 +156,15 @@ async def test_what_a_beam_costs_is_counted(server: ServerProcess) -> None:
 
 async def test_chosen_replies_are_weighed_where_asked_for(server: ServerProcess) -> None:
     """By how many of the four tries were as good; what is played is the same."""
-    found = []
-    for correction in ("off", "weight"):
-        config = {"strategy": "beam", "width": 4, "keep": 1, "naive": 0.25, "correction": correction}
-        (group,) = await search(server.address, "chain-v1", Players(at_random), 4, **config)
-        found.append(group.episodes)
-    clock = {"generating": 0.0, "stepping": 0.0}
-    for one, other in zip(*found, strict=True):
-        assert {turn.weight for turn in one.turns} == {1.0}
-        assert [replace(turn, weight=1.0, **clock) for turn in other.turns] == [replace(t, **clock) for t in one.turns]
-    assert {turn.weight for turn in found[1][0].turns} == {1.0}  # nobody chose
-    weights = {turn.weight for episode in found[1][1:] for turn in episode.turns}
+    config = {"strategy": "beam", "width": 4, "keep": 1, "naive": 0.25}
+    plain, weighed = [
+        (await search(server, "chain-v1", Players(at_random), 4, correction=correction, **config))[0].episodes
+        for correction in ("off", "weight")
+    ]
+    assert {turn.weight for episode in plain for turn in episode.turns} == {1.0}
+    assert [untimed(episode, weight=1.0) for episode in weighed] == list(map(untimed, plain))
+    assert {turn.weight for turn in weighed[0].turns} == {1.0}  # nobody chose
+    weights = {turn.weight for episode in weighed[1:] for turn in episode.turns}
     assert weights <= {weight(count / 4, 1 - count / 4, 4) for count in (1, 2, 3, 4)}
     assert len(weights) > 1
 
@@ -174,7 +173,7 @@ async def test_no_search_sees_the_luck_that_will_come(server: ServerProcess, mon
     config = {"strategy": "beam", "width": 2, "keep": 1, "naive": 0.0, "score": "reward"}
 
     async def first_turns_won() -> float:
-        groups = await search(server.address, "coin-v1", Players(in_turn()), 4, 50, **config)
+        groups = await search(server, "coin-v1", Players(in_turn()), 4, 50, **config)
         return sum(episode.turns[0].reward for group in groups for episode in group.episodes) / 200
 
     # Two replies that cover both falls of the coin: whoever saw it would always be right. Chance within 4 deviations.
@@ -194,7 +193,7 @@ async def test_best_of_keeps_the_highest_returns_beside_naive_members(server: Se
     def choose(observation: str, episode: Episode) -> str:
         return "b" if episode.member in (0, 1, 3) else "a"
 
-    (group,) = await search(server.address, "chain-v1", Players(choose), 3, strategy="best_of", width=2, naive=0.34)
+    (group,) = await search(server, "chain-v1", Players(choose), 3, strategy="best_of", width=2, naive=0.34)
     assert [(episode.member, episode.total_reward) for episode in group.episodes] == [(0, 0.0), (2, 1.0), (4, 1.0)]
     assert group.spent is not None
     assert (group.spent.steps, group.spent.forks) == (5 * 6, 0)
@@ -206,7 +205,7 @@ async def test_pivots_branch_the_failed_episodes_alone(server: ServerProcess) ->
         return "b" if lost or (episode.member >= 2 and episode.member % 2) else "a"
 
     agents = Players(choose)
-    (group,) = await search(server.address, "chain-v1", agents, 2, strategy="pivots", width=4, gamma=50.0)
+    (group,) = await search(server, "chain-v1", agents, 2, strategy="pivots", width=4, gamma=50.0)
     assert [episode.success for episode in group.episodes] == [True, False]
     # The depth counts so much that the pivot is the last turn, which comes after the mistake.
     assert {branch.parent for branch in group.branches} == {(1, 5)}
@@ -220,7 +219,7 @@ async def test_pivots_branch_the_failed_episodes_alone(server: ServerProcess) ->
 
 async def test_pivots_without_a_failure_branch_nothing(server: ServerProcess) -> None:
     agents = Players(lambda observation, episode: "a")
-    (group,) = await search(server.address, "chain-v1", agents, 2, strategy="pivots")
+    (group,) = await search(server, "chain-v1", agents, 2, strategy="pivots")
     assert (group.branches, [episode.success for episode in group.episodes]) == ([], [True, True])
 
 
@@ -232,7 +231,7 @@ async def test_values_are_means_of_what_continuations_earn(server: ServerProcess
         wrong = episode.member == 1 if own else episode.member % 2
         return "b" if wrong and len(episode.turns) == 2 else "a"
 
-    (group,) = await search(server.address, "chain-v1", Players(choose), 2, strategy="values", width=32)
+    (group,) = await search(server, "chain-v1", Players(choose), 2, strategy="values", width=32)
     won, lost = group.episodes
     assert [episode.total_reward for episode in group.episodes] == [1.0, 0.0]
     # The start is worth what the other member came to.
@@ -247,7 +246,7 @@ async def test_values_are_means_of_what_continuations_earn(server: ServerProcess
 
 
 async def test_trees_grow_by_turns_to_the_size_of_the_group(server: ServerProcess) -> None:
-    (group,) = await search(server.address, "chain-v1", Players(at_random), 7, strategy="tree", width=2)
+    (group,) = await search(server, "chain-v1", Players(at_random), 7, strategy="tree", width=2)
     assert [episode.member for episode in group.episodes] == list(range(7))
     assert [episode.parent is None for episode in group.episodes] == [True] * 2 + [False] * 5
     for episode in group.episodes[2:]:
@@ -300,7 +299,7 @@ async def test_a_branch_without_forks_is_played_again(server: ServerProcess, mon
     monkeypatch.setattr(Session, "fork", unable)
     monkeypatch.setattr(Session, "snapshot", unable)
     agents = Players(lambda observation, episode: "b" if episode.member == 0 and len(episode.turns) == 4 else "a")
-    (group,) = await search(server.address, "chain-v1", agents, 1, strategy="pivots", width=2, gamma=0.0)
+    (group,) = await search(server, "chain-v1", agents, 1, strategy="pivots", width=2, gamma=0.0)
     assert len(group.branches) == 2
     assert group.spent is not None
     turn = group.branches[0].shared
@@ -346,27 +345,23 @@ async def test_a_state_that_cannot_be_reached_fails_its_branches(server: ServerP
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "staleness", "sentence"),
     [
-        ({"strategy": "beam", "gamma": 2.0}, "collect.search.gamma is not for strategy beam"),
-        ({"width": 2}, "collect.search.width is not for strategy none"),
-        ({"strategy": "pivots", "most_branches": 2}, "has no room for the 8 continuations"),
-        ({"strategy": "values"}, "values of states are for vineppo"),
-        ({"strategy": "beam", "correction": "weight"}, "set keep to 1"),
-        ({"strategy": "pivots", "correction": "off"}, "collect.search.correction is not for strategy pivots"),
+        ({"strategy": "beam", "gamma": 2.0}, 0, "collect.search.gamma is not for strategy beam"),
+        ({"width": 2}, 0, "collect.search.width is not for strategy none"),
+        ({"strategy": "pivots", "most_branches": 2}, 0, "has no room for the 8 continuations"),
+        ({"strategy": "values"}, 0, "values of states are for vineppo"),
+        ({"strategy": "beam", "correction": "weight"}, 0, "set keep to 1"),
+        ({"strategy": "pivots", "correction": "off"}, 0, "collect.search.correction is not for strategy pivots"),
+        ({"strategy": "best_of"}, 1, r"set collect\.max_staleness to 0"),
     ],
 )
-def test_keys_that_mean_nothing_are_refused(values: dict[str, Any], sentence: str) -> None:
+def test_keys_that_mean_nothing_are_refused(values: dict[str, Any], staleness: int, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        parse_config({"collect": {"search": values}})
+        parse_config({"collect": {"search": values, "max_staleness": staleness}})
 
 
 def test_what_a_run_notes_can_be_read_again() -> None:
     config = parse_config({"collect": {"search": {"strategy": "pivots", "width": 4}}})
     assert parse_config(config.to_dict()) == config
     assert (config.collect.search.gamma, config.collect.search.keep) == (2.0, None)
-
-
-def test_no_search_while_updates_go_on() -> None:
-    with pytest.raises(ConfigError, match=r"set collect\.max_staleness to 0"):
-        parse_config({"collect": {"search": {"strategy": "best_of"}, "max_staleness": 1}})

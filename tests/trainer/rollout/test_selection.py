@@ -21,12 +21,6 @@ def test_golden_chances_and_weights() -> None:
     assert [weight(*each, 4) for each in three] == pytest.approx([8.0, 0.864304, 0.338753], abs=1e-6)
 
 
-def test_golden_chains() -> None:
-    """So many choices in a row, each of them right with probability 0.25 without a search."""
-    found = [chance(0.25, 0.75, tries) ** length for length, tries in ((4, 1), (4, 2), (4, 4), (6, 4))]
-    assert found == pytest.approx([0.003906, 0.036636, 0.218370, 0.102044], abs=1e-6)
-
-
 def test_weights_undo_the_choice_whatever_scores_are_alike() -> None:
     """All draws of three tries of four replies, of which two have the same score; of equal ones the first is chosen."""
     policy, scores = (0.1, 0.4, 0.3, 0.2), (0, 1, 1, 2)
