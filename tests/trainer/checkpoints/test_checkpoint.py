@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -93,25 +92,19 @@ def test_without_the_best_only_the_newest_stay(tmp_path):
     assert (tmp_path / "best").read_text() == "step-00000002\n"
 
 
-def test_a_step_saved_again_replaces_the_first(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    save(checkpoints, 3)
-    for score in (0.1, 0.2):
-        checkpoints.save(3, tensors_of(3), state_of(3), score=score)
-        assert checkpoints.latest().score == score
-    assert len(list(tmp_path.glob("step-*"))) == 1
-
-
 def test_a_run_that_went_back_forgets_its_future(tmp_path):
+    """A step that is saved again replaces the first."""
     checkpoints = Checkpoints(tmp_path)
     for step in (2, 4, 6):
         save(checkpoints, step, score=float(step))
-    save(checkpoints, 5)
+    for score in (None, 0.1, 0.2):
+        save(checkpoints, 5, score)
+        assert checkpoints.latest().score == score
     assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-00000004", "step-00000005"]
     assert_is(checkpoints.best(), 4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.lists(
         nps.arrays(
@@ -162,19 +155,18 @@ def test_tensors_are_read_where_they_are_used_and_no_sooner(tmp_path):
     assert load_checkpoint(path).tensors["model"]["w"][0] == 1
 
 
-@pytest.mark.parametrize("state", [{"a": {1: 2}}, {"a": [{"b": {None: 1}}]}])
-def test_keys_that_json_would_change_are_refused(tmp_path, state):
-    with pytest.raises(TypeError, match="keys of a checkpoint's state are text"):
-        Checkpoints(tmp_path).save(1, {}, state)
-    assert names(tmp_path) == []
-
-
-def test_what_json_cannot_hold_leaves_nothing_behind(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    with pytest.raises(TypeError):
-        checkpoints.save(1, tensors_of(1), {"set": {1}})
-    with pytest.raises(ValueError):
-        checkpoints.save(1, {"../model": {}}, {})
+@pytest.mark.parametrize(
+    ("tensors", "state", "error"),
+    [
+        ({}, {"a": {1: 2}}, "keys of a checkpoint's state are text"),
+        ({}, {"a": [{"b": {None: 1}}]}, "keys of a checkpoint's state are text"),
+        (tensors_of(1), {"set": {1}}, "not JSON serializable"),
+        ({"../model": {}}, {}, r"\.\./model"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_and_leaves_nothing_behind(tmp_path, tensors, state, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        Checkpoints(tmp_path).save(1, tensors, state)
     assert names(tmp_path) == []
 
 
@@ -258,7 +250,7 @@ def two_checkpoints(tmp_path_factory) -> Path:
     return checkpoints.folder
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_seen_and_the_one_before_is_used(two_checkpoints, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damaged") / "checkpoints"
@@ -287,6 +279,8 @@ def test_any_damage_is_seen_and_the_one_before_is_used(two_checkpoints, tmp_path
 
 
 def test_if_none_can_be_used_it_says_so(tmp_path):
+    with pytest.raises(CheckpointError, match=r"it has no manifest\.json"):
+        load_checkpoint(tmp_path)
     checkpoints = Checkpoints(tmp_path, report=lambda _: None)
     for step in (1, 2):
         (save(checkpoints, step, score=0.5) / "state.json").write_text("{}")
@@ -294,11 +288,6 @@ def test_if_none_can_be_used_it_says_so(tmp_path):
         checkpoints.latest()
     with pytest.raises(CheckpointError, match="no checkpoint"):
         checkpoints.best()
-
-
-def test_a_folder_that_is_no_checkpoint_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"it has no manifest\.json"):
-        load_checkpoint(tmp_path)
 
 
 def test_left_overs_are_removed_and_never_read(tmp_path):
@@ -435,36 +424,6 @@ def test_killed_between_any_two_writes(tmp_path):
     """
     # A process of its own: one thread, so that it may fork.
     subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], cwd=ROOT, check=True)
-
-
-def test_killed_at_any_time_while_writing(tmp_path):
-    code = """
-        import sys
-        from tests.trainer.checkpoints.test_checkpoint import *
-        checkpoints = Checkpoints(Path(sys.argv[1]), CheckpointConfig(keep=1))
-        for step in range(1, 10_000):
-            checkpoints.save(step, {"model": {"w": torch.full((500_000,), float(step))}}, {"step": step})
-            print(step, flush=True)
-    """
-    chance = random.Random(0)
-    last = 0
-    for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        for _ in range(2):
-            last = int(process.stdout.readline())
-        time.sleep(chance.random() * 0.03)
-        process.kill()
-        rest = process.stdout.read().split()
-        process.wait()
-        last = int(rest[-1]) if rest else last
-        loaded = Checkpoints(tmp_path, report=pytest.fail).latest()
-        assert loaded is not None
-        assert loaded.step in (last, last + 1)
-        assert loaded.state == {"step": loaded.step}
-        assert (loaded.tensors["model"]["w"] == loaded.step).all()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -105,31 +105,19 @@ def test_transformers_loads_what_was_trained(run, tmp_path, which, step):
     assert [path.name for path in out.parent.iterdir()] == ["model"]
 
 
-def test_the_trained_policy_of_an_export_can_go_on(run, tmp_path):
+def test_the_card_says_how_it_was_trained(run, tmp_path):
+    """And the trained policy of an export can go on."""
     export(load_trained(run), tmp_path / "model")
     assert torch.equal(logits(load_policy(tmp_path / "model").model), logits(load_trained(run).policy.model))
-
-
-def test_the_card_says_how_it_was_trained(run, tmp_path):
-    export(load_trained(run), tmp_path / "model")
-    text = (tmp_path / "model" / "README.md").read_text()
-    _, front, body = text.split("---\n", 2)
+    _, front, body = (tmp_path / "model" / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(front) == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["starpod", "reinforcement-learning", "frozen_lake-v1"],
     }
-    for part in (
-        "# FrozenLake, tiny",
-        "starpo-s",
-        "2 iterations",
-        "on the seeds that chose it was 90.0%",
-        "1234, with changes",
-        "torch 2",
-        "hidden: 16",
-    ):
-        assert part in body
-    assert "secret" not in body
+    told = ["# FrozenLake, tiny", "starpo-s", "2 iterations", "on the seeds that chose it was 90.0%"]
+    told += ["1234, with changes", "torch 2", "hidden: 16"]
+    assert [part for part in told if part not in body] == [] and "secret" not in body
 
 
 def test_the_card_tells_the_final_figure_where_it_is_of_these_weights(run, tmp_path):
@@ -185,11 +173,8 @@ def test_each_agents_adapters_are_its_own_on_a_model_that_they_share(run, tmp_pa
             export(one, tmp_path / "none", agent=agent)
 
 
-def test_one_checkpoint_of_a_run(run):
-    assert load_trained(run / "checkpoints" / "step-00000001").score == 0.2
-
-
 def test_what_can_be_loaded(run, tmp_path):
+    assert load_trained(run / "checkpoints" / "step-00000001").score == 0.2
     assert is_run_or_checkpoint(run)
     assert is_run_or_checkpoint(run / "checkpoints" / "step-00000001")
     assert not is_run_or_checkpoint(run / "initial")
@@ -200,17 +185,14 @@ def test_what_can_be_loaded(run, tmp_path):
         load_trained(tmp_path)
 
 
-def test_nothing_is_overwritten_and_no_adapter_made_up(run, tmp_path):
-    (tmp_path / "model").mkdir()
-    with pytest.raises(ExportError, match="nothing is overwritten"):
-        export(load_trained(run), tmp_path / "model")
+def test_the_command_overwrites_nothing_and_makes_up_no_adapter(run, tmp_path):
     with pytest.raises(ExportError, match="trained without LoRA"):
         export(load_trained(run), tmp_path / "other", adapter=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_the_command(run, tmp_path):
+    assert not list(tmp_path.iterdir())
     out = tmp_path / "model"
     result = CliRunner().invoke(starpod, ["export", str(run), str(out), "--which", "latest"])
     assert (result.exit_code, result.stdout) == (0, f"{out}: the policy after 3 iterations, success 50.0%\n")
     assert (out / "model.safetensors").exists()
+    with pytest.raises(ExportError, match="nothing is overwritten"):
+        export(load_trained(run), out)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

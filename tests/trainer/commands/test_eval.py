@@ -2,9 +2,7 @@
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,16 +23,10 @@ from starpod.trainer.evaluate import evaluate_reference, summarise
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.statistics import pass_at_k, wilson_interval
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ServerProcess
 from tests.trainer.fake_openai import fake_openai
 
 EASY = ("--option", "frozen_lake:success_rate=1", "--turns", "20", "--actions", "20")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with start_server("frozen_lake-v1", "bandit-v1") as process:
-        yield process
 
 
 def run(server: ServerProcess, model: str, *arguments: str) -> Result:
@@ -42,10 +34,16 @@ def run(server: ServerProcess, model: str, *arguments: str) -> Result:
 
 
 def report(server: ServerProcess, model: str, *arguments: str) -> dict[str, Any]:
+    """What is said as JSON; nothing else is on standard output."""
     result = run(server, model, *arguments, "--json", "-")
     assert result.exit_code == 0, result.output
     values: dict[str, Any] = json.loads(result.stdout)
     return values
+
+
+def figures_of(values: dict[str, Any]) -> dict[str, Any]:
+    figures: dict[str, Any] = values["environments"]["frozen_lake-v1"]
+    return figures
 
 
 # --- scripted policies -------------------------------------------------------------------------------------------
@@ -53,26 +51,17 @@ def report(server: ServerProcess, model: str, *arguments: str) -> dict[str, Any]
 
 def test_the_expert_solves_a_lake_without_slips_and_chance_does_not(server: ServerProcess) -> None:
     expert = report(server, "expert", "-e", "frozen_lake", "--episodes", "40", *EASY)
-    figures = expert["environments"]["frozen_lake-v1"]
+    figures = figures_of(expert)
     assert (figures["success"], figures["failed"], figures["episodes"]) == (1.0, 0, 40)
     assert (figures["success_low"], figures["success_high"]) == pytest.approx(wilson_interval(40, 40))
-    assert figures["return_mean"] == 1.0
-    assert figures["ends"] == {"terminal": 40}
-    assert expert["policy"] == {"kind": "reference", "name": "expert"}
-    assert expert["seeds"] == [0, 40]
-    chance = report(server, "random", "-e", "frozen_lake", "--episodes", "40", *EASY)
-    assert chance["environments"]["frozen_lake-v1"]["success_high"] < figures["success_low"]
-
-
-def test_the_same_call_gives_the_same_figures(server: ServerProcess) -> None:
-    first, second, other = (
-        report(server, "random", "-e", "frozen_lake", "--episodes", "30", "--samples", "2", "--seed", seed)[
-            "environments"
-        ]
+    assert (figures["return_mean"], figures["ends"]) == (1.0, {"terminal": 40})
+    assert (expert["policy"], expert["seeds"]) == ({"kind": "reference", "name": "expert"}, [0, 40])
+    chance, again, other = (
+        report(server, "random", "-e", "frozen_lake", "--episodes", "40", "--samples", "2", "--seed", seed, *EASY)
         for seed in ("5", "5", "77")
     )
-    assert first == second
-    assert first != other
+    assert figures_of(chance)["success_high"] < figures["success_low"]
+    assert chance["environments"] == again["environments"] != other["environments"]
 
 
 def test_several_environments_each_with_its_options_and_its_row(server: ServerProcess, tmp_path: Path) -> None:
@@ -99,16 +88,6 @@ def test_several_environments_each_with_its_options_and_its_row(server: ServerPr
         assert figures[name]["success"] == pytest.approx(sum(bool(episode.success) for episode in part) / 24)
 
 
-def test_the_command_itself_and_nothing_but_json_on_standard_output(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "starpod.cli.main", "eval", "random", server.address, "-e", "bandit"]
-    result = subprocess.run(
-        [*command, "--episodes", "8", "--json", "-"], capture_output=True, text=True, timeout=250, cwd=ROOT
-    )
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["environments"]["bandit-v1"]["episodes"] == 8
-    assert "bandit-v1" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
@@ -126,6 +105,9 @@ def test_the_command_itself_and_nothing_but_json_on_standard_output(server: Serv
         (["random", "-e", "bandit", "--jsonl", "/no/such/a.jsonl"], 2, "there is no folder /no/such"),
         (["openai:m", "-e", "bandit"], 2, "OPENAI_API_KEY"),
         (["careful", "-e", "frozen_lake"], 1, "read the local observation"),
+        (["/absent/folder", "-e", "bandit"], 1, "there is no such folder"),
+        (["./absent", "-e", "bandit"], 1, "there is no such folder"),
+        (["a/b/c", "-e", "bandit"], 1, "there is no such folder"),
     ],
 )
 def test_wrong_calls_say_what_would_be_right(
@@ -143,16 +125,17 @@ def test_a_dead_server_and_no_address() -> None:
         assert (result.exit_code, words in result.output) == (status, True)
 
 
-async def test_references_play_as_they_do_beside_a_learning_curve(server: ServerProcess) -> None:
-    task = Task("frozen_lake-v1", actions=("Left", "Down", "Right", "Up"))
-    async with Fleet(server.address) as fleet:
-        alone = await played(fleet, ReferenceAgents("random"), task, range(20))
-        curve = await evaluate_reference(fleet, "random", task, range(20))
-    assert curve["success"] == summarise(alone)["success"]
-    assert (curve["return_mean"], curve["turns_mean"]) == (
+async def test_references_play_as_they_do_beside_a_learning_curve(fleet: Fleet) -> None:
+    alone = await played(fleet, ReferenceAgents("random"), LAKE, range(20))
+    curve = await evaluate_reference(fleet, "random", LAKE, range(20))
+    assert (curve["success"], curve["return_mean"], curve["turns_mean"]) == (
+        summarise(alone)["success"],
         fmean(e.own_return for e in alone),
         fmean(len(e.turns) for e in alone),
     )
+
+
+LAKE = Task("frozen_lake-v1", limits=Limits(max_turns=3), actions=("Left", "Down", "Right", "Up"))
 
 
 async def played(fleet: Fleet, agents: Agents, task: Task, seeds: Sequence[int]) -> list[Episode]:
@@ -183,7 +166,7 @@ def test_a_model_behind_an_endpoint_plays(
             server, "openai:some/model", *OPEN_LAKE, *EASY, "--episodes", "20", "--base-url", endpoint.base_url,
             "--temperature", "0", "--max-tokens", "77", "--concurrency", "3", "--jsonl", str(tmp_path / "e.jsonl"),
         )  # fmt: skip
-    figures = values["environments"]["frozen_lake-v1"]
+    figures = figures_of(values)
     assert (figures["success"], figures["format_rate"], figures["failed"]) == (1.0, 1.0, 0)
     assert endpoint.keys == {"Bearer key-of-this-test"}
     assert 1 <= endpoint.most_at_once <= 3
@@ -216,9 +199,8 @@ def test_what_the_endpoint_refuses_for_the_moment_is_asked_again(server: ServerP
         return towards_goal(body)
 
     with fake_openai(answer) as endpoint:
-        values = report(server, "openai:m", *OPEN_LAKE, *EASY, "--episodes", "6", "--base-url", endpoint.base_url)
-    figures = values["environments"]["frozen_lake-v1"]
-    assert (figures["success"], figures["failed"]) == (1.0, 0)
+        values = report(server, "openai:m", *OPEN_LAKE, *EASY, "--episodes", "3", "--base-url", endpoint.base_url)
+    assert (figures_of(values)["success"], figures_of(values)["failed"]) == (1.0, 0)
 
 
 def test_an_episode_that_the_endpoint_fails_is_counted_and_excluded(server: ServerProcess) -> None:
@@ -230,7 +212,7 @@ def test_an_episode_that_the_endpoint_fails_is_counted_and_excluded(server: Serv
         result = run(server, "openai:m", *arguments)
     assert result.exit_code == 1
     assert "episodes failed, the first one by: AgentError: " in result.stderr
-    figures = json.loads(result.stdout)["environments"]["frozen_lake-v1"]
+    figures = figures_of(json.loads(result.stdout))
     assert figures["failed"] > 0
     assert (figures["episodes"] + figures["failed"], figures["success"]) == (30, 1.0)
 
@@ -239,31 +221,29 @@ def test_an_episode_that_the_endpoint_fails_is_counted_and_excluded(server: Serv
 def test_an_endpoint_that_refuses_for_good_ends_the_evaluation(server: ServerProcess, status: int) -> None:
     with fake_openai(lambda body: status) as endpoint:
         result = run(server, "openai:nobody", *OPEN_LAKE, "--episodes", "50", "--base-url", endpoint.base_url)
-        assert result.exit_code == 1
-        assert "refuses nobody" in result.output
-        assert len(endpoint.requests) <= 16  # not one for each episode
+    assert result.exit_code == 1 and "refuses nobody" in result.output
+    assert len(endpoint.requests) <= 16  # not one for each episode
 
 
-async def test_an_endpoint_that_is_not_there_is_said_so(server: ServerProcess) -> None:
+async def test_an_endpoint_that_is_not_there_is_said_so(fleet: Fleet) -> None:
     agents = ChatAgents("m", base_url="http://127.0.0.1:1/v1", retries=0)
-    async with Fleet(server.address) as fleet:
-        with pytest.raises(AgentRefused, match=r"no answer from http://127\.0\.0\.1:1/v1"):
-            await played(fleet, agents, Task("bandit-v1"), [0])
+    with pytest.raises(AgentRefused, match=r"no answer from http://127\.0\.0\.1:1/v1"):
+        await played(fleet, agents, LAKE, [0])
     await agents.close()
 
 
-async def test_replies_that_cannot_be_read_are_turns_without_an_action(server: ServerProcess) -> None:
+async def test_replies_that_cannot_be_read_are_turns_without_an_action(fleet: Fleet) -> None:
     """They cost a turn, are told to the model, and are not errors."""
     replies = iter(["I would rather not.", "<think>hm</think><answer>Jump</answer>", "<think>cut off..."])
     with fake_openai(lambda body: next(replies)) as endpoint:
         agents = ChatAgents("m", base_url=endpoint.base_url)
-        task = Task("frozen_lake-v1", limits=Limits(max_turns=3), actions=("Left", "Down", "Right", "Up"))
-        async with Fleet(server.address) as fleet:
-            (episode,) = await played(fleet, agents, task, [3])
+        (episode,) = await played(fleet, agents, LAKE, [3])
         await agents.close()
-    assert [turn.well_formed for turn in episode.turns] == [False, False, False]
-    assert [turn.actions for turn in episode.turns] == [[], ["Jump"], []]
-    assert [turn.finish for turn in episode.turns] == ["stop", "stop", "length"]
+    assert [(turn.well_formed, turn.actions, turn.finish) for turn in episode.turns] == [
+        (False, [], "stop"),
+        (False, ["Jump"], "stop"),
+        (False, [], "length"),
+    ]
     assert (episode.end, episode.success, episode.error) == ("max_turns", False, "")
     assert "no valid action" in endpoint.requests[1]["messages"][-1]["content"]
 
@@ -332,7 +312,7 @@ def test_a_run_is_played_as_it_was_trained(server: ServerProcess, run_folder: Pa
     values = report(server, str(run_folder), *arguments)
     assert values["policy"]["step"] == 25
     assert values["policy"]["temperature"] == 0.7
-    figures = values["environments"]["frozen_lake-v1"]
+    figures = figures_of(values)
     assert figures["options"] == {"observation": "local", "size": 3}
     assert figures["limits"]["max_turns"] == 2
     recorded = list(read_episodes(episodes))
@@ -374,15 +354,7 @@ def test_a_folder_with_a_model_is_played(server: ServerProcess, run_folder: Path
     assert values["policy"]["temperature"] == 0.5
 
 
-@pytest.mark.parametrize("model", ["/absent/folder", "./absent", "a/b/c"])
-def test_a_model_that_is_not_there_is_said_so(server: ServerProcess, model: str) -> None:
-    result = run(server, model, "-e", "bandit")
-    assert result.exit_code == 1
-    assert "there is no such folder" in result.output
-
-
-def test_a_damaged_checkpoint_is_said_so(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_is_said_so(server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     result = run(server, str(tmp_path), "-e", "bandit")
-    assert result.exit_code == 1
-    assert "has no checkpoint yet" in result.output
+    assert result.exit_code == 1 and "has no checkpoint yet" in result.output

@@ -13,18 +13,18 @@ from starpod.trainer.data.files import write_episodes
 
 
 def turn(observation: str, prompt: list[int], reply: list[int], *, fresh: bool = False, **more: Any) -> Turn:
-    size = len(reply)
-    return Turn(
-        observation=observation,
-        prompt=prompt,
-        reply=reply,
-        fresh=fresh,
-        logprobs=[-0.5] * size,
-        versions=[3] * size,
-        **more,
-    )
+    sampled = {"logprobs": [-0.5] * len(reply), "versions": [3] * len(reply)}
+    return Turn(observation=observation, prompt=prompt, reply=reply, fresh=fresh, **sampled, **more)
 
 
+FIRST = {
+    "text": "<answer>Left || Right</answer>",
+    "thought": "there",
+    "actions": ["Left", "Right"],
+    "reward": 0.5,
+    "parts": {"environment": 0.5},
+    "criteria": {"moved": True},
+}
 SOLVED = Episode(
     4,
     1,
@@ -33,18 +33,7 @@ SOLVED = Episode(
     seed=12,
     instructions="Cross the ice.",
     turns=[
-        turn(
-            "P_G",
-            [1, 2, 3],
-            [4, 5],
-            fresh=True,
-            text="<answer>Left || Right</answer>",
-            thought="there",
-            actions=["Left", "Right"],
-            reward=0.5,
-            parts={"environment": 0.5},
-            criteria={"moved": True},
-        ),
+        turn("P_G", [1, 2, 3], [4, 5], fresh=True, **FIRST),
         turn("_PG", [6], [7], text="hm", well_formed=False, reward=-0.1, parts={"format": -0.1}),
         turn("_PG", [8], [9], fresh=True, text="Right", actions=["Right"], reward=1.0, agent_id="north"),
     ],

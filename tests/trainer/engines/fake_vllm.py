@@ -89,29 +89,10 @@ class AsyncLLM:
         AsyncLLM.made.append(self)
 
     @classmethod
-    def from_engine_args(
-        cls,
-        engine_args: AsyncEngineArgs,
-        start_engine_loop: bool = True,
-        usage_context: Any = None,
-        stat_loggers: Any = None,
-    ) -> "AsyncLLM":
+    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> "AsyncLLM":
         return cls(engine_args)
 
-    async def generate(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams,
-        request_id: str,
-        *,
-        prompt_text: str | None = None,
-        lora_request: Any = None,
-        tokenization_kwargs: Any = None,
-        trace_headers: Any = None,
-        priority: int = 0,
-        data_parallel_rank: int | None = None,
-        reasoning_ended: bool | None = None,
-    ) -> AsyncIterator[Any]:
+    async def generate(self, prompt: Any, sampling_params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
         ids = prompt["prompt_token_ids"]
         assert len(ids) + sampling_params.values["max_tokens"] <= (self.arguments.max_model_len or 0)
         sampled = await self.core.sample(request_id, ids, prompt["cache_salt"], sampling_params.values)

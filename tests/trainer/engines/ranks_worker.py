@@ -14,7 +14,7 @@ from starpod.trainer.engines import weights
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.parallel import Parallel, whole
-from tests.trainer.engines.conformance import MAX_CONTEXT, ask, changed, make_policy
+from tests.trainer.engines.conformance import MAX_CONTEXT, ask, changed, hand_over, make_policy
 
 BUCKET = 20_000
 """Bytes of a file of weights, instead of gibibytes."""
@@ -52,9 +52,7 @@ async def play(parallel: Parallel, url: str, folder: str) -> dict[str, Any]:
     engine = build_engine(config, policy, max_context=MAX_CONTEXT, parallel=parallel)
     replies = []
     for version, model in enumerate(models, start=1):
-        await engine.pause()
-        await engine.load(version, model)
-        await engine.resume()
+        await hand_over(engine, version, model)
         prompts = [[5, 9, parallel.rank], [11, version]]
         for prompt in prompts:
             reply = await engine.generate(ask(prompt))

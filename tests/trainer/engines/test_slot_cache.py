@@ -7,14 +7,6 @@ from starpod.trainer.engines.slot_cache import Slots
 from starpod.trainer.models.folding import common_prefix
 
 
-def test_a_conversation_finds_its_cache_again() -> None:
-    slots = Slots(2)
-    slot, cached = slots.take("a", [1, 2]) or (-1, -1)
-    assert (slot, cached) == (0, 0)
-    slots.give_back(slot, "a", [1, 2, 3])
-    assert slots.take("a", [1, 2, 3, 4, 5]) == (0, 3)
-
-
 def test_what_differs_is_read_again_and_so_is_the_last_token() -> None:
     slots = Slots(1)
     slots.take("a", [1])
@@ -34,17 +26,6 @@ def test_the_longest_unused_makes_room() -> None:
     assert slots.take("c", [1, 2]) == (1, 0)
     assert slots.take("a", [1, 2, 3]) == (0, 2)
     assert slots.take("b", [1, 2]) is None
-
-
-def test_nothing_is_kept_without_a_name_or_after_forgetting() -> None:
-    slots = Slots(1)
-    slots.take("", [1])
-    slots.give_back(0, "", [1, 2])
-    assert slots.take("", [1, 2, 3]) == (0, 0)
-    slots.give_back(0, "a", [1, 2])
-    slots.forget("a")
-    slots.forget("a")
-    assert slots.take("a", [1, 2, 3]) == (0, 0)
 
 
 @given(

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import os
 import re
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -19,10 +21,19 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_remote import RemoteVllm
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import MAX_CONTEXT, EngineConformance, ask, changed, hand_over, make_policy
+from tests.support import ROOT
+from tests.trainer.engines.conformance import (
+    MAX_CONTEXT,
+    EngineConformance,
+    ask,
+    changed,
+    hand_over,
+    logprobs_under,
+    make_policy,
+)
 from tests.trainer.engines.fake_core import FakeCore
 from tests.trainer.engines.fake_server import FakeServer
-from tests.trainer.engines.ranks import check_two_ranks
+from tests.trainer.engines.ranks_worker import BUCKET, COMMAND, SEEDS
 from tests.waiting import eventually
 
 
@@ -108,10 +119,30 @@ async def test_a_hand_over_and_conversations_on_two_servers(policy: Policy, tmp_
 @pytest.mark.slow
 @pytest.mark.minutes
 async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(tmp_path: Path) -> None:
+    """Each gets replies of the weights that both hold; neither held more of them than was to be."""
     server = FakeServer(FakeCore(model=make_policy(head=32).model))
+    shared, out = tmp_path / "shared", tmp_path / "results.json"
+    shared.mkdir()
     async with server.serve() as url:
-        await check_two_ranks(url, tmp_path)
+        command = [sys.executable, *COMMAND, url, str(shared), str(out)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment)
+        assert await asyncio.wait_for(process.wait(), 240) == 0
     assert server.core.log == ["pause", "reload", "resume"] * 2
+    assert not list(shared.iterdir())
+    ranks = json.loads(out.read_text())
+    assert len(ranks) == 2
+    models = [changed(make_policy(head=32), seed) for seed in SEEDS]
+    for rank, result in enumerate(ranks):
+        assert [versions for *_, versions in result["replies"]] == [[1] * 8] * 2 + [[2] * 8] * 2
+        for prompt, tokens, logprobs, versions in result["replies"]:
+            expected = logprobs_under(models[versions[0] - 1], prompt, tokens, 1.0)
+            assert logprobs == pytest.approx(expected, abs=1e-3)
+        # The first rank fills a file at a time, and the others keep nothing.
+        assert result["most"] <= result["largest"] + (BUCKET if rank == 0 else 0), result
+    total = sum(parameter.nbytes for parameter in models[0].parameters())
+    assert max(result["most"] for result in ranks) < total / 2
+    assert ranks[0]["replies"][1] == ranks[1]["replies"][1]
 
 
 @pytest.mark.parametrize("fault", [500, 503, 0], ids=["error", "overloaded", "cut"])

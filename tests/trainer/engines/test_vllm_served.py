@@ -25,7 +25,6 @@ from tests.trainer.engines.conformance import (
     logprobs_under,
     make_policy,
 )
-from tests.trainer.engines.ranks import check_two_ranks
 from tests.trainer.engines.real_vllm import Served, Server, children, remote, serving
 from tests.trainer.engines.vllm_facts import NO_SCALE_OUT
 from tests.waiting import eventually
@@ -99,10 +98,6 @@ async def test_two_servers_share_the_conversations_and_take_the_same_weights(
     more = [each.counter(DONE) - before for each, before in zip(servers, served, strict=True)]
     assert all(more) and sum(more) == 8
     await engine.close()
-
-
-async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(server: Server, tmp_path: Path) -> None:
-    await check_two_ranks(server.url, tmp_path)
 
 
 def test_a_server_without_the_endpoints_says_so_as_the_stand_in_does() -> None:

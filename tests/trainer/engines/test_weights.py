@@ -7,7 +7,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from starpod.trainer.engines import weights
 from starpod.trainer.engines.weights import weights_of, write_weights
@@ -27,15 +26,6 @@ def test_a_written_folder_is_a_model(tmp_path: Path, tied: bool, monkeypatch: py
     held = [name for file in files for name in load_file(file)]
     assert sorted(held) == sorted(model.state_dict())
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_what_is_written_is_what_transformers_reads(tmp_path: Path) -> None:
-    model = make_policy().model
-    write_weights(model, tmp_path / "folder")
-    (tmp_path / "folder" / "model-00000.safetensors").rename(tmp_path / "folder" / "model.safetensors")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, again.get_parameter(name))
 
 
 def test_what_cannot_be_written_is_gathered_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +51,9 @@ def test_adapters_are_added_to_their_layers() -> None:
             if "lora_B" in name:
                 parameter.normal_()
     mine = dict(weights_of(model))
+    assert not any(weight.requires_grad for weight in mine.values())
     merged = copy.deepcopy(model).merge_and_unload()
     wanted = dict(merged.named_parameters())
     assert set(mine) == set(wanted)
     for name, parameter in wanted.items():
         assert torch.allclose(mine[name], parameter, atol=1e-6), name
-
-
-def test_weights_carry_no_gradients() -> None:
-    assert not any(weight.requires_grad for _, weight in weights_of(make_policy().model))

@@ -81,7 +81,7 @@ async def test_ends(
     assert (sum(turn.executed for turn in episode.turns) == 8) == (end == "max_actions")
     assert bool(episode.tail) == (end != "terminal") or end == "context"
     for request in engine.requests:
-        assert request.max_tokens >= limits.min_reply_tokens
+        assert request.max_tokens >= (limits.min_reply_tokens or 1)
         assert len(request.prompt) + request.max_tokens <= limits.max_episode_tokens
 
 

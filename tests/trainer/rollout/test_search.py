@@ -82,16 +82,33 @@ def at_random(observation: str, episode: Episode) -> str:
     return "ab"[derive(0, "choice", episode.member, len(episode.turns)) % 2]
 
 
-async def search(
-    server: ServerProcess, environment: str, agents: Players, size: int = 1, groups: int = 1, **config: Any
+async def search_groups(
+    server: ServerProcess, environment: str, agents: Players, size: int, groups: int, **config: Any
 ) -> list[Group]:
     async with Fleet(server.address) as fleet:
         found = Search(SearchConfig(**config)) if config else None
         collector = Collector(fleet=fleet, agents=agents, task=Task(environment), search=found)
         collected = await collector.collect([Start(number, number) for number in range(groups)], size)
         left = sum(len(replica.sessions) for replica in fleet.replicas)
-    assert (left, collected.failed) == (0, 0)
+    assert (left, collected.failed, agents.closed) == (0, 0, agents.made)
     return collected.groups
+
+
+async def search(server: ServerProcess, environment: str, play: Choose, size: int = 1, **config: Any) -> Group:
+    """The group that a search of one start state keeps."""
+    (group,) = await search_groups(server, environment, Players(play), size, 1, **config)
+    return group
+
+
+def spent(group: Group) -> tuple[int, int]:
+    """Forks and steps."""
+    assert group.spent is not None
+    return group.spent.forks, group.spent.steps
+
+
+def unless(wrong: Callable[[Episode], object]) -> Choose:
+    """`a`, which is right in each state of a chain, but `b` where it is wrong."""
+    return lambda observation, episode: "b" if wrong(episode) else "a"
 
 
 def untimed(episode: Episode, **changes: Any) -> tuple[Episode, list[Turn]]:
@@ -114,43 +131,40 @@ def paths(group: Group) -> list[str]:
     ],
 )
 async def test_beams_keep_the_best_prefixes(server: ServerProcess, config: dict[str, Any], expected: list[str]) -> None:
-    agents = Players(in_turn())
-    (group,) = await search(server, "tree-v1", agents, len(expected), width=2, naive=0.0, **config)
+    group = await search(server, "tree-v1", in_turn(), len(expected), width=2, naive=0.0, **config)
     assert paths(group) == expected
-    assert agents.closed == agents.made
 
 
 async def test_of_equal_replies_a_beam_keeps_those_that_differ(server: ServerProcess) -> None:
     asked = iter("aaab")
-    agents = Players(lambda observation, episode: next(asked, "a"))
     config = {"strategy": "beam", "keep": 2, "width": 4, "naive": 0.0}
-    (group,) = await search(server, "coin-v1", agents, 2, **config)
+    group = await search(server, "coin-v1", lambda observation, episode: next(asked, "a"), 2, **config)
     assert [episode.turns[0].actions for episode in group.episodes] == [["a"], ["b"]]
 
 
 async def test_what_a_beam_shares_is_of_its_first_episode(server: ServerProcess) -> None:
-    (group,) = await search(server, "tree-v1", Players(in_turn()), 2, strategy="beam", keep=2, width=2, naive=0.0)
-    first, second = group.episodes
-    assert (first.parent, second.parent) == (None, (0, 1))
-    assert (first.turns[0] is second.turns[0], first.member, second.member) == (True, 0, 1)
+    first, second = (
+        await search(server, "tree-v1", in_turn(), 2, strategy="beam", keep=2, width=2, naive=0.0)
+    ).episodes
+    assert (first.member, first.parent, second.member, second.parent) == (0, None, 1, (0, 1))
+    assert first.turns[0] is second.turns[0]
     assert second.own_turns[0].actions == ["b"]
 
 
-@pytest.mark.parametrize("config", [{"strategy": "beam", "naive": 0.0}, {"strategy": "beam", "naive": 0.5}])
-async def test_a_search_that_has_no_choice_is_plain_play(server: ServerProcess, config: dict[str, Any]) -> None:
-    (plain,) = await search(server, "chain-v1", Players(at_random), 4)
-    (searched,) = await search(server, "chain-v1", Players(at_random), 4, width=1, keep=1, **config)
+@pytest.mark.parametrize("naive", [0.0, 0.5])
+async def test_a_search_that_has_no_choice_is_plain_play(server: ServerProcess, naive: float) -> None:
+    plain = await search(server, "chain-v1", at_random, 4)
+    searched = await search(server, "chain-v1", at_random, 4, strategy="beam", naive=naive, width=1, keep=1)
     assert list(map(untimed, plain.episodes)) == list(map(untimed, searched.episodes))
-    assert searched.spent is not None
-    assert (searched.spent.forks, searched.spent.steps) == (0, 24)
+    assert spent(searched) == (0, 24)
 
 
 async def test_what_a_beam_costs_is_counted(server: ServerProcess) -> None:
     agents = Players(at_random)
-    (group,) = await search(server, "chain-v1", agents, 4, strategy="beam", width=3, keep=1, naive=0.25)
-    assert group.spent is not None
+    config = {"strategy": "beam", "width": 3, "keep": 1, "naive": 0.25}
+    (group,) = await search_groups(server, "chain-v1", agents, 4, 1, **config)
     # Of four episodes of six turns three try three replies at each turn, and then play one of them.
-    assert (group.spent.forks, group.spent.steps, agents.asked) == (3 * 6 * 3, 6 + 3 * 6 * (3 + 1), 6 + 3 * 6 * 3)
+    assert (*spent(group), agents.asked) == (3 * 6 * 3, 6 + 3 * 6 * (3 + 1), 6 + 3 * 6 * 3)
     assert [episode.success for episode in group.episodes[1:]] != [False] * 3
 
 
@@ -158,7 +172,7 @@ async def test_chosen_replies_are_weighed_where_asked_for(server: ServerProcess)
     """By how many of the four tries were as good; what is played is the same."""
     config = {"strategy": "beam", "width": 4, "keep": 1, "naive": 0.25}
     plain, weighed = [
-        (await search(server, "chain-v1", Players(at_random), 4, correction=correction, **config))[0].episodes
+        (await search(server, "chain-v1", at_random, 4, correction=correction, **config)).episodes
         for correction in ("off", "weight")
     ]
     assert {turn.weight for episode in plain for turn in episode.turns} == {1.0}
@@ -173,7 +187,7 @@ async def test_no_search_sees_the_luck_that_will_come(server: ServerProcess, mon
     config = {"strategy": "beam", "width": 2, "keep": 1, "naive": 0.0, "score": "reward"}
 
     async def first_turns_won() -> float:
-        groups = await search(server, "coin-v1", Players(in_turn()), 4, 50, **config)
+        groups = await search_groups(server, "coin-v1", Players(in_turn()), 4, 50, **config)
         return sum(episode.turns[0].reward for group in groups for episode in group.episodes) / 200
 
     # Two replies that cover both falls of the coin: whoever saw it would always be right. Chance within 4 deviations.
@@ -189,64 +203,52 @@ async def test_no_search_sees_the_luck_that_will_come(server: ServerProcess, mon
 
 async def test_best_of_keeps_the_highest_returns_beside_naive_members(server: ServerProcess) -> None:
     """Returns of 0, 1, 0, 0.5 keep members 1 and 3; a naive one stays whatever it earned."""
-
-    def choose(observation: str, episode: Episode) -> str:
-        return "b" if episode.member in (0, 1, 3) else "a"
-
-    (group,) = await search(server, "chain-v1", Players(choose), 3, strategy="best_of", width=2, naive=0.34)
+    play = unless(lambda episode: episode.member in (0, 1, 3))
+    group = await search(server, "chain-v1", play, 3, strategy="best_of", width=2, naive=0.34)
     assert [(episode.member, episode.total_reward) for episode in group.episodes] == [(0, 0.0), (2, 1.0), (4, 1.0)]
-    assert group.spent is not None
-    assert (group.spent.steps, group.spent.forks) == (5 * 6, 0)
+    assert spent(group) == (0, 5 * 6)
 
 
 async def test_pivots_branch_the_failed_episodes_alone(server: ServerProcess) -> None:
-    def choose(observation: str, episode: Episode) -> str:
-        lost = episode.member == 1 and len(episode.turns) == 4
-        return "b" if lost or (episode.member >= 2 and episode.member % 2) else "a"
-
-    agents = Players(choose)
-    (group,) = await search(server, "chain-v1", agents, 2, strategy="pivots", width=4, gamma=50.0)
+    play = unless(
+        lambda episode: (
+            (episode.member == 1 and len(episode.turns) == 4) or (episode.member >= 2 and episode.member % 2)
+        )
+    )
+    group = await search(server, "chain-v1", play, 2, strategy="pivots", width=4, gamma=50.0)
     assert [episode.success for episode in group.episodes] == [True, False]
     # The depth counts so much that the pivot is the last turn, which comes after the mistake.
-    assert {branch.parent for branch in group.branches} == {(1, 5)}
-    assert [branch.member for branch in group.branches] == [6, 7, 8, 9]
+    assert [
+        (branch.member, branch.parent, len(branch.own_turns), branch.success, branch.seed) for branch in group.branches
+    ] == [(member, (1, 5), 1, False, 0) for member in (6, 7, 8, 9)]
     for branch in group.branches:
         assert all(one is other for one, other in zip(branch.turns[:5], group.episodes[1].turns, strict=False))
-        assert (len(branch.own_turns), branch.success, branch.seed) == (1, False, 0)
-    assert group.spent is not None
-    assert (group.spent.forks, group.spent.steps) == (4, 12 + 4)
-
-
-async def test_pivots_without_a_failure_branch_nothing(server: ServerProcess) -> None:
-    agents = Players(lambda observation, episode: "a")
-    (group,) = await search(server, "chain-v1", agents, 2, strategy="pivots")
+    assert spent(group) == (4, 12 + 4)
+    group = await search(server, "chain-v1", unless(lambda episode: False), 2, strategy="pivots")
     assert (group.branches, [episode.success for episode in group.episodes]) == ([], [True, True])
 
 
 async def test_values_are_means_of_what_continuations_earn(server: ServerProcess) -> None:
     """Six steps of a chain whose third one is wrong in every other continuation."""
 
-    def choose(observation: str, episode: Episode) -> str:
-        own = episode.member < 2
-        wrong = episode.member == 1 if own else episode.member % 2
-        return "b" if wrong and len(episode.turns) == 2 else "a"
+    def wrong(episode: Episode) -> bool:
+        return len(episode.turns) == 2 and episode.member % 2 == 1
 
-    (group,) = await search(server, "chain-v1", Players(choose), 2, strategy="values", width=32)
+    group = await search(server, "chain-v1", unless(wrong), 2, strategy="values", width=32)
     won, lost = group.episodes
-    assert [episode.total_reward for episode in group.episodes] == [1.0, 0.0]
+    assert [(episode.total_reward, episode.parent) for episode in group.episodes] == [(1.0, None), (0.0, None)]
     # The start is worth what the other member came to.
     assert (won.turns[0].value, lost.turns[0].value) == (0.0, 1.0)
     found = [turn.value for turn in won.turns[1:]]
     assert all(0 < value < 1 for value in found[:2])  # type: ignore[operator]
     assert found[2:] == [1.0] * 3
     assert [turn.value for turn in lost.turns[3:]] == [0.0] * 3
-    assert (group.branches, [episode.parent for episode in group.episodes]) == ([], [None, None])
-    assert group.spent is not None
-    assert (group.spent.forks, group.spent.steps) == (2 * 5 * 32, 2 * 6 + 2 * 32 * (5 + 4 + 3 + 2 + 1))
+    assert group.branches == []
+    assert spent(group) == (2 * 5 * 32, 2 * 6 + 2 * 32 * (5 + 4 + 3 + 2 + 1))
 
 
 async def test_trees_grow_by_turns_to_the_size_of_the_group(server: ServerProcess) -> None:
-    (group,) = await search(server, "chain-v1", Players(at_random), 7, strategy="tree", width=2)
+    group = await search(server, "chain-v1", at_random, 7, strategy="tree", width=2)
     assert [episode.member for episode in group.episodes] == list(range(7))
     assert [episode.parent is None for episode in group.episodes] == [True] * 2 + [False] * 5
     for episode in group.episodes[2:]:
@@ -257,8 +259,7 @@ async def test_trees_grow_by_turns_to_the_size_of_the_group(server: ServerProces
         assert member % 2 == episode.member % 2
         assert parent.shared < turn < len(parent.turns)
         assert all(one is other for one, other in zip(episode.turns[:turn], parent.turns, strict=False))
-    assert group.spent is not None
-    assert group.spent.steps == sum(len(episode.own_turns) for episode in group.episodes)
+    assert spent(group)[1] == sum(len(episode.own_turns) for episode in group.episodes)
 
 
 def brancher(fleet: Fleet, environment: str = "coin-v1", choose: Choose = at_random) -> Brancher:
@@ -298,12 +299,11 @@ async def test_a_branch_without_forks_is_played_again(server: ServerProcess, mon
 
     monkeypatch.setattr(Session, "fork", unable)
     monkeypatch.setattr(Session, "snapshot", unable)
-    agents = Players(lambda observation, episode: "b" if episode.member == 0 and len(episode.turns) == 4 else "a")
-    (group,) = await search(server, "chain-v1", agents, 1, strategy="pivots", width=2, gamma=0.0)
+    play = unless(lambda episode: episode.member == 0 and len(episode.turns) == 4)
+    group = await search(server, "chain-v1", play, strategy="pivots", width=2, gamma=0.0)
     assert len(group.branches) == 2
-    assert group.spent is not None
     turn = group.branches[0].shared
-    assert (group.spent.forks, group.spent.steps) == (0, 6 + 2 * 6)
+    assert spent(group) == (0, 6 + 2 * 6)
     assert {branch.success for branch in group.branches} == {turn < 5}
 
 
