@@ -1,4 +1,7 @@
-"""The gateway before the real vLLM, in process and served: what was sampled is kept as it was, and scored alike."""
+"""The gateway before the real vLLM: what was sampled is kept as it was, and scored alike.
+
+Behind servers it samples as the engine vllm_remote does, which has tests of its own.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from starpod.trainer.models.policy import Policy, build_policy
 from tests.support import ServerProcess
 from tests.tools.gateway.test_process import control, play
 from tests.trainer.engines.conformance import logprobs_under
-from tests.trainer.engines.real_vllm import START_SECONDS, serving
+from tests.trainer.engines.real_vllm import START_SECONDS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -29,27 +32,15 @@ def policy() -> Policy:
     return build_policy(ModelConfig(tiny=tiny), texts=["Up Down Left Right go on 0 1 2"], critic="none", seed=1)
 
 
-@pytest.fixture(scope="module")
-def model(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gateway") / "model"
-    policy.save(folder)
-    return folder
-
-
-@pytest.fixture(params=["vllm", "vllm_remote"])
-def gateway(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+@pytest.fixture
+def gateway(policy: Policy, tmp_path: Path) -> Iterator[ServerProcess]:
+    policy.save(tmp_path / "model")
     limits = ["--max-tokens", "6", "--context", "64", "--temperature", str(TEMPERATURE)]
-    command = [sys.executable, "-m", "starpod.cli.main", "gateway", str(model), "--folder", str(tmp_path), *limits]
-    if request.param == "vllm":
-        words = [*command, "--engine", "vllm"]
-        process = ServerProcess(words, {"VLLM_CPU_KVCACHE_SPACE": "1"}, seconds=START_SECONDS)
-        yield process
-        process.close()
-    else:
-        with serving(model) as engine:
-            process = ServerProcess([*command, "--engine", "vllm_remote", "--url", engine.url])
-            yield process
-            process.close()
+    words = ["gateway", str(tmp_path / "model"), "--folder", str(tmp_path), "--engine", "vllm", *limits]
+    command = [sys.executable, "-m", "starpod.cli.main", *words]
+    process = ServerProcess(command, {"VLLM_CPU_KVCACHE_SPACE": "1"}, seconds=START_SECONDS)
+    yield process
+    process.close()
 
 
 def test_what_was_sampled_is_kept_as_it_was(gateway: ServerProcess, policy: Policy, tmp_path: Path) -> None:

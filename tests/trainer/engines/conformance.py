@@ -117,40 +117,33 @@ def held(engine: Engine, steps: int = 5) -> Iterator[bool]:
         released.set()
 
 
-class Reset:
-    """Makes engines over a core or server that several tests share begin with the policy's weights."""
+async def reset(shared: Any, engine: Any, policy: Policy) -> None:
+    """Makes an engine over a core or server that several tests share begin with the policy's weights.
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._held: torch.nn.Module | None = None
+    shared: begins with these weights too; what it holds is noted there.
+    """
+    load = engine.load
 
-    async def __call__(self, engine: Any) -> None:
-        load = engine.load
+    async def noted(version: int, model: torch.nn.Module) -> None:
+        shared.held = None
+        await load(version, model)
+        shared.held = model
 
-        async def noted(version: int, model: torch.nn.Module) -> None:
-            self._held = None
-            await load(version, model)
-            self._held = model
-
-        engine.load = noted
-        if self._held is not self._policy.model:
-            await hand_over(engine, 0, self._policy.model)
+    engine.load = noted
+    if getattr(shared, "held", policy.model) is not policy.model:
+        await hand_over(engine, 0, policy.model)
 
 
 class ModelConformance:
     """What depends on the model: tokens, stop ids, log-probabilities, weights and the versions of each token.
 
-    Derive, and give the fixtures `policy` and `engine` (made of the policy, at most MAX_CONTEXT tokens).
+    Derive, and give the fixture `engine` (made of the fixture `policy`, at most MAX_CONTEXT tokens).
 
     scale: by which weights are changed where others are to show.
     """
 
     tolerance = ROUNDING
     scale = 0.3
-
-    @pytest.fixture
-    def policy(self) -> Policy:
-        return make_policy()
 
     def close_to(self, reply: Reply, model: torch.nn.Module, prompt: list[int], temperature: float = 1.0) -> None:
         wanted = logprobs_under(model, prompt, reply.tokens, temperature)
@@ -164,12 +157,13 @@ class ModelConformance:
         self.close_to(reply, policy.model, prompt)
 
     async def test_a_stop_token_ends_a_reply_and_is_part_of_it(self, engine: Engine) -> None:
-        prompt = [5, 9, 2, 7]
-        free = await engine.generate(ask(prompt, tokens=10))
+        """At the limit too it is a stop."""
+        free = await engine.generate(ask([5, 9, 2, 7], tokens=10))
         stop = free.tokens[3]
-        reply = await engine.generate(ask(prompt, tokens=10, stop=frozenset({stop})))
-        assert reply.finish == "stop"
-        assert reply.tokens == free.tokens[: free.tokens.index(stop) + 1]
+        expected = free.tokens[: free.tokens.index(stop) + 1]
+        for limit in (10, len(expected)):
+            reply = await engine.generate(ask([5, 9, 2, 7], tokens=limit, stop=frozenset({stop})))
+            assert (reply.tokens, reply.finish) == (expected, "stop")
 
     async def test_a_conversation_is_exact_over_its_turns(self, engine: Engine, policy: Policy) -> None:
         context = [5, 9, 2]
@@ -177,6 +171,9 @@ class ModelConformance:
             reply = await engine.generate(replace(ask(context, tokens=4, seed=turn), conversation="talk"))
             self.close_to(reply, policy.model, context)
             context = [*context, *reply.tokens, 4, 6]
+        for context in ([5, 9, 2, 8, 8], [5, 9, 3], [7], [5, 9, 2, 8, 8, 1]):  # it may change its past
+            reply = await engine.generate(replace(ask(context), conversation="talk"))
+            self.close_to(reply, policy.model, context)
         engine.forget("talk")
         engine.forget("talk")
 
@@ -222,7 +219,7 @@ class ModelConformance:
 
 
 class EngineConformance(ModelConformance):
-    """All that an engine has to do. Derive and give fixtures likewise."""
+    """All that an engine has to do. Derive and give the fixture likewise."""
 
     # --- one reply ---------------------------------------------------------------------------------------------------
 
@@ -239,28 +236,18 @@ class EngineConformance(ModelConformance):
                 logits = policy.model(input_ids=torch.tensor([[*prompt, *reply.tokens[:place]]])).logits[0, -1]
             assert float(logits[token]) == pytest.approx(float(logits.max()), abs=self.tolerance)
 
-    async def test_a_stop_token_at_the_limit_is_a_stop(self, engine: Engine) -> None:
-        prompt = [5, 9, 2, 7]
-        free = await engine.generate(ask(prompt, tokens=1))
-        reply = await engine.generate(ask(prompt, tokens=1, stop=frozenset(free.tokens)))
-        assert (reply.tokens, reply.finish) == (free.tokens, "stop")
-
     async def test_a_context_is_never_longer_than_the_limit(self, engine: Engine) -> None:
         prompt = [3] * (MAX_CONTEXT - 5)
         reply = await engine.generate(ask(prompt, tokens=50))
         assert (len(reply.tokens), reply.finish) == (5, "length")
 
-    @pytest.mark.parametrize("length", [MAX_CONTEXT, MAX_CONTEXT + 3])
-    async def test_a_prompt_that_leaves_no_token_is_refused(self, engine: Engine, length: int) -> None:
-        with pytest.raises(ValueError):
-            await engine.generate(ask([3] * length))
-
-    @pytest.mark.parametrize("prompt", [[], [5, -1], [5, 10**6]])
-    async def test_a_prompt_that_the_model_cannot_read_is_refused(
-        self, engine: Engine, policy: Policy, prompt: list[int]
-    ) -> None:
-        with pytest.raises(ValueError, match=r"empty|not among the model's"):
-            await engine.generate(ask(prompt))
+    async def test_a_prompt_that_cannot_be_served_is_refused(self, engine: Engine, policy: Policy) -> None:
+        refused = {"empty": [[]], "not among the model's": [[5, -1], [5, 10**6]]}
+        refused["leaves no room"] = [[3] * MAX_CONTEXT, [3] * (MAX_CONTEXT + 3)]
+        for words, prompts in refused.items():
+            for prompt in prompts:
+                with pytest.raises(ValueError, match=words):
+                    await engine.generate(ask(prompt))
         self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
 
     # --- many --------------------------------------------------------------------------------------------------------
@@ -274,11 +261,6 @@ class EngineConformance(ModelConformance):
     async def test_seeds_matter(self, engine: Engine) -> None:
         replies = await asyncio.gather(*(engine.generate(ask([5, 9, 2, 7], seed=seed)) for seed in range(6)))
         assert len({tuple(reply.tokens) for reply in replies}) > 1
-
-    async def test_a_conversation_may_change_its_past(self, engine: Engine, policy: Policy) -> None:
-        for context in ([5, 9, 2, 8, 8], [5, 9, 3], [7], [5, 9, 2, 8, 8, 1]):
-            reply = await engine.generate(replace(ask(context), conversation="talk"))
-            self.close_to(reply, policy.model, context)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
-"""Real engines over vLLM, in process and served: what starts them, and conformance tests' fixtures over a shared one.
+"""Real engines over vLLM, in process and served: what starts them, and a fixture for conformance tests over a server.
 
-Starting one takes half a minute, so a module has one of each kind. It defines the fixtures `shared_policy`, `core` with
-`core_reset`, and `server` with `server_reset`, as far as it has them.
+Starting one takes half a minute, so a module has one of each kind, and a fixture `policy` of module scope.
 """
 
 import asyncio
@@ -17,16 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest_asyncio
 
 from starpod.trainer.engines.base import Engine
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
-from starpod.trainer.engines.served import ServedEngine
 from starpod.trainer.models.policy import Policy
 from tests.support import held_port
-from tests.trainer.engines.conformance import MAX_CONTEXT, Reset, make_policy
+from tests.trainer.engines.conformance import MAX_CONTEXT, make_policy, reset
 
 SERVE = f"--max-model-len {MAX_CONTEXT} --skip-tokenizer-init --max-num-seqs 16 --max-num-batched-tokens 512".split()
 START_SECONDS = 600
@@ -40,42 +37,6 @@ async def children(name: str, of: int | None = None) -> list[int]:
     while more := {int(pid) for pid, parent, _ in rows if int(parent) in mine} - mine:
         mine |= more
     return [int(pid) for pid, _, command in rows if int(pid) in mine and name in command]
-
-
-# --- in process -------------------------------------------------------------------------------------------------------
-
-
-def build(policy: Policy, **settings: Any) -> Any:
-    config = EngineConfig.model_validate(
-        {"name": "vllm", "slots": 16, "dtype": "float32", "gpu_memory_fraction": 0.1, **settings}
-    )
-    return build_engine(config, policy, max_context=MAX_CONTEXT)
-
-
-class InProcess:
-    """The fixtures of conformance tests. core: an engine that holds the policy's weights at first."""
-
-    @pytest.fixture
-    def policy(self, shared_policy: Policy) -> Policy:
-        return shared_policy
-
-    @pytest_asyncio.fixture(loop_scope="module")
-    async def engine(self, core: Any, core_reset: Reset) -> AsyncIterator[Engine]:
-        """The engine with a fresh state over the core, which holds the policy's weights again."""
-        engine: Any = object.__new__(type(core))
-        engine.__dict__ |= core.__dict__
-        ServedEngine.__init__(engine, slots=16, max_context=MAX_CONTEXT, vocabulary=core._vocabulary)
-
-        async def keep() -> None:
-            """Leaves the core to the next test."""
-
-        engine._shut_down = keep
-        await core_reset(engine)
-        yield engine
-        await engine.close()
-
-
-# --- served -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -139,15 +100,11 @@ def remote(*servers: Server, policy: Policy | None = None, **settings: Any) -> A
 
 
 class Served:
-    """Likewise. server: one that holds the policy's weights at first."""
-
-    @pytest.fixture
-    def policy(self, shared_policy: Policy) -> Policy:
-        return shared_policy
+    """For conformance tests. server: a fixture that holds the policy's weights at first."""
 
     @pytest_asyncio.fixture(loop_scope="module")
-    async def engine(self, server: Server, server_reset: Reset, policy: Policy) -> AsyncIterator[Engine]:
+    async def engine(self, server: Server, policy: Policy) -> AsyncIterator[Engine]:
         engine = remote(server, policy=policy)
-        await server_reset(engine)
+        await reset(server, engine, policy)
         yield engine
         await engine.close()

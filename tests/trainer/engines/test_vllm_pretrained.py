@@ -6,20 +6,15 @@ import pytest
 
 from starpod.trainer.models.bundled import bundled_folder
 from starpod.trainer.models.policy import Policy
-from tests.trainer.engines.conformance import ModelConformance, Reset, make_pretrained_policy
+from tests.trainer.engines.conformance import ModelConformance, make_pretrained_policy
 from tests.trainer.engines.real_vllm import Served, Server, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def shared_policy() -> Policy:
+def policy() -> Policy:
     return make_pretrained_policy()
-
-
-@pytest.fixture(scope="module")
-def server_reset(shared_policy: Policy) -> Reset:
-    return Reset(shared_policy)
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,21 @@ import pytest_asyncio
 import torch
 
 from starpod.trainer.engines.base import Engine, EngineError
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.engines.served import ServedEngine
 from starpod.trainer.models.policy import Policy
 from tests.trainer.engines.conformance import (
+    MAX_CONTEXT,
     EngineConformance,
-    Reset,
     ask,
     assert_same,
     changed,
     hand_over,
     make_policy,
+    reset,
 )
-from tests.trainer.engines.real_vllm import InProcess, build, children
+from tests.trainer.engines.real_vllm import children
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -32,24 +36,40 @@ WORKER = "EngineCore" if torch.cuda.is_available() else "Worker"
 
 
 @pytest.fixture(scope="module")
-def shared_policy() -> Policy:
+def policy() -> Policy:
     """Of tied embeddings, whose output layer vLLM keeps in a form of its own."""
     return make_policy(head=32, tied=True)
 
 
-@pytest.fixture(scope="module")
-def core_reset(shared_policy: Policy) -> Reset:
-    return Reset(shared_policy)
+def build(policy: Policy) -> Any:
+    settings = {"slots": 16, "dtype": "float32", "gpu_memory_fraction": 0.1, "restarts": 2, "health_timeout": 10}
+    config = EngineConfig.model_validate({"name": "vllm", **settings})
+    return build_engine(config, policy, max_context=MAX_CONTEXT)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def core(shared_policy: Policy) -> AsyncIterator[Any]:
-    engine = build(shared_policy, restarts=2, health_timeout=10)
+async def core(policy: Policy) -> AsyncIterator[Any]:
+    engine = build(policy)
     yield engine
     await engine.close()
 
 
-class TestRealVllm(InProcess, EngineConformance):
+class TestRealVllm(EngineConformance):
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def engine(self, core: Any, policy: Policy) -> AsyncIterator[Engine]:
+        """An engine with a fresh state over the core, which holds the policy's weights again."""
+        engine: Any = object.__new__(type(core))
+        engine.__dict__ |= core.__dict__
+        ServedEngine.__init__(engine, slots=16, max_context=MAX_CONTEXT, vocabulary=core._vocabulary)
+
+        async def keep() -> None:
+            """Leaves the core to the next test."""
+
+        engine._shut_down = keep
+        await reset(core, engine, policy)
+        yield engine
+        await engine.close()
+
     async def test_requests_that_vllm_refuses_are_errors_and_no_end(self, engine: Engine, policy: Policy) -> None:
         with pytest.raises(EngineError, match="vLLM refused a request: "):
             await engine.generate(replace(ask([5, 9]), temperature=-1.0))
@@ -67,7 +87,7 @@ async def test_heads_that_the_cpu_kernels_lack_are_refused_at_start() -> None:
         build(make_policy(head=16))
 
 
-async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed(core: Any, shared_policy: Policy) -> None:
+async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed(core: Any, policy: Policy) -> None:
     """Replies go on with the weights that there were; then every call is an error within seconds.
 
     This is the last test of the core.
@@ -85,7 +105,7 @@ async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed(cor
         for pid in victims:
             os.kill(pid, number)
 
-    await hand_over(core, 1, changed(shared_policy, 1))
+    await hand_over(core, 1, changed(policy, 1))
     requests = [ask([5, index], tokens=60) for index in range(4)]
     expected = [await core.generate(request) for request in requests]
     for restarts, (victim, number) in enumerate([(WORKER, signal.SIGKILL), ("EngineCore", signal.SIGSTOP)], 1):

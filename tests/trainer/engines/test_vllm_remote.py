@@ -68,11 +68,6 @@ async def serving(*servers: FakeServer, **settings: Any) -> AsyncIterator[Remote
 
 
 @pytest.fixture
-def policy() -> Policy:
-    return make_policy()
-
-
-@pytest.fixture
 def server() -> FakeServer:
     return FakeServer(new_core())
 

@@ -17,7 +17,6 @@ from starpod.trainer.models.policy import Policy
 from tests.trainer.engines.conformance import (
     MAX_CONTEXT,
     EngineConformance,
-    Reset,
     ask,
     assert_same,
     changed,
@@ -36,20 +35,15 @@ PREEMPTIONS, DONE = "vllm:num_preemptions_total", "vllm:request_success_total"
 
 
 @pytest.fixture(scope="module")
-def shared_policy() -> Policy:
+def policy() -> Policy:
     return make_policy(head=32)
 
 
 @pytest.fixture(scope="module")
-def model(shared_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served") / "model"
-    write_weights(shared_policy.model, folder)
+    write_weights(policy.model, folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def server_reset(shared_policy: Policy) -> Reset:
-    return Reset(shared_policy)
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +79,9 @@ class TestServedVllm(Served, EngineConformance):
 
 
 async def test_two_servers_share_the_conversations_and_take_the_same_weights(
-    server: Server, other_server: Server, shared_policy: Policy
+    server: Server, other_server: Server, policy: Policy
 ) -> None:
-    servers, other = (server, other_server), changed(shared_policy)
+    servers, other = (server, other_server), changed(policy)
     engine = remote(*servers)
     await hand_over(engine, 1, other)
     served = [each.counter(DONE) for each in servers]
@@ -113,11 +107,10 @@ def test_a_server_without_the_endpoints_says_so_as_the_stand_in_does() -> None:
 
 
 async def test_a_server_that_hangs_or_is_killed_is_an_error_or_gets_the_weights_again(
-    model: Path, other_server: Server
+    model: Path, other_server: Server, policy: Policy
 ) -> None:
     """An engine that tries for long enough finds the server that was started anew, with the weights of its command
     line; replies under way go on, under the run's."""
-    policy = make_policy(head=32)
     requests = [ask([5, index], tokens=60) for index in range(4)]
     patient, hasty = remote(other_server, retries=60), remote(other_server, retries=0, health_timeout=10)
     try:

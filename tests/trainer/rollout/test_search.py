@@ -187,11 +187,11 @@ async def test_no_search_sees_the_luck_that_will_come(server: ServerProcess, mon
     config = {"strategy": "beam", "width": 2, "keep": 1, "naive": 0.0, "score": "reward"}
 
     async def first_turns_won() -> float:
-        groups = await search_groups(server, "coin-v1", Players(in_turn()), 4, 50, **config)
-        return sum(episode.turns[0].reward for group in groups for episode in group.episodes) / 200
+        groups = await search_groups(server, "coin-v1", Players(in_turn()), 4, 20, **config)
+        return sum(episode.turns[0].reward for group in groups for episode in group.episodes) / 80
 
     # Two replies that cover both falls of the coin: whoever saw it would always be right. Chance within 4 deviations.
-    assert 0.36 < await first_turns_won() < 0.64
+    assert 0.28 < await first_turns_won() < 0.72
     fork = Session.fork
 
     async def keep(session: Session, count: int = 1, **_: Any) -> list[Session]:
