@@ -11,11 +11,21 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.trainer.engines.vllm_facts import SAMPLING_PARAMETERS
+
 
 class Paused(Exception):
     """Newer versions refuse requests between pause and resume."""
 
     status_code = 503
+
+
+def check_sampling(values: Mapping[str, Any]) -> None:
+    """Raises AssertionError for parameters that vLLM refuses, or that ask for other replies than the engines want."""
+    assert set(values) <= SAMPLING_PARAMETERS, f"unknown parameters: {set(values) - SAMPLING_PARAMETERS}"
+    assert 0 <= values["temperature"] <= 2 and -(2**63) <= values["seed"] < 2**63
+    assert values["ignore_eos"], "else other tokens than those of the request end a reply"
+    assert values["logprobs"] == 0 and not values["detokenize"]
 
 
 @dataclass(slots=True)

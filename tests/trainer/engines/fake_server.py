@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.trainer.engines.fake_core import FakeCore, Paused
+from tests.trainer.engines.fake_core import FakeCore, Paused, check_sampling
 from tests.trainer.engines.vllm_facts import (
     BODIES,
     GENERATE_REQUEST,
@@ -17,7 +17,6 @@ from tests.trainer.engines.vllm_facts import (
     NCCL_UPDATE,
     NO_SCALE_OUT,
     QUERIES,
-    SAMPLING_PARAMETERS,
 )
 
 
@@ -187,8 +186,8 @@ class FakeServer:
     async def _generate(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, Any]:
         assert set(body) <= GENERATE_REQUEST, f"unknown keys: {set(body) - GENERATE_REQUEST}"
         values = body["sampling_params"]
-        assert set(values) <= SAMPLING_PARAMETERS, f"unknown keys: {set(values) - SAMPLING_PARAMETERS}"
-        assert values["ignore_eos"] and values["logprobs"] == 0 and not body.get("stream")
+        check_sampling(values)
+        assert not body.get("stream")
         assert all(isinstance(token, int) and token >= 0 for token in body["token_ids"]) and body["token_ids"]
         self.sessions.append(headers.get("x-session-id", ""))
         try:

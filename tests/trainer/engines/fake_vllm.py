@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.engines.fake_core import FakeCore
+from tests.trainer.engines.fake_core import FakeCore, check_sampling
+from tests.trainer.engines.vllm_facts import ENGINE_ARGUMENTS
 
 
 class RequestOutputKind(Enum):
@@ -21,50 +21,19 @@ class RequestOutputKind(Enum):
 
 
 class SamplingParams:
-    def __init__(
-        self,
-        n: int = 1,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop_token_ids: list[int] | None = None,
-        ignore_eos: bool = False,
-        max_tokens: int | None = 16,
-        logprobs: int | None = None,
-        detokenize: bool = True,
-        output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
-    ) -> None:
-        assert 0 <= temperature <= 2
-        assert seed is None or -(2**63) <= seed < 2**63
-        self.values = {
-            "temperature": temperature,
-            "seed": seed,
-            "stop_token_ids": stop_token_ids or [],
-            "max_tokens": max_tokens,
-        }
-        assert ignore_eos, "else other tokens than those of the request end a reply"
-        assert logprobs == 0 and not detokenize and output_kind is RequestOutputKind.FINAL_ONLY and n == 1
+    def __init__(self, *, output_kind: RequestOutputKind, **values: Any) -> None:
+        check_sampling(values)
+        assert output_kind is RequestOutputKind.FINAL_ONLY
+        self.values = values
 
 
 def TokensPrompt(*, prompt_token_ids: list[int], cache_salt: str) -> dict[str, Any]:
     return {"prompt_token_ids": prompt_token_ids, "cache_salt": cache_salt}
 
 
-@dataclass
-class AsyncEngineArgs:
-    model: str
-    skip_tokenizer_init: bool = False
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    gpu_memory_utilization: float = 0.92
-    tensor_parallel_size: int = 1
-    enable_prefix_caching: bool | None = None
-    logprobs_mode: str = "raw_logprobs"
-    worker_extension_cls: str = ""
-    disable_log_stats: bool = False
-    enable_sleep_mode: bool = False
-    use_tqdm_on_load: bool = True
+def AsyncEngineArgs(**values: Any) -> SimpleNamespace:
+    assert set(values) <= ENGINE_ARGUMENTS, f"unknown arguments: {set(values) - ENGINE_ARGUMENTS}"
+    return SimpleNamespace(**values)
 
 
 class EngineCoreProc:
@@ -76,7 +45,7 @@ class EngineCoreProc:
 class AsyncLLM:
     made: list["AsyncLLM"] = []  # noqa: RUF012 - the tests look at what the engine made
 
-    def __init__(self, arguments: AsyncEngineArgs) -> None:
+    def __init__(self, arguments: SimpleNamespace) -> None:
         self.arguments = arguments
         self.program = EngineCoreProc.run_engine_core
         self.core = FakeCore(Path(arguments.model))
@@ -89,12 +58,12 @@ class AsyncLLM:
         AsyncLLM.made.append(self)
 
     @classmethod
-    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> "AsyncLLM":
+    def from_engine_args(cls, engine_args: SimpleNamespace) -> "AsyncLLM":
         return cls(engine_args)
 
     async def generate(self, prompt: Any, sampling_params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
         ids = prompt["prompt_token_ids"]
-        assert len(ids) + sampling_params.values["max_tokens"] <= (self.arguments.max_model_len or 0)
+        assert len(ids) + sampling_params.values["max_tokens"] <= self.arguments.max_model_len
         sampled = await self.core.sample(request_id, ids, prompt["cache_salt"], sampling_params.values)
         logprobs = [
             {token: SimpleNamespace(logprob=value)}

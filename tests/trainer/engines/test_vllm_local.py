@@ -504,8 +504,6 @@ def test_the_stand_in_takes_what_the_package_takes() -> None:
             order = [each for each in mine if each in positional.split()]
             assert order == positional.split()[: len(order)], name
             assert set(mine) <= {*positional.split(), *keywords.split()}, name
-    assert set(inspect.signature(fake_vllm.AsyncEngineArgs).parameters) <= vllm_facts.ENGINE_ARGUMENTS
-    assert set(inspect.signature(fake_vllm.SamplingParams).parameters) <= vllm_facts.SAMPLING_PARAMETERS
 
 
 @pytest.mark.vllm
