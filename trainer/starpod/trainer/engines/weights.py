@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import fcntl
+import os
 import shutil
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +24,9 @@ from starpod.trainer.models.trunk import plain
 from starpod.trainer.parallel import reshard, whole
 
 SHARD_BYTES = 4 * 1024**3
+PREFIX = "starpod-vllm-"
+LOCKED_WITHIN_SECONDS = 60.0
+"""Age from which on a temporary folder that nobody has locked is left over from a killed process."""
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -64,10 +71,34 @@ def _plain_name(name: str) -> str:
 def make_folder(parent: str) -> Path:
     """A fresh folder for weights: in `parent`, as readable as other files there, or a private temporary one."""
     if not parent:
-        return Path(tempfile.mkdtemp(prefix="starpod-vllm-"))
-    folder = Path(parent).resolve() / f"starpod-vllm-{uuid4().hex[:12]}"
+        _remove_left_over(Path(tempfile.gettempdir()))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        _lock(folder)  # held until this process ends
+        return folder
+    folder = Path(parent).resolve() / f"{PREFIX}{uuid4().hex[:12]}"
     folder.mkdir(parents=True)
     return folder
+
+
+def _remove_left_over(parent: Path) -> None:
+    """Remove the folders of processes that were killed: gibibytes of weights would stay there."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            # A younger one may belong to a process that is about to lock it.
+            if time.time() - folder.stat().st_mtime > LOCKED_WITHIN_SECONDS:
+                os.close(_lock(folder))
+                shutil.rmtree(folder)
+
+
+def _lock(folder: Path) -> int:
+    """Lock the folder and return the descriptor that holds the lock. Raises OSError if another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def gather(weights: Iterable[tuple[str, Tensor]]) -> None:
