@@ -26,7 +26,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.ui import WebDriverWait
 
-from starpod.client import Fleet
+from starpod.client import Fleet, Want
 from starpod.env_server.config import ServerConfig
 from starpod.env_server.environment import Busy, Unavailable
 from starpod.env_server.registry import Registry
@@ -373,10 +373,11 @@ class TestEnvironment:
         await server.start()
         try:
             async with Fleet(server.address) as fleet:
-                sessions = await fleet.open("webshop-browser-v1", seed=3, count=2)
+                sessions = await fleet.open("webshop-browser-v1", seed=3, count=2, want=Want(image=True))
                 moved = await fleet.step_many(sessions, ["search[shoes]"] * 2)
                 one, other = (transition.observation for transition in moved)
-                assert one == other and "Page 1" in str(one.parts)
+                assert one.parts == other.parts and "Page 1" in one.text
+                assert one.parts[1].mime == "image/png"
         finally:
             await server.stop(0)
 

@@ -98,6 +98,8 @@ class Browser:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            # The browser's temporary files go into the folder that the keeper removes: a killed browser leaves them.
+            env={**os.environ, "TMPDIR": str(self._folder)},
         )
 
     def start(self) -> None:
