@@ -20,9 +20,6 @@ def test_a_word_names_a_preset_and_a_written_configuration_reads_back_the_same(n
     assert AlgorithmConfig.model_validate_json(config.model_dump_json()) == config
 
 
-OFF = [("kl", "where"), ("turn_clip", "kind"), ("correction", "mode")]
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -43,8 +40,6 @@ OFF = [("kl", "where"), ("turn_clip", "kind"), ("correction", "mode")]
         ({"advantage": "bilevel_gae"}, {"turn_gamma": 0.95}),
         ({"advantage": "bilevel_gae", "turn_gamma": 1.0}, {"turn_gamma": 1.0}),
         ({"preset": "dapo", "advantage": "reinforce_plus_plus"}, {"whiten": True}),
-        # YAML's bare off is a word.
-        *(({name: {key: False}}, {f"{name}.{key}": "off"}) for name, key in OFF),
         # What a preset needs.
         ({"preset": "starpo-s"}, {"needs_critic": True, "needs_reference": False, "needs_state_key": False}),
         ({"preset": "starpo-ppo"}, {"needs_critic": True, "needs_reference": True}),
