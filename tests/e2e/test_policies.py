@@ -31,7 +31,10 @@ TEAM = (
     "monitor.sinks.tensorboard=false",
     "monitor.screen=plain",
 )
-GAME = ("self_play", *SMALL, "script.policies=[X,O]")
+GAME = (
+    *("self_play", *SMALL, "script.policies=[X,O]", "environment.options.opening=0"),
+    *("warm_start.steps=20", "warm_start.lr=0.005", "warm_start.episodes=16", "warm_start.actions=random"),
+)
 
 
 def digests(run: Path) -> dict[str, dict[str, object]]:
@@ -116,8 +119,9 @@ def test_two_players_train_each_other_also_while_they_play(server: ServerProcess
     train("stop.iterations=2", "collect.max_staleness=1", addresses, run_dir=tmp_path / "run", base=GAME)
     weights = digests(tmp_path / "run")
     assert weights.keys() == {"X", "O"} and weights["X"] != weights["O"]
-    (*_, last) = sorted((tmp_path / "run" / "episodes").glob("train-*.jsonl.gz"))
-    assert {turn.agent_id for episode in read_episodes(last) for turn in episode.turns} == {"X", "O"}
+    files = (tmp_path / "run" / "episodes").glob("train-*.jsonl.gz")
+    episodes = [episode for file in files for episode in read_episodes(file)]
+    assert {turn.agent_id for episode in episodes for turn in episode.turns} == {"X", "O"}
     # Against an opponent of the environment's, X's policy plays.
     (final,) = (tmp_path / "run" / "episodes").glob("final-*.jsonl")
     assert {turn.agent_id for episode in read_episodes(final) for turn in episode.turns} == {""}
