@@ -12,6 +12,13 @@ from tests.support import ServerProcess, start_server
 
 
 @pytest.fixture(scope="session")
+def server() -> Iterator[ServerProcess]:
+    """A server that nothing happens to, where the same episodes are played."""
+    with start_server(*ENVIRONMENTS) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
 def pair(server: ServerProcess) -> Iterator[list[ServerProcess]]:
     """Two servers for faults on the way to them; neither is harmed."""
     with start_server(*ENVIRONMENTS) as other:

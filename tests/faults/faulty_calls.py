@@ -12,19 +12,18 @@ import grpc
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc as pb_grpc
 
-# Calls that the proxy adds have ids from here on: their replies are its own to drop.
-OWN_IDS = 1 << 40
-
 
 class FaultyCalls(pb_grpc.EnvironmentServiceServicer):
-    """Forwards Describe and Stream to `upstream`, less than faithfully. `counts` tells what it did."""
+    """Forwards Describe and Stream to `upstream`, less than faithfully. `counts` tells what it did.
+
+    Doubled calls go over a second stream, whose replies are thrown away.
+    """
 
     def __init__(self, upstream: str, seed: int) -> None:
         self.upstream = upstream
         self.address = ""
         self.counts: Counter[str] = Counter()
         self._random = random.Random(seed)
-        self._next_id = OWN_IDS
 
     async def __aenter__(self) -> "FaultyCalls":
         self._channel = grpc.aio.insecure_channel(
@@ -55,38 +54,43 @@ class FaultyCalls(pb_grpc.EnvironmentServiceServicer):
         return response
 
     async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802
-        upstream = self._stub.Stream()
+        upstream, doubles = self._stub.Stream(), self._stub.Stream()
         replies: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
+        writing = {stream: asyncio.Lock() for stream in (upstream, doubles)}
+        broken = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
         tasks: set[asyncio.Task[None]] = set()
-        writing = asyncio.Lock()
 
         def spawn(coroutine: Any) -> None:
             task = asyncio.get_running_loop().create_task(coroutine)
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        async def write(request: pb.StreamRequest, seconds: float) -> None:
+        async def write(stream: Any, request: pb.StreamRequest, seconds: float) -> None:
             await asyncio.sleep(seconds)
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                async with writing:
-                    await upstream.write(request)
+            with contextlib.suppress(*broken):
+                async with writing[stream]:
+                    await stream.write(request)
 
         async def forward() -> None:
             async for request in requests:
                 if self._random.random() < 0.2:
                     self.counts["doubled"] += len(request.calls) + len(request.steps.call_ids)
-                    spawn(write(self._renumbered(request), self._random.choice([0.0, 0.01, 0.05])))
-                await write(request, 0.0)
+                    spawn(write(doubles, request, self._random.choice([0.0, 0.01, 0.05])))
+                await write(upstream, request, 0.0)
+
+        async def throw_away() -> None:
+            with contextlib.suppress(*broken):
+                while await doubles.read() is not grpc.aio.EOF:
+                    pass
 
         async def send(response: pb.StreamResponse, seconds: float) -> None:
             await asyncio.sleep(seconds)
             replies.put_nowait(response)
 
         async def take() -> None:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            with contextlib.suppress(*broken):
                 while (response := await upstream.read()) is not grpc.aio.EOF:
                     luck = self._random.random()
-                    response = _without_own(response)
                     size = len(response.replies) + len(response.transitions.call_ids)
                     if luck < 0.01:
                         self.counts["lost"] += size
@@ -100,8 +104,8 @@ class FaultyCalls(pb_grpc.EnvironmentServiceServicer):
                         replies.put_nowait(response)
             replies.put_nowait(None)
 
-        spawn(forward())
-        spawn(take())
+        for work in (forward(), take(), throw_away()):
+            spawn(work)
         try:
             while (response := await replies.get()) is not None:
                 yield response
@@ -109,59 +113,5 @@ class FaultyCalls(pb_grpc.EnvironmentServiceServicer):
             for task in tasks:
                 task.cancel()
             upstream.cancel()
+            doubles.cancel()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
-
-    def _renumbered(self, request: pb.StreamRequest) -> pb.StreamRequest:
-        """The same calls under ids of our own."""
-        copy = pb.StreamRequest()
-        copy.CopyFrom(request)
-        for call in copy.calls:
-            call.call_id = self._own_id()
-        copy.steps.call_ids[:] = [self._own_id() for _ in copy.steps.call_ids]
-        return copy
-
-    def _own_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
-
-def _without_own(response: pb.StreamResponse) -> pb.StreamResponse:
-    """Without the replies to calls that the client knows nothing of. What remains of columns goes as messages."""
-    columns = response.transitions
-    if all(call_id < OWN_IDS for call_id in columns.call_ids):
-        if all(reply.call_id < OWN_IDS for reply in response.replies):
-            return response
-        kept = pb.StreamResponse()
-        kept.transitions.CopyFrom(columns)
-    else:
-        kept = pb.StreamResponse()
-        _copy_rows(columns, kept.transitions)
-    kept.replies.extend(reply for reply in response.replies if reply.call_id < OWN_IDS)
-    if not kept.transitions.call_ids:
-        kept.ClearField("transitions")
-    return kept
-
-
-def _copy_rows(source: pb.TransitionColumns, target: pb.TransitionColumns) -> None:
-    ends = dict(zip(source.ended_rows, zip(source.end_reasons, source.end_successes, strict=True), strict=True))
-    counts = list(source.outcome_counts) or [1] * len(source.call_ids)
-    start = 0
-    for row, call_id in enumerate(source.call_ids):
-        part = slice(start, start + counts[row])
-        start = part.stop
-        if call_id >= OWN_IDS:
-            continue
-        place = len(target.call_ids)
-        target.call_ids.append(call_id)
-        target.texts.append(source.texts[row])
-        target.rewards.append(source.rewards[row])
-        if source.state_keys:
-            target.state_keys.append(source.state_keys[row])
-        target.outcome_counts.append(counts[row])
-        target.outcome_flags.extend(source.outcome_flags[part])
-        shares = source.outcome_rewards[part] if source.outcome_rewards else [source.rewards[row]] * counts[row]
-        target.outcome_rewards.extend(shares)
-        if row in ends:
-            target.ended_rows.append(place)
-            target.end_reasons.append(ends[row][0])
-            target.end_successes.append(ends[row][1])

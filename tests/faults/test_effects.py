@@ -48,7 +48,6 @@ async def test_a_server_is_killed_between_a_reply_and_the_end_of_the_step(model:
     assert [first.reward, second.reward] == [replies[turn, 2] for turn in (0, 1)]
 
 
-@pytest.mark.minutes
 async def test_without_a_journal_a_session_goes_on_from_its_snapshot(model: Model) -> None:
     with start_server(*MODULE, environment=model.variables) as server:
         async with Fleet(server.address, **QUICK) as fleet:

@@ -26,7 +26,6 @@ def own_hosts_file(hosts: Path) -> list[str]:
     return prefix
 
 
-@pytest.mark.minutes
 async def test_a_name_that_changes(server: ServerProcess, tmp_path: Path) -> None:
     """The name stood for one server, which dies; now it stands for another one."""
     hosts = tmp_path / "hosts"

@@ -73,13 +73,13 @@ def wire() -> Iterator[Wire]:
 @pytest.mark.minutes
 async def test_a_partition_that_outlasts_keepalive_and_heals(server: ServerProcess, wire: Wire) -> None:
     prefix = ["ip", "netns", "exec", wire.name]
-    arguments = (*ENVIRONMENTS, "--host", wire.there, "--keepalive", "2")
+    arguments = (*ENVIRONMENTS, "--host", wire.there, "--keepalive", "1")
     with start_server(*arguments, prefix=prefix) as far, start_server(*ENVIRONMENTS) as near:
 
         async def part(fleet: Fleet) -> None:
             wire.partition()
             await eventually(lambda: fleet.recoveries > 0)
-            await asyncio.sleep(3.5)  # longer than keepalive on either side
+            await asyncio.sleep(2.0)  # longer than keepalive on either side
             wire.heal()
             await eventually(lambda: all(replica.ready and not replica.unclosed for replica in fleet.replicas), 60)
             # It is used again, as soon as the other one has no fewer sessions.

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.soak.trend import Tolerance, trend
@@ -19,6 +19,7 @@ TOLERANCE = Tolerance(absolute=2.0, relative=0.03)
 SECONDS = [float(second) for second in range(0, 1800, 3)]
 
 
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), level=st.floats(10, 1000), noise=st.floats(0, 0.02))
 def test_noise_and_what_settles_do_not_grow(seed: int, level: float, noise: float) -> None:
     """A heap that finds its size within the warm-up, and fluctuates from then on."""
@@ -27,6 +28,7 @@ def test_noise_and_what_settles_do_not_grow(seed: int, level: float, noise: floa
     assert not trend(SECONDS, values, TOLERANCE).grows
 
 
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), level=st.floats(10, 1000), leak=st.floats(0.06, 3.0), noise=st.floats(0, 0.02))
 def test_what_leaks_grows(seed: int, level: float, leak: float, noise: float) -> None:
     """By so large a share of its level over the whole run; twice the tolerance is enough to be found."""
@@ -53,7 +55,7 @@ def test_too_few_samples_say_nothing() -> None:
 def test_an_environment_that_leaks_is_found(tmp_path: Path) -> None:
     """A few seconds of the soak itself, on an environment that keeps 64 KiB of every step."""
     report = tmp_path / "soak.json"
-    words = ["--minutes", "0.3", "--peak-seconds", "1", "--players", "8", "--json", str(report)]
+    words = ["--minutes", "0.1", "--peak-seconds", "1", "--players", "8", "--json", str(report)]
     words += ["--environment", "leaky-v1", "--environment-module", TROUBLED]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.soak", *words], cwd=ROOT, capture_output=True, text=True, timeout=250

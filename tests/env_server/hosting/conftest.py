@@ -1,4 +1,4 @@
-"""One server of hosted Gymnasium environments, shared by all tests that do not break it."""
+"""Servers of hosted environments, one for each module of tests."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
+from starpod.client import SyncFleet
 from tests.support import ServerProcess, start_server
 
-STRANGE = "tests.env_server.hosting.strange:strange"
-GYMNASIUM = (
-    "FrozenLake-v1",
-    "Taxi-v4",
-    "Blackjack-v1",
-    "CartPole-v1",
-    "FrozenLake-v1?is_slippery=false#id=dry_lake-v1&actions=Left,Down,Right,Up&observation=ansi&instructions=brief",
-    f"{STRANGE}/Pictures-v2#render=png&concurrency=thread",
-    f"{STRANGE}/Unseeded-v2#concurrency=inline&options=easy",
-    f"{STRANGE}/Wild-v2#concurrency=inline",
-    f"{STRANGE}/Draws-v2?highest=500#id=alone-v1",
-)
+
+@pytest.fixture(scope="module")
+def words(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """What the module asks to host, as `starpod serve` has it; a module may have a fixture of its own."""
+    return request.module.WORDS  # type: ignore[no-any-return]
 
 
-@pytest.fixture(scope="session")
-def gym_server() -> Iterator[ServerProcess]:
-    with start_server(*(word for text in GYMNASIUM for word in ("--gymnasium", text))) as process:
+@pytest.fixture(scope="module")
+def server(words: tuple[str, ...]) -> Iterator[ServerProcess]:
+    with start_server(*words) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
+    with SyncFleet(server.address) as fleet:
+        yield fleet

@@ -21,22 +21,36 @@ from starpod.client import JSON, BadArgument, EndReason, Image, SyncFleet, Unsup
 from starpod.env_server.environment import Concurrency
 from starpod.env_server.hosting.gymnasium import host
 from starpod.env_server.hosting.hosted import MAX_REPLAYED_ACTIONS
-from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.registry import NothingFits, Registry
 from starpod.env_server.state import StateError
-from starpod.v1 import environment_pb2 as pb
-from tests.env_server.hosting.conftest import STRANGE
+from tests.env_server.hosting.checks import (
+    ALL_LEVELS,
+    WITHOUT,
+    check_contract,
+    check_recovery,
+    check_refusal,
+    spec_of,
+    words,
+)
 from tests.support import ROOT, ServerProcess, start_server
 
-
-@pytest.fixture(scope="module")
-def fleet(gym_server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(gym_server.address) as fleet:
-        yield fleet
-
-
-def spec_of(fleet: SyncFleet, id: str) -> pb.EnvironmentSpec:
-    return next(spec for spec in fleet.describe() if spec.id == id)
+STRANGE = "tests.env_server.hosting.strange:strange"
+WORDS = words(
+    "--gymnasium",
+    "FrozenLake-v1",
+    "Taxi-v4",
+    "Blackjack-v1",
+    "CartPole-v1",
+    "FrozenLake-v1?is_slippery=false#id=dry_lake-v1&actions=Left,Down,Right,Up&observation=ansi&instructions=brief",
+    f"{STRANGE}/Pictures-v2#render=png&concurrency=thread",
+    f"{STRANGE}/Unseeded-v2#concurrency=inline&options=easy",
+    f"{STRANGE}/Wild-v2#concurrency=inline",
+    f"{STRANGE}/Draws-v2?highest=500#id=alone-v1",
+)
+LAKE, TAXI, BLACKJACK, CART = (
+    f"gymnasium-{name}" for name in ("frozen-lake-v1", "taxi-v4", "blackjack-v1", "cart-pole-v1")
+)
+PICTURES, UNSEEDED, WILD = (f"gymnasium-strange-{name}-v2" for name in ("pictures", "unseeded", "wild"))
 
 
 def in_process(id: str, seed: int, actions: Iterator[int], luck: int | None = None) -> Iterator[tuple[Any, ...]]:
@@ -64,10 +78,10 @@ def same(text: str, seen: Any) -> bool:
 @pytest.mark.parametrize(
     ("id", "hosted", "episodes"),
     [
-        ("FrozenLake-v1", "gymnasium-frozen-lake-v1", 300),
-        ("Blackjack-v1", "gymnasium-blackjack-v1", 60),
-        ("CartPole-v1", "gymnasium-cart-pole-v1", 15),
-        ("Taxi-v4", "gymnasium-taxi-v4", 2),
+        ("FrozenLake-v1", LAKE, 60),
+        ("Blackjack-v1", BLACKJACK, 40),
+        ("CartPole-v1", CART, 8),
+        ("Taxi-v4", TAXI, 1),
     ],
 )
 def test_episodes_are_those_of_gymnasium(id: str, hosted: str, episodes: int, fleet: SyncFleet) -> None:
@@ -94,7 +108,7 @@ def test_episodes_are_those_of_gymnasium(id: str, hosted: str, episodes: int, fl
 
 
 def test_a_group_shares_its_start_and_only_its_first_member_has_gymnasiums_luck(fleet: SyncFleet) -> None:
-    sessions = fleet.open("gymnasium-frozen-lake-v1", seed=11, count=6)
+    sessions = fleet.open(LAKE, seed=11, count=6)
     walks = []
     for member, session in enumerate(sessions):
         luck = session.dynamics_seed if member else None
@@ -130,7 +144,7 @@ def test_names_and_drawings_are_the_operators_choice(fleet: SyncFleet) -> None:
 
 
 def test_instructions_are_the_packages_own(fleet: SyncFleet) -> None:
-    spec = spec_of(fleet, "gymnasium-frozen-lake-v1")
+    spec = spec_of(fleet, LAKE)
     assert "- 0: Move left" in spec.instructions
     assert "Arguments" not in spec.instructions
     assert "generate_random_map" not in spec.instructions
@@ -138,7 +152,7 @@ def test_instructions_are_the_packages_own(fleet: SyncFleet) -> None:
 
 
 def test_a_mask_tells_the_valid_actions(fleet: SyncFleet) -> None:
-    (session,) = fleet.open("gymnasium-taxi-v4", seed=3, want=Want(valid_actions=True))
+    (session,) = fleet.open(TAXI, seed=3, want=Want(valid_actions=True))
     environment = gymnasium.make("Taxi-v4")
     _, info = environment.reset(seed=3)
     assert session.observation.valid_actions == tuple(str(n) for n in np.flatnonzero(info["action_mask"]))
@@ -147,39 +161,39 @@ def test_a_mask_tells_the_valid_actions(fleet: SyncFleet) -> None:
 
 
 def test_info_survives(fleet: SyncFleet) -> None:
-    (session,) = fleet.open("gymnasium-taxi-v4", seed=3)
+    (session,) = fleet.open(TAXI, seed=3)
     info = session.step("0").info
     assert info["prob"] == 1.0
     assert len(info["action_mask"]) == 6
-    (session,) = fleet.open("gymnasium-strange-unseeded-v2")
+    (session,) = fleet.open(UNSEEDED)
     assert session.step("0").info == {"mean": 0.5, "worst": "inf"}
 
 
 def test_options_are_the_constructors_switches_and_numbers(fleet: SyncFleet) -> None:
-    spec = spec_of(fleet, "gymnasium-frozen-lake-v1")
+    spec = spec_of(fleet, LAKE)
     properties = json.loads(spec.options_schema_json)["properties"]
     assert {name: (field["type"], field["default"]) for name, field in properties.items()} == {
         "is_slippery": ("boolean", True),
         "success_rate": ("number", pytest.approx(1 / 3)),
     }
-    (dry,) = fleet.open("gymnasium-frozen-lake-v1", seed=1, options={"is_slippery": False})
+    (dry,) = fleet.open(LAKE, seed=1, options={"is_slippery": False})
     assert dry.step("2").observation.text == "1"
     for options in ({"map_name": "8x8"}, {"desc": ["SG"]}, {"render_mode": "human"}, {"is_slippery": "x"}):
         with pytest.raises(BadArgument, match=f"options.{next(iter(options))}"):
-            fleet.open("gymnasium-frozen-lake-v1", options=options)
-    unseeded = json.loads(spec_of(fleet, "gymnasium-strange-unseeded-v2").options_schema_json)
+            fleet.open(LAKE, options=options)
+    unseeded = json.loads(spec_of(fleet, UNSEEDED).options_schema_json)
     assert list(unseeded["properties"]) == ["easy"]
 
 
 def test_a_constructor_that_refuses_a_callers_choice_is_a_bad_argument(fleet: SyncFleet) -> None:
     with pytest.raises(BadArgument, match="highest is 5000; use 1 to 1000"):
-        fleet.open("gymnasium-strange-pictures-v2", options={"highest": 5000})
+        fleet.open(PICTURES, options={"highest": 5000})
 
 
 def test_structures_travel_as_json_and_pictures_as_pictures(fleet: SyncFleet) -> None:
-    spec = spec_of(fleet, "gymnasium-strange-pictures-v2")
+    spec = spec_of(fleet, PICTURES)
     assert '"move": a JSON list of whole numbers: 0 to 1, 0 to 2' in spec.action_space.grammar
-    (session,) = fleet.open("gymnasium-strange-pictures-v2", seed=4)
+    (session,) = fleet.open(PICTURES, seed=4)
     text, picture = session.observation.parts
     seen = json.loads(text)
     drawn = int(seen["say"].removeprefix("drew "))
@@ -199,21 +213,20 @@ def test_structures_travel_as_json_and_pictures_as_pictures(fleet: SyncFleet) ->
 
 
 def test_copies_and_snapshots_are_offered_where_they_are_true(fleet: SyncFleet) -> None:
-    told = {}
-    for spec in fleet.describe():
-        can = spec.capabilities
-        told[spec.id] = (can.deterministic, can.fork, can.snapshot)
-    assert told["gymnasium-frozen-lake-v1"] == told["gymnasium-strange-pictures-v2"] == (True, True, True)
-    assert told["gymnasium-strange-unseeded-v2"] == (False, True, False)
-    assert told["gymnasium-strange-wild-v2"] == (False, False, False)
+    told = {
+        spec.id: (spec.capabilities.deterministic, spec.capabilities.fork, spec.capabilities.snapshot)
+        for spec in fleet.describe()
+    }
+    assert told[LAKE] == told[PICTURES] == (True, True, True)
+    assert (told[UNSEEDED], told[WILD]) == ((False, True, False), (False, False, False))
     for call in ("fork", "snapshot"):
-        (session,) = fleet.open("gymnasium-strange-wild-v2")
+        (session,) = fleet.open(WILD)
         with pytest.raises(Unsupported):
             getattr(session, call)()
 
 
 def test_a_copy_of_what_never_repeats_goes_on_as_the_original(fleet: SyncFleet) -> None:
-    (session,) = fleet.open("gymnasium-strange-unseeded-v2")
+    (session,) = fleet.open(UNSEEDED)
     session.step("0")
     (copy,) = session.fork()
     assert copy.observation.text == session.observation.text
@@ -223,7 +236,7 @@ def test_a_copy_of_what_never_repeats_goes_on_as_the_original(fleet: SyncFleet) 
 
 
 def test_a_fork_with_new_luck_has_the_luck_that_was_given(fleet: SyncFleet) -> None:
-    (session,) = fleet.open("gymnasium-blackjack-v1", seed=9)
+    (session,) = fleet.open(BLACKJACK, seed=9)
     one, two, other = session.fork(3, reseed=True, dynamics_seeds=[1, 1, 2])
     results = []
     for each in (one, two, other):
@@ -277,17 +290,38 @@ def test_sessions_in_processes_of_their_own_are_the_same_episodes(fleet: SyncFle
         fleet.open("alone-v1", options={"highest": 0})
 
 
-@pytest.mark.minutes
 def test_every_worker_hosts_what_was_asked_for() -> None:
     """And mixed with environments by name. A snapshot of one worker goes on in the other."""
-    words = ("--gymnasium", "CliffWalking-v1", "--gymnasium", "Blackjack-v1?sab=false", "bandit", "--workers", "2")
-    with start_server(*words) as server, SyncFleet(server.address) as fleet:
-        ids = {spec.id for spec in fleet.describe()}
-        assert ids == {"bandit-v1", "gymnasium-blackjack-v1", "gymnasium-cliff-walking-v1"}
+    hosted = words("--gymnasium", "CliffWalking-v1", "Blackjack-v1?sab=false")
+    with start_server(*hosted, "bandit", "--workers", "2") as server, SyncFleet(server.address) as fleet:
+        assert {spec.id for spec in fleet.describe()} == {"bandit-v1", BLACKJACK, "gymnasium-cliff-walking-v1"}
         one, other = (fleet.open("gymnasium-cliff-walking-v1", seed=2)[0] for _ in range(2))
         assert one.session.address != other.session.address
         restored = fleet.restore(one.snapshot())
         assert {each.step("0").observation.text for each in (one, restored, other)} == {"24"}
+
+
+FORKED_AND_SAVED = {"F-10", "N-11"}
+
+
+def test_the_contract_is_kept_at_all_levels(server: ServerProcess) -> None:
+    (missing,) = check_contract(server, LAKE, required=ALL_LEVELS).values()
+    # there is one server, it draws no pictures here, and its first observations are the same with all options
+    assert set(missing) <= {*WITHOUT, *FORKED_AND_SAVED, "C-80", "N-10", "C-57", "C-70"}
+
+
+def test_every_class_and_kind_of_action_keeps_the_contract(server: ServerProcess) -> None:
+    check_contract(server, TAXI, BLACKJACK, CART, "alone-v1", PICTURES)
+
+
+def test_copies_and_their_absence_keep_the_contract(server: ServerProcess) -> None:
+    required = [id for id in ALL_LEVELS if id[0] in "FN"]
+    skipped = check_contract(server, PICTURES, UNSEEDED, WILD, required=required)
+    assert [FORKED_AND_SAVED & {*each} for each in skipped.values()] == [FORKED_AND_SAVED, {"F-10"}, set()]
+
+
+async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
+    await check_recovery(server, LAKE, ["0", "3"])
 
 
 @pytest.mark.parametrize(
@@ -314,9 +348,7 @@ def test_every_worker_hosts_what_was_asked_for() -> None:
     ],
 )
 def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
-    with pytest.raises(HostingError, match=problem) as caught:
-        host(wanted)
-    assert "\n" not in str(caught.value)
+    check_refusal(host, wanted, problem)
 
 
 @pytest.mark.parametrize("name", ["Noisy-v2", "Nois*"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ import minigrid  # noqa: F401 - registers its environments
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from starpod.client import SyncFleet
-from tests.env_server.hosting.checks import check_all
-from tests.support import ServerProcess, start_server
+from tests.env_server.hosting.checks import check_contract, check_recovery, words
+from tests.support import ServerProcess
 
 LEVELS = {
     "BabyAI-GoToRedBall-v0": "gymnasium-baby-ai-go-to-red-ball-v0",
@@ -25,17 +24,8 @@ LEVELS = {
 EMPTY = "gymnasium-mini-grid-empty-5x5-v0"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    names = (*LEVELS, "MiniGrid-Empty-5x5-v0#actions=left,right,forward,pickup,drop,toggle,done&render=png")
-    with start_server(*(word for name in names for word in ("--gymnasium", f"minigrid:{name}"))) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(server.address) as fleet:
-        yield fleet
+NAMED = "MiniGrid-Empty-5x5-v0#actions=left,right,forward,pickup,drop,toggle,done&render=png"
+WORDS = words("--gymnasium", *(f"minigrid:{name}" for name in (*LEVELS, NAMED)))
 
 
 def shown(observation: Any) -> Any:
@@ -70,6 +60,9 @@ def test_actions_have_names_and_there_are_pictures(fleet: SyncFleet) -> None:
     assert (transition.terminated, transition.reward > 0.9) == (True, True)
 
 
-@pytest.mark.minutes
 def test_they_keep_the_contract(server: ServerProcess) -> None:
-    check_all(server.address, [LEVELS["BabyAI-GoToRedBall-v0"]])
+    check_contract(server, LEVELS["BabyAI-GoToRedBall-v0"])
+
+
+async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
+    await check_recovery(server, LEVELS["BabyAI-GoToRedBall-v0"], ["2", "1", "2"])

@@ -17,9 +17,15 @@ from typer.main import get_command
 
 from starpod.client import JSON, BadArgument, SyncFleet, ToolCall
 from starpod.env_server.hosting.openenv import host
-from starpod.env_server.hosting.request import HostingError
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.hosting.checks import check_all
+from tests.env_server.hosting.checks import (
+    check_contract,
+    check_copies,
+    check_recovery,
+    check_refusal,
+    spec_of,
+    words,
+)
 from tests.support import ServerProcess, start_server
 
 TOOLS = "tests.env_server.hosting.openenv_environments"
@@ -38,24 +44,15 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(packages: Path) -> Iterator[ServerProcess]:
-    wanted = (
+    hosted = words(
+        "--openenv",
         "parrot#deterministic=yes",
         f"{TOOLS}:CounterEnvironment?start=5#deterministic=yes&concurrency=inline&success_at=3",
+        f"{TOOLS}:CounterEnvironment?start=5#id=unknown-v1&success_at=3",
         f"{TOOLS}:ToolEnvironment#concurrency=thread",
     )
-    words = [word for text in wanted for word in ("--openenv", text)]
-    with start_server(*words, environment={"PYTHONPATH": str(packages)}) as process:
+    with start_server(*hosted, environment={"PYTHONPATH": str(packages)}) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(server.address) as fleet:
-        yield fleet
-
-
-def spec_of(fleet: SyncFleet, id: str) -> pb.EnvironmentSpec:
-    return next(spec for spec in fleet.describe() if spec.id == id)
 
 
 def test_the_package_that_openenv_writes_is_played(fleet: SyncFleet) -> None:
@@ -100,14 +97,9 @@ def test_seeds_ends_and_arguments_reach_the_environment(fleet: SyncFleet) -> Non
             fleet.open("openenv-counter-v1", options=options)
 
 
-def test_a_copy_goes_on_as_the_original(fleet: SyncFleet) -> None:
-    for id, action in (("openenv-counter-v1", "1"), ("openenv-parrot-v1", "hello")):
-        (session,) = fleet.open(id, seed=3)
-        session.step(action)
-        (copy,) = session.fork()
-        restored = fleet.restore(session.snapshot())
-        texts = {each.step(action).observation.text for each in (copy, restored, session)}
-        assert len(texts) == 1
+@pytest.mark.parametrize(("id", "action"), [("openenv-counter-v1", "1"), ("openenv-parrot-v1", "hello")])
+def test_a_copy_goes_on_as_the_original(fleet: SyncFleet, id: str, action: str) -> None:
+    check_copies(fleet, id, action, action)
 
 
 def test_tools_are_called(fleet: SyncFleet) -> None:
@@ -126,12 +118,11 @@ def test_tools_are_called(fleet: SyncFleet) -> None:
 
 
 def test_they_keep_the_contract(server: ServerProcess) -> None:
-    check_all(server.address, ["openenv-counter-v1", "openenv-tool-v1"])
+    check_contract(server, "openenv-counter-v1", "openenv-tool-v1", "openenv-parrot-v1")
 
 
-@pytest.mark.minutes
-def test_processes_keep_the_contract(server: ServerProcess) -> None:
-    check_all(server.address, ["openenv-parrot-v1"])
+async def test_a_killed_server_is_played_on_or_told(server: ServerProcess) -> None:
+    await check_recovery(server, "openenv-counter-v1", [JSON({"by": 2})], "unknown-v1")
 
 
 @pytest.mark.parametrize(
@@ -147,9 +138,7 @@ def test_processes_keep_the_contract(server: ServerProcess) -> None:
     ],
 )
 def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
-    with pytest.raises(HostingError, match=problem) as caught:
-        host(wanted)
-    assert "\n" not in str(caught.value)
+    check_refusal(host, wanted, problem)
 
 
 def test_an_action_model_can_be_named() -> None:

@@ -20,8 +20,7 @@ from openreward.api.errors import ToolCallError
 from starpod.client import JSON, Image, SyncFleet, ToolCall
 from starpod.env_server.hosting.ors import host
 from starpod.env_server.hosting.ors_server import ORSServer
-from starpod.env_server.hosting.request import HostingError
-from tests.env_server.hosting.checks import check_all
+from tests.env_server.hosting.checks import check_contract, check_recovery, check_refusal
 from tests.support import ServerProcess, start_server
 
 SUMS, WALK = "ors-sums-v1", "ors-walk-v1"
@@ -35,16 +34,9 @@ def ors() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(ors: str) -> Iterator[ServerProcess]:
+def words(ors: str) -> tuple[str, ...]:
     sums, walk = f"{ors}/sums#success_at=1&deterministic=yes", f"{ors}/walk#deterministic=yes"
-    with start_server("--ors", sums, "--ors", walk) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(server.address) as fleet:
-        yield fleet
+    return "--ors", sums, "--ors", walk, "--ors", f"{ors}/walk#id=unknown-v1"
 
 
 def test_the_seed_picks_a_task_of_the_first_training_split(fleet: SyncFleet) -> None:
@@ -86,7 +78,11 @@ def test_a_call_that_fits_no_tool_is_invalid_and_harms_nothing(fleet: SyncFleet)
 
 
 def test_the_contract_is_kept(server: ServerProcess) -> None:
-    check_all(server.address, [SUMS, WALK])
+    check_contract(server, SUMS, WALK)
+
+
+async def test_a_killed_server_is_played_on_or_told(server: ServerProcess) -> None:
+    await check_recovery(server, WALK, [ToolCall("walk", {"steps": 1})], "unknown-v1")
 
 
 def test_a_call_whose_connection_breaks_is_made_once(ors: str) -> None:
@@ -113,15 +109,12 @@ def test_a_call_whose_connection_breaks_is_made_once(ors: str) -> None:
     ],
 )
 def test_what_cannot_be_hosted_is_told(ors: str, place: str, told: str) -> None:
-    with pytest.raises(HostingError, match=re.escape(told)):
-        host(ors + place)
+    check_refusal(host, ors + place, re.escape(told))
 
 
 def test_a_server_that_is_not_there_is_told() -> None:
-    with pytest.raises(HostingError, match=r"no ORS server answers at http://127.0.0.1:1: .*refused"):
-        host("http://127.0.0.1:1/sums")
-    with pytest.raises(HostingError, match="http://HOST:PORT/ENVIRONMENT"):
-        host("sums")
+    check_refusal(host, "http://127.0.0.1:1/sums", r"no ORS server answers at http://127.0.0.1:1: .*refused")
+    check_refusal(host, "sums", "http://HOST:PORT/ENVIRONMENT")
 
 
 def test_the_packages_client_plays_our_environments() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,28 +14,17 @@ import reasoning_gym
 
 from starpod.client import BadArgument, SyncFleet, Want
 from starpod.env_server.hosting.reasoning_gym import host
-from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.registry import Registry
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.hosting.checks import EXPERT, check_all
-from tests.support import ServerProcess, start_server
+from tests.env_server.hosting.checks import EXPERT, check_contract, check_recovery, check_refusal, words
+from tests.support import ServerProcess
 
 LEGS = "reasoning-leg_counting-v1"
 BY_HASH = "reasoning-isomorphic_strings-v1"
 """A dataset that iterates over a set of text."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    wanted = ("leg_counting", "isomorphic_strings", "prime_factorization", "graph_color")
-    with start_server(*(word for name in wanted for word in ("--reasoning-gym", name))) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(server.address) as fleet:
-        yield fleet
+WORDS = words("--reasoning-gym", "leg_counting", "isomorphic_strings", "prime_factorization", "graph_color")
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**40 + 3])
@@ -95,7 +83,11 @@ def test_a_session_has_a_process_of_its_own(fleet: SyncFleet) -> None:
 
 
 def test_it_keeps_the_contract(server: ServerProcess) -> None:
-    check_all(server.address, [BY_HASH], shown={EXPERT})
+    check_contract(server, BY_HASH, shown={EXPERT})
+
+
+async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
+    await check_recovery(server, LEGS)
 
 
 def test_a_star_hosts_all_that_fit_and_can_be(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,6 +113,4 @@ def test_a_star_hosts_all_that_fit_and_can_be(caplog: pytest.LogCaptureFixture) 
     ],
 )
 def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
-    with pytest.raises(HostingError, match=problem) as caught:
-        host(wanted)
-    assert "\n" not in str(caught.value)
+    check_refusal(host, wanted, problem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,12 @@ import skyrl_gym
 from skyrl_gym.envs.gsm8k.multi_turn_env import GSM8kMultiTurnEnv
 
 from starpod.client import JSON, BadArgument, SyncFleet
-from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.hosting.skyrl_gym import host
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.hosting.checks import check_all
-from tests.support import ServerProcess, start_server
+from tests.env_server.hosting.checks import check_contract, check_copies, check_recovery, check_refusal
+from tests.support import ServerProcess
 
+GSM8K = "skyrl-gsm8k_multi_turn-v1"
 ROWS = [
     {
         "prompt": [
@@ -42,24 +41,17 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(rows: Path) -> Iterator[ServerProcess]:
+def words(rows: Path) -> tuple[str, ...]:
     quick = f"gsm8k_multi_turn#rows={rows}&deterministic=yes&concurrency=inline&success_at=1"
-    apart = f"gsm8k_multi_turn#rows={rows}&max_turns=2&id=apart-v1"
-    with start_server("--skyrl-gym", quick, "--skyrl-gym", apart) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(server.address) as fleet:
-        yield fleet
+    unknown, apart = (f"gsm8k_multi_turn#rows={rows}&{more}" for more in ("id=unknown-v1", "max_turns=2&id=apart-v1"))
+    return "--skyrl-gym", quick, "--skyrl-gym", unknown, "--skyrl-gym", apart
 
 
 def test_a_conversation_is_the_packages_own(fleet: SyncFleet) -> None:
     replies = ["Hm.", "I think #### 4", "No: #### 5"]
     own = GSM8kMultiTurnEnv(extras={"reward_spec": {"ground_truth": "5"}, "extra_info": {"max_turns": 4}})
     messages, _ = own.init(ROWS[0]["prompt"])
-    (session,) = fleet.open("skyrl-gsm8k_multi_turn-v1", seed=10)
+    (session,) = fleet.open(GSM8K, seed=10)
     assert session.observation.parts == (
         "[system]\nBe short.\n\n[user]\n2 + 3 = ? End with #### N",
         JSON(messages),
@@ -75,14 +67,14 @@ def test_a_conversation_is_the_packages_own(fleet: SyncFleet) -> None:
 
 
 def test_the_seed_picks_the_row(fleet: SyncFleet) -> None:
-    texts = [fleet.open("skyrl-gsm8k_multi_turn-v1", seed=seed)[0].observation.text for seed in range(4)]
+    texts = [fleet.open(GSM8K, seed=seed)[0].observation.text for seed in range(4)]
     assert texts[0] == texts[2] != texts[1] == texts[3] == "4 + 4 = ? End with #### N"
 
 
 def test_callers_choose_nothing_else(fleet: SyncFleet) -> None:
     for options in ({"rows": "/etc/passwd"}, {"max_turns": 100}, {"extras": {}}):
         with pytest.raises(BadArgument):
-            fleet.open("skyrl-gsm8k_multi_turn-v1", options=options)
+            fleet.open(GSM8K, options=options)
 
 
 def test_a_session_has_a_process_of_its_own_by_default(fleet: SyncFleet) -> None:
@@ -96,21 +88,15 @@ def test_a_session_has_a_process_of_its_own_by_default(fleet: SyncFleet) -> None
 
 
 def test_copies_are_conversations_said_again(fleet: SyncFleet) -> None:
-    (session,) = fleet.open("skyrl-gsm8k_multi_turn-v1", seed=0)
-    session.step("Hm.")
-    (copy,) = session.fork()
-    restored = fleet.restore(session.snapshot())
-    assert len({each.render() for each in (session, copy, restored)}) == 1
-    assert {each.step("#### 5").reward for each in (session, copy, restored)} == {1.0}
+    check_copies(fleet, GSM8K, "Hm.", "#### 5")
 
 
 def test_it_keeps_the_contract(server: ServerProcess) -> None:
-    check_all(server.address, ["skyrl-gsm8k_multi_turn-v1"])
+    check_contract(server, GSM8K, "apart-v1")
 
 
-@pytest.mark.minutes
-def test_processes_keep_the_contract(server: ServerProcess) -> None:
-    check_all(server.address, ["apart-v1"])
+async def test_a_killed_server_is_played_on_or_told(server: ServerProcess) -> None:
+    await check_recovery(server, GSM8K, ["Hm.", "It is #### 4", "No: #### 5"], "unknown-v1")
 
 
 def test_arguments_are_its_configuration(tmp_path: Path) -> None:
@@ -120,14 +106,12 @@ def test_arguments_are_its_configuration(tmp_path: Path) -> None:
     game = host(f"search?topk=7#rows={rows}").factory.begin(0)  # type: ignore[attr-defined]
     tools = game.environment.tool_group
     assert (tools.topk, tools.search_url) == (7, "http://127.0.0.1:8000/retrieve")
-    with pytest.raises(HostingError, match="Key 'top' not in 'SearchEnvConfig'"):
-        host(f"search?top=7#rows={rows}")
+    check_refusal(host, f"search?top=7#rows={rows}", "Key 'top' not in 'SearchEnvConfig'")
 
 
 def test_every_environment_of_the_package_is_found() -> None:
     for name in skyrl_gym.envs.registration.registry:
-        with pytest.raises(HostingError, match="it needs prompts: #rows=FILE"):
-            host(name)
+        check_refusal(host, name, "it needs prompts: #rows=FILE")
 
 
 @pytest.mark.parametrize(
@@ -146,8 +130,5 @@ def test_every_environment_of_the_package_is_found() -> None:
 def test_what_cannot_be_hosted_says_why(wanted: str, line: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(line)
-    with pytest.raises(HostingError, match=problem) as caught:
-        host(f"{wanted}#rows={file}")
-    assert "\n" not in str(caught.value)
-    with pytest.raises(HostingError, match="cannot read its rows"):
-        host(f"gsm8k#rows={tmp_path / 'none'}")
+    check_refusal(host, f"{wanted}#rows={file}", problem)
+    check_refusal(host, f"gsm8k#rows={tmp_path / 'none'}", "cannot read its rows")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,41 +11,31 @@ pytest.importorskip("textarena", reason="TextArena is not installed: make test-h
 import textarena
 
 from starpod.client import BadArgument, EnvironmentBug, SyncFleet
-from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.hosting.textarena import host
 from starpod.env_server.registry import Registry
-from tests.env_server.hosting.checks import check_all
-from tests.support import ServerProcess, start_server
+from tests.env_server.hosting.checks import check_contract, check_copies, check_recovery, check_refusal, words
+from tests.support import ServerProcess
 
 MASTERMIND, TIC_TAC_TOE = "textarena-mastermind-v0", "textarena-tic-tac-toe-v0"
+MEGA_EASY = "textarena-2048-mega-easy-v0"
 PLAYER_ACTION = textarena.ObservationType.PLAYER_ACTION
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    wanted = ("Mastermind-v0", "2048-v0-mega-easy", "Cryptarithm-v0", "TicTacToe-v0#players=2")
-    with start_server(*(word for name in wanted for word in ("--textarena", name))) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(server.address) as fleet:
-        yield fleet
+WORDS = words("--textarena", "Mastermind-v0", "2048-v0-mega-easy", "Cryptarithm-v0", "TicTacToe-v0#players=2")
 
 
 def test_a_game_is_the_packages_own(fleet: SyncFleet) -> None:
     """2048 draws a tile after each move: the first member of a group draws as the package does."""
     own = textarena.make("2048-v0-mega-easy-raw")
     own.reset(num_players=1, seed=11)
-    (session,) = fleet.open("textarena-2048-mega-easy-v0", seed=11)
+    (session,) = fleet.open(MEGA_EASY, seed=11)
     moves = random.Random(0).choices(["[left]", "[up]", "[right]", "[down]"], k=12)
     _, messages = own.get_observation()
     assert session.observation.text == "\n".join(text.strip() for _, text, _ in messages)
     for move in moves:
         ended, _ = own.step(move)
         _, messages = own.get_observation()
-        said = [text.strip() for _, text, kind in messages if kind is not textarena.ObservationType.PLAYER_ACTION]
+        said = [text.strip() for _, text, kind in messages if kind is not PLAYER_ACTION]
         transition = session.step(move)
         assert transition.observation.text == "\n".join(said)
         assert transition.terminated == ended
@@ -98,11 +87,7 @@ def test_a_reward_that_is_no_number_is_the_games_bug(fleet: SyncFleet) -> None:
 
 
 def test_copies_play_on_alike(fleet: SyncFleet) -> None:
-    (session,) = fleet.open("textarena-2048-mega-easy-v0", seed=3)
-    session.step("[left]")
-    (copy,) = session.fork()
-    restored = fleet.restore(session.snapshot())
-    assert len({each.step("[up]").observation.text for each in (session, copy, restored)}) == 1
+    check_copies(fleet, MEGA_EASY, "[left]", "[up]")
 
 
 def test_two_players_take_turns(fleet: SyncFleet) -> None:
@@ -134,7 +119,11 @@ def test_who_gives_a_second_invalid_move_loses(fleet: SyncFleet) -> None:
 
 
 def test_it_keeps_the_contract(server: ServerProcess) -> None:
-    check_all(server.address, [MASTERMIND, TIC_TAC_TOE])
+    check_contract(server, MASTERMIND, TIC_TAC_TOE)
+
+
+async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
+    await check_recovery(server, MEGA_EASY, ["[left]", "[up]", "[right]"])
 
 
 def test_trying_a_game_leaves_the_random_streams_alone() -> None:
@@ -162,6 +151,4 @@ def test_a_star_hosts_all_that_fit_and_can_be() -> None:
     ],
 )
 def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
-    with pytest.raises(HostingError, match=problem) as caught:
-        host(wanted)
-    assert "\n" not in str(caught.value)
+    check_refusal(host, wanted, problem)

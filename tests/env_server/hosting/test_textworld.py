@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,16 @@ import pytest
 pytest.importorskip("textworld", reason="TextWorld is not installed: make test-hosting")
 
 from starpod.client import SyncFleet, Want
-from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.hosting.textworld import host, installed
-from tests.env_server.hosting.checks import EXPERT, SCORE, check_all
-from tests.support import ServerProcess, start_server
+from tests.env_server.hosting.checks import (
+    EXPERT,
+    SCORE,
+    check_contract,
+    check_copies,
+    check_recovery,
+    check_refusal,
+)
+from tests.support import ServerProcess
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +35,8 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(games: Path) -> Iterator[ServerProcess]:
-    with start_server("--textworld", f"{games}#id=house-v1") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(server.address) as fleet:
-        yield fleet
+def words(games: Path) -> tuple[str, ...]:
+    return "--textworld", f"{games}#id=house-v1"
 
 
 def test_the_expert_wins(fleet: SyncFleet) -> None:
@@ -71,29 +69,24 @@ def test_a_command_that_is_not_understood_is_answered(fleet: SyncFleet) -> None:
 
 
 def test_copies_are_games_played_again(fleet: SyncFleet) -> None:
-    (session,) = fleet.open("house-v1", seed=1)
-    session.step("look")
-    (copy,) = session.fork()
-    restored = fleet.restore(session.snapshot())
-    assert len({each.render() for each in (session, copy, restored)}) == 1
-    assert len({each.step("inventory").observation.text for each in (session, copy, restored)}) == 1
+    check_copies(fleet, "house-v1", "look", "inventory")
 
 
 def test_it_keeps_the_contract(server: ServerProcess) -> None:
-    check_all(server.address, ["house-v1"], shown={EXPERT, SCORE})
+    check_contract(server, "house-v1", shown={EXPERT, SCORE})
+
+
+async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
+    await check_recovery(server, "house-v1")
 
 
 def test_what_cannot_be_hosted_says_why(tmp_path: Path, games: Path) -> None:
-    with pytest.raises(HostingError, match="is no game and holds none; make one: tw-make"):
-        host(str(tmp_path))
+    check_refusal(host, str(tmp_path), "is no game and holds none; make one: tw-make")
     (tmp_path / "lone.z8").write_bytes((games / "game1.z8").read_bytes())
-    with pytest.raises(HostingError, match=r"beside lone.z8 there is no lone.json"):
-        host(str(tmp_path))
+    check_refusal(host, str(tmp_path), r"beside lone.z8 there is no lone.json")
     (tmp_path / "lone.json").write_text("{}")
-    with pytest.raises(HostingError, match=r"lone.z8: "):
-        host(str(tmp_path))
-    with pytest.raises(HostingError, match="takes no arguments"):
-        host(f"{games}?size=3")
+    check_refusal(host, str(tmp_path), r"lone.z8: ")
+    check_refusal(host, f"{games}?size=3", "takes no arguments")
 
 
 def test_games_of_the_folder_are_found(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("verifiers", reason="verifiers is not installed: make test-hosting")
 
 from starpod.client import JSON, EnvironmentBug, SyncFleet, ToolCall
-from starpod.env_server.hosting.request import HostingError
 from starpod.env_server.hosting.verifiers import host
-from tests.env_server.hosting.checks import check_all, check_recovery
+from tests.env_server.hosting.checks import check_contract, check_recovery, check_refusal, words
 from tests.support import ServerProcess, start_server
 
 TASKSETS = Path(__file__).parent / "tasksets"
@@ -22,21 +21,15 @@ SUMS, COUNTER, GUESS = "verifiers-sums-v1", "verifiers-counter-v1", "verifiers-g
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    wanted = (
+    hosted = words(
+        "--verifiers",
         "sums?num_tasks=3#deterministic=yes&success_at=2",
         "counter#deterministic=yes&tasks=3",
         "guess#deterministic=yes",
         "guess#id=unknown-v1",
     )
-    arguments = [word for each in wanted for word in ("--verifiers", each)]
-    with start_server(*arguments, environment={"PYTHONPATH": str(TASKSETS)}) as process:
+    with start_server(*hosted, environment={"PYTHONPATH": str(TASKSETS)}) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def fleet(server: ServerProcess) -> Iterator[SyncFleet]:
-    with SyncFleet(server.address) as fleet:
-        yield fleet
 
 
 def test_a_question_is_answered_and_scored(fleet: SyncFleet) -> None:
@@ -96,27 +89,13 @@ def test_copies_are_episodes_played_again(fleet: SyncFleet) -> None:
     assert ends == [1.0, 1.0]
 
 
-def test_a_killed_server_is_played_on_from_what_was_said(server: ServerProcess) -> None:
-    """Sessions are rebuilt by replay, and a step whose reply was lost happens once."""
-    with SyncFleet(server.address) as fleet:
-        (session,) = fleet.open(GUESS, seed=3)
-        assert session.step("1").observation.parts[0] == "More."
-        server.restart()
-        assert session.step("5").observation.parts[0] == "Less."
-        assert session.step("3").reward == 1.0
-
-
 async def test_it_is_played_on_exactly_or_told(server: ServerProcess) -> None:
+    """Sessions are rebuilt by replay of what was said."""
     await check_recovery(server, GUESS, ["1", "4", "9", "5"], unknown="unknown-v1")
 
 
 def test_the_contract_is_kept(server: ServerProcess) -> None:
-    check_all(server.address, [SUMS, GUESS])
-
-
-@pytest.mark.minutes
-def test_the_contract_is_kept_with_tools(server: ServerProcess) -> None:
-    check_all(server.address, [COUNTER])
+    check_contract(server, SUMS, GUESS, COUNTER)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +111,7 @@ def test_the_contract_is_kept_with_tools(server: ServerProcess) -> None:
 )
 def test_what_cannot_be_hosted_is_told(wanted: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(TASKSETS)
-    with pytest.raises(HostingError, match=re.escape(told)):
-        host(wanted)
+    check_refusal(host, wanted, re.escape(told))
 
 
 def test_packages_of_tasksets_are_found(tmp_path: Path) -> None:
