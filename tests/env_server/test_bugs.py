@@ -13,11 +13,11 @@ from tests.env_server.troublesome import Waiting
     [
         ("walk-v1", "bug", "walk-v1: Step raised RuntimeError: a bug on purpose"),
         ("walk-v1", "nan", "a reward that is not finite: nan"),
-        *((f"leaving{kind}-v1", "exit", "Step raised SystemExit: 3") for kind in ("", "_thread")),
-        *((f"leaving{kind}-v1", "stop", "Step raised StopIteration: no more") for kind in ("", "_thread")),
+        *((f"unruly{kind}-v1", "exit", "Step raised SystemExit: 3") for kind in ("", "_thread")),
+        *((f"unruly{kind}-v1", "stop", "Step raised StopIteration: no more") for kind in ("", "_thread")),
         *((f"unruly{kind}-v1", action, "") for kind in ("", "_thread", "_process") for action in ("info", "text")),
         ("fragile-v1", "raise", "Step raised KeyError"),
-        ("vast-v1", "talk", "Step raised TooLarge"),  # a text too large to leave its process
+        ("fragile-v1", "talk", "Step raised TooLarge"),  # a text too large to leave its process
     ],
 )
 async def test_a_step_that_fails_costs_its_own_session(
@@ -84,7 +84,7 @@ async def test_a_start_that_fails_changes_nothing(
     assert await client.live() == 1
 
 
-@pytest.mark.parametrize("environment", ["leaving-v1", "leaving_thread-v1"])
+@pytest.mark.parametrize("environment", ["unruly-v1", "unruly_thread-v1"])
 async def test_a_state_that_ends_the_process_is_a_bad_one(client: Client, environment: str) -> None:
     snapshot = await client.snapshot(await client.open(environment))
     failure = await client.fails(client.ask("Restore", snapshot=snapshot))

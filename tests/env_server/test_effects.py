@@ -17,8 +17,6 @@ from starpod.env_server.effects import EffectFailed, Journal
 from starpod.env_server.environment import Concurrency, EnvironmentOptions
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.env_server.server import EnvironmentServer, ServerError
-from starpod.trainer.agents.base import Agent, Move
-from starpod.trainer.rollout.play import play
 from tests.env_server.judged import Judged, Model
 
 JUDGED = "judged-v1"
@@ -121,22 +119,6 @@ async def test_a_judge_that_goes_on_failing_is_no_reward(serve: Serve, model: Mo
     for each in (session, fork, restored):
         assert await say(each, line) == ((f"1: {START} | {line} | 0.002", 0.003),)
     model.asked_once(3)
-
-
-class Speaker(Agent):
-    """Says the same every turn."""
-
-    async def act(self, observation: Any, episode: Any) -> Move:
-        return Move(actions=["hello"], text="hello")
-
-
-async def test_its_episode_is_failed_and_has_no_score(serve: Serve, model: Model) -> None:
-    session = await opened(await serve(patience=0.5))
-    model.failing = [200, 200] + [500] * 100
-    episode = await play(Speaker(), session)
-    assert episode.end == "failed" and "HTTP Error 500" in episode.error
-    assert [turn.reward for turn in episode.turns] == [0.003, 0.0]
-    assert episode.success is None
 
 
 @pytest.mark.parametrize("fault", ["hangs", "makes no sense"])

@@ -117,17 +117,18 @@ class Waiting(Environment):
 
 
 class Fragile(Environment):
-    """Class `process`: dies in every way."""
+    """Class `process`: dies in every way, or has a state or a text that is more than may leave a process."""
 
     spec = specify(
         "fragile",
         "Handle with care",
-        actions=("fine", "exit", "segfault", "hang", "raise", "pid"),
+        actions=("fine", "exit", "segfault", "hang", "raise", "pid", "grow", "talk"),
         concurrency=Concurrency.PROCESS,
     )
 
     def reset(self, rng: random.Random) -> None:
         self.level = rng.random()
+        self.ballast, self.talks = b"", False
 
     def step(self, action: str) -> Outcome:
         match action:
@@ -141,11 +142,15 @@ class Fragile(Environment):
                 raise KeyError("lost")
             case "pid":
                 return Outcome(info={"pid": os.getpid()})
+            case "grow":
+                self.ballast = bytes(2**26)
+            case "talk":
+                self.talks = True
         self.level += self.dynamics.random()
         return Outcome(reward=self.level)
 
     def render(self, mode: str = "text") -> str:
-        return f"level {self.level}"
+        return "x" * 2**26 if self.talks else f"level {self.level}"
 
 
 class Uncopied(Environment):
@@ -260,45 +265,6 @@ class UndrawnProcess(Crowded):
         return super().render(mode)
 
 
-class Vast(Environment):
-    """Class `process`: its state or its text is more than may leave a process."""
-
-    spec = specify("vast", "Too much", actions=("grow", "talk", "fine"), concurrency=Concurrency.PROCESS)
-
-    def reset(self, rng: random.Random) -> None:
-        self.ballast = b""
-        self.talks = False
-
-    def step(self, action: str) -> Outcome:
-        self.ballast = bytes(2**26) if action == "grow" else self.ballast
-        self.talks = action == "talk"
-        return Outcome(reward=1.0)
-
-    def render(self, mode: str = "text") -> str:
-        return "x" * 2**26 if self.talks else "quiet"
-
-
-class Leaving(Environment):
-    """Raises what would end more than a step: the server, or the thread's way to tell."""
-
-    spec = specify("leaving", "It leaves", actions=("exit", "stop"))
-
-    def reset(self, rng: random.Random) -> None:
-        pass
-
-    def step(self, action: str) -> Outcome:
-        raise SystemExit(3) if action == "exit" else StopIteration("no more")
-
-    def set_state(self, state: Any) -> None:
-        raise SystemExit(4)
-
-    def render(self, mode: str = "text") -> str:
-        return "here"
-
-
-LeavingThread = elsewhere(Leaving, Concurrency.THREAD)
-
-
 class Anything(Environment):
     """Takes and shows every kind of action and part."""
 
@@ -354,9 +320,9 @@ class Altering(Environment):
 
 
 class Unruly(Environment):
-    """Gives what no message can hold, and raises the first time in mid-step."""
+    """Gives what no message can hold, raises the first time in mid-step, or would end the process."""
 
-    spec = specify("unruly", "Rude", actions=("info", "text", "raise", "fine"))
+    spec = specify("unruly", "Rude", actions=("info", "text", "raise", "exit", "stop", "fine"))
 
     class Options(EnvironmentOptions):
         text: bool = False
@@ -371,8 +337,13 @@ class Unruly(Environment):
         self.played += 1
         if action == "raise" and self.played == 1:
             raise RuntimeError("in mid-step on purpose")
+        if action in ("exit", "stop"):
+            raise SystemExit(3) if action == "exit" else StopIteration("no more")
         self.text = action == "text"
         return Outcome(info={"object": object()} if action == "info" else None)
+
+    def set_state(self, state: Any) -> None:
+        raise SystemExit(4)
 
     def instructions(self) -> str:
         return None if self.options.instructions else "Obey."  # type: ignore[return-value]
