@@ -32,7 +32,7 @@ from tests.env_server.hosting.checks import (
     spec_of,
     words,
 )
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ROOT, ServerProcess
 
 STRANGE = "tests.env_server.hosting.strange:strange"
 WORDS = words(
@@ -288,17 +288,6 @@ def test_sessions_in_processes_of_their_own_are_the_same_episodes(fleet: SyncFle
     assert reseeded.step("0").observation.text not in texts
     with pytest.raises(BadArgument, match="highest is 0; use 1 to 1000"):
         fleet.open("alone-v1", options={"highest": 0})
-
-
-def test_every_worker_hosts_what_was_asked_for() -> None:
-    """And mixed with environments by name. A snapshot of one worker goes on in the other."""
-    hosted = words("--gymnasium", "CliffWalking-v1", "Blackjack-v1?sab=false")
-    with start_server(*hosted, "bandit", "--workers", "2") as server, SyncFleet(server.address) as fleet:
-        assert {spec.id for spec in fleet.describe()} == {"bandit-v1", BLACKJACK, "gymnasium-cliff-walking-v1"}
-        one, other = (fleet.open("gymnasium-cliff-walking-v1", seed=2)[0] for _ in range(2))
-        assert one.session.address != other.session.address
-        restored = fleet.restore(one.snapshot())
-        assert {each.step("0").observation.text for each in (one, restored, other)} == {"24"}
 
 
 FORKED_AND_SAVED = {"F-10", "N-11"}
