@@ -26,6 +26,7 @@ async def test_an_environment_that_stood_still_with_its_server_is_not_hung(clien
     await client.pending(session, 1)
     await asyncio.sleep(0.1)  # it waits for its environment
     time.sleep(1.2)
+    await asyncio.sleep(0.05)  # by now the server has seen that the time is up
     os.kill(host._process.pid, signal.SIGCONT)
     await step
 
