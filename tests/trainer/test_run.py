@@ -229,7 +229,7 @@ async def test_an_advantage_over_scored_turns_can_be_computed_again_from_what_is
         outcomes = [each.total_reward - own for each, own in zip((one, other), process, strict=True)]
         expected = outcomes[0] - outcomes[1] + process[0] - process[1]
         for member, sign in ((0, 1), (1, -1)):
-            tokens = read_tokens(file, group.id, member)
+            tokens = read_tokens(str(file), group.id, member)
             assert tokens is not None and tokens.advantages.tolist() == [pytest.approx(sign * expected, abs=1e-3)]
 
 

@@ -27,7 +27,7 @@ class BadData(ValueError):
     """The data is not what its file should hold. The message says what is wrong."""
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path | str) -> IO[bytes]:
     """Open a file to read its bytes. Raises OSError also for a link, a pipe, a device or a folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -45,10 +45,10 @@ def read_bytes(path: Path, most: int) -> bytes:
     return data
 
 
-def open_text(path: Path) -> IO[bytes]:
+def open_text(path: Path | str) -> IO[bytes]:
     """Open a file of lines, decompressed if its name ends in .gz. Raises OSError as `open_regular`."""
     file = open_regular(path)
-    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.name.endswith(".gz") else file
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if str(path).endswith(".gz") else file
 
 
 def read_lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -124,7 +124,7 @@ def write_update(path: Path, verdicts: Mapping[int, Verdict], learnt: Iterable[t
         temporary.unlink(missing_ok=True)
 
 
-def read_verdicts(path: Path) -> dict[int, Verdict]:
+def read_verdicts(path: Path | str) -> dict[int, Verdict]:
     """The filter's verdict on each group; empty without a file, or where it is damaged."""
     try:
         first = next(_lines(path), {})
@@ -133,7 +133,7 @@ def read_verdicts(path: Path) -> dict[int, Verdict]:
         return {}
 
 
-def read_tokens(path: Path, group: int, member: int) -> TokenRecord | None:
+def read_tokens(path: Path | str, group: int, member: int) -> TokenRecord | None:
     """What the update made of an episode; None where it was not trained on, or is not known."""
     for line in _lines(path):
         if (line.get("group"), line.get("member")) == (group, member):
@@ -144,7 +144,7 @@ def read_tokens(path: Path, group: int, member: int) -> TokenRecord | None:
     return None
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path | str) -> Iterator[dict[str, Any]]:
     try:
         with open_text(path) as file:
             for line in read_lines(file):
