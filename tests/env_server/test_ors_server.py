@@ -20,6 +20,7 @@ from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Serve, text_of
 from tests.env_server.test_mcp import Desk
 from tests.env_server.troublesome import Waiting, Walk
+from tests.support import start_server
 
 ServeOrs = Callable[..., Awaitable["Caller"]]
 LAKE = "frozen_lake-v1"
@@ -251,14 +252,16 @@ async def test_tokens_and_limits_hold(serve_ors: ServeOrs, tmp_path: Path) -> No
     assert (await known.http.get("/list_environments")).status_code == 401
 
 
-async def test_what_it_serves_is_hosted_again(serve_ors: ServeOrs, serve: Serve) -> None:
+async def test_what_it_serves_is_hosted_again(serve: Serve) -> None:
     """Our own hosting of such servers plays our own server of it."""
-    url = (await serve_ors()).http.base_url
-    hosted = await asyncio.to_thread(host, f"{url}/{LAKE}#deterministic=yes")
-    outer, inner = await serve(hosted), await serve(FrozenLake)
-    there, here = await outer.open(hosted.spec.id, seed=3), await inner.open(LAKE, seed=3)
-    for index, action in enumerate(("Right", "Down", "Right")):
-        call = pb.ToolCall(name="step", arguments_json=json.dumps({"actions": [action]}))
-        reply = await outer.ask("Step", there, epoch=1, step_index=index, actions=[pb.Action(tool_call=call)])
-        expected = await inner.step(here, index, action)
-        assert (text_of(reply.transition), reply.transition.reward) == (text_of(expected), expected.reward)
+    with start_server("frozen_lake", "--http", "0", "--ors-server") as inner:
+        url = inner.ready.split("as JSON at ")[1].split(",")[0]
+        hosted = await asyncio.to_thread(host, f"{url}/{LAKE}#deterministic=yes")
+        outer, own = await serve(hosted), await serve(FrozenLake)
+        there, here = await outer.open(hosted.spec.id, seed=3), await own.open(LAKE, seed=3)
+        for index, action in enumerate(("Right", "Down", "Right")):
+            call = pb.ToolCall(name="step", arguments_json=json.dumps({"actions": [action]}))
+            reply = await outer.ask("Step", there, epoch=1, step_index=index, actions=[pb.Action(tool_call=call)])
+            expected = await own.step(here, index, action)
+            assert (text_of(reply.transition), reply.transition.reward) == (text_of(expected), expected.reward)
+        await outer.close(there)  # while the inner server is there to be told
