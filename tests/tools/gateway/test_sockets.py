@@ -458,7 +458,7 @@ async def test_errors_have_the_shape_of_the_api_that_was_called(tmp_path: Path) 
             await it.llm.responses.retrieve("any")
         bad = (await it.post(MESSAGES, {"messages": [{"role": "bot"}]})).json()
         assert (bad["type"], bad["error"]["type"]) == ("error", "invalid_request_error")
-        assert (await it.http.post(CHAT, content="{}")).status_code == 415
+        assert (await it.http.post(CHAT, content="{}", headers={"x-api-key": "one"})).status_code == 415
         assert (await it.http.get("/v1/models", headers={"host": "evil.example"})).status_code == 421
 
 
@@ -466,7 +466,7 @@ def _post(url: str, length: int, sent: int) -> bytes:
     """What a plain client gets which writes its whole body before it reads."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nx-api-key: one\r\n"
         connection.sendall(f"{head}content-length: {length}\r\n\r\n".encode())
         connection.sendall(b"a" * sent)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))

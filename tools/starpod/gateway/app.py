@@ -6,8 +6,10 @@ import asyncio
 import hashlib
 import hmac
 import json
+import math
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -24,7 +26,8 @@ from starpod.gateway.dialects.messages import Messages
 from starpod.gateway.dialects.responses import Responses
 from starpod.gateway.requests import Answer, Ask, Refused, bad_request
 from starpod.gateway.session import Session
-from starpod.report.site import known_host
+from starpod.gateway.turns import Turns
+from starpod.report.site import known_host, whole
 
 MOST_BODY_BYTES = 8 * 2**20
 """Of a request, by default: the longest context is far shorter."""
@@ -32,7 +35,14 @@ _HEARTBEAT_SECONDS = 5.0
 """After which a reply that is still being sampled begins as a stream, and as often says that it lives."""
 _LINGER_SECONDS = 2.0
 """How long the rest of a body is received that nobody reads."""
+_LARGE_BODY_BYTES = 2**18
+_LARGE_BODIES = 4
+"""Large bodies that are received at a time: their memory is bounded, however many arrive. Other bodies never wait."""
+_BODY_SECONDS = 60.0
+"""Time for a body to arrive, so that nobody keeps one of those places for long."""
 _SIGNATURE = 32
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_large_bodies = Turns(_LARGE_BODIES)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -95,8 +105,9 @@ def create_app(
 
     def complete(dialect: Dialect) -> Endpoint:
         async def endpoint(request: Request) -> Response:
+            name = keys.name(key_of(request))  # first: a stranger's body is not received
             ask = dialect.read(await read_json(request, most_body_bytes))
-            session = host.find(keys.name(key_of(request)))
+            session = host.find(name)
             reply = asyncio.ensure_future(session.complete(ask))
             if not ask.stream:
                 return JSONResponse(dialect.write(ask, await reply))
@@ -108,8 +119,9 @@ def create_app(
         return endpoint
 
     async def count_tokens(request: Request) -> Response:
+        name = keys.name(key_of(request))
         ask = messages.read(await read_json(request, most_body_bytes))
-        return JSONResponse({"input_tokens": await host.find(keys.name(key_of(request))).count(ask)})
+        return JSONResponse({"input_tokens": await host.find(name).count(ask)})
 
     endpoints = {("POST", dialect.path): complete(dialect) for dialect in dialects}
     endpoints["POST", f"{messages.path}/count_tokens"] = count_tokens
@@ -127,7 +139,8 @@ def create_app(
                     raise Refused(status, "unknown_host", "start the gateway with --allow-host NAME to call it so")
                 return await endpoint(request)
             except Refused as refused:
-                return _failed(dialect_of(request), refused)
+                unread = request.method == "POST" and not getattr(request.state, "body_read", False)
+                return _failed(dialect_of(request), refused, unread=unread)
             except RecursionError:
                 return _failed(dialect_of(request), bad_request("the request is nested too deeply"))
 
@@ -159,28 +172,55 @@ def key_of(request: Request) -> str:
 
 
 async def read_json(request: Request, most: int = MOST_BODY_BYTES) -> dict[str, Any]:
-    """The object in a request's body. Raises Refused, for a long one before it is read."""
+    """Return the object in a request's body. Raises Refused, for a long one before it is received."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # what a page of another site cannot send unasked
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", "send JSON, with content-type: application/json")
-    too_large = Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", f"a body has at most {most} bytes")
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or len(length) > len(str(most)) or int(length) > most:
-        raise too_large
+    length = request.headers.get("content-length")
+    known = most if length is None else whole(length, most)
+    if known is None:
+        raise _too_large(most)
+    large = known > _LARGE_BODY_BYTES
+    async with _large_bodies.turn(key_of(request)) if large else nullcontext():
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                data = await _receive(request, most)
+        except TimeoutError:
+            message = f"the body did not arrive within {_BODY_SECONDS:.0f} seconds; send it again"
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, "body_timeout", message) from None
+        request.state.body_read = True
+        try:
+            # Python would read NaN and infinities, which no reply can repeat.
+            body = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
+            if _HALF.search(data):  # half of a surrogate pair is no text that a prompt can hold
+                json.dumps(body, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"the body is not JSON: {error}", "invalid_json") from error
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object", "invalid_json")
+    return body
+
+
+async def _receive(request: Request, most: int) -> bytes:
     data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > most:
-            raise too_large
-    try:
-        body = json.loads(data)
-        # Python reads NaN, infinities and halves of surrogate pairs, which no reply can repeat and no prompt can hold.
-        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not JSON: {error}", "invalid_json") from error
-    if not isinstance(body, dict):
-        raise bad_request("the body must be a JSON object", "invalid_json")
-    return body
+            raise _too_large(most)
+    return bytes(data)
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", f"a body has at most {most} bytes")
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text[:40])
 
 
 class _Guarded:
@@ -215,9 +255,8 @@ async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> 
         yield each
 
 
-def _failed(dialect: Dialect, refused: Refused) -> Response:
-    too_large = refused.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    return (_Unread if too_large else JSONResponse)(dialect.failure(refused), refused.status)
+def _failed(dialect: Dialect, refused: Refused, *, unread: bool = False) -> Response:
+    return (_Unread if unread else JSONResponse)(dialect.failure(refused), refused.status)
 
 
 class _Unread(JSONResponse):

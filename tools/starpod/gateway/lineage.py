@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 
 from starpod.gateway.requests import Ask, Message, bad_request, extended
 from starpod.gateway.tools import begin_call, describe_results, describe_tools, write_reply
+from starpod.gateway.turns import Turns
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.grammar import THINK, THINK_END
@@ -33,6 +34,8 @@ class Layout:
 
     def __init__(self, template: Template) -> None:
         self.template = template
+        self.encoding = Turns()
+        """One conversation is encoded at a time: a long one takes many times its size in memory."""
         self._longest = max(map(len, template.tokenizer.get_vocab()))
         asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
         probe = {"role": "user", "content": _PROBE}
@@ -47,14 +50,13 @@ class Layout:
         except (TemplateError, TypeError, KeyError):
             return False
 
-    def least_tokens(self, messages: Sequence[Message]) -> int:
-        """A lower bound of the ids of messages, found without encoding: where a tokenizer keeps every character, no id
-        stands for more of them than the longest entry of the vocabulary has.
+    def least_tokens(self, ask: Ask) -> int:
+        """Return a lower bound for the tokens of a request's texts, tools and calls, without encoding them.
 
-        Templates may drop blanks around a text, and thoughts of replies: neither is counted.
+        A token stands for no more characters than the longest entry of the vocabulary has. Texts that a chat template
+        may leave out (blanks around a text, earlier thoughts) count, because encoding them costs as much.
         """
-        characters = sum(len(message.text.strip()) for message in messages if message.role != "assistant")
-        return characters // self._longest
+        return ask.characters // self._longest
 
     def whole(self, messages: Sequence[Message], raw: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation as text. raw: each message's text, as a policy wrote it or would have."""

@@ -103,12 +103,12 @@ class Ask:
             keys.append(key)
         return tuple(keys)
 
-    @property
+    @cached_property
     def characters(self) -> int:
-        """Of all that a prompt may show."""
+        """Number of characters of all that a prompt may show: texts, tool calls and tools."""
         calls = (call for message in self.messages for call in message.calls)
-        texts = [*(message.text for message in self.messages), *(call.arguments for call in calls), str(self.tools)]
-        return sum(map(len, texts))
+        texts = sum(len(message.text) for message in self.messages)
+        return texts + sum(len(call.name) + len(call.arguments) for call in calls) + len(str(self.tools or ""))
 
     @property
     def key(self) -> bytes:

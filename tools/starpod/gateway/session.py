@@ -25,9 +25,14 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MOST_REPLIES = 1000
 """Replies of a session: an agent may never end."""
 
+AT_ONCE = 32
+"""Replies that one session samples at a time. Further requests wait, so that a session leaves the engine to others."""
+
 LONG = 20_000
-"""Characters from which on a prompt is made in a thread. Encoding takes about 0.15 s for 100,000, in which nothing else
+"""Prompts of this many characters are made in a thread. Encoding takes about 0.15 s for 100,000, in which nothing else
 is answered; for less, the detour costs more than it saves."""
+_MESSAGE_CHARACTERS = 20
+"""A message costs as much time as this many characters: 10,000 empty ones would take 0.6 s of the event loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,9 @@ class Session:
     broken: Exception | None = None
     _lineage: Lineage = field(init=False)
     _answers: dict[bytes, asyncio.Future[Answer]] = field(default_factory=dict)
+    _reserved: int = 0
+    """Replies that are being sampled, or wait to be."""
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     def __post_init__(self) -> None:
         self.stream = self.stream or self.name
@@ -112,17 +120,20 @@ class Session:
         """
         if not ask.messages:
             raise bad_request("there is no message to reply to")
+        self._room(self.sampler.layout.least_tokens(ask), "at least ")  # first of all: even hashing takes time
         key = ask.key
         known = self._answers.get(key)
         if known is None:
             self._check()
-            known = asyncio.ensure_future(self._sample(key, ask))
+            self._reserved += 1
+            known = asyncio.ensure_future(self._reply(key, ask))
             known.add_done_callback(lambda future: self._keep(key, future))
             self._answers[key] = known
         return await asyncio.shield(known)
 
     async def count(self, ask: Ask) -> int:
-        """Tokens of the prompt that a request would have. Raises Refused."""
+        """Return the number of tokens of a request's prompt. Raises Refused for one that cannot fit."""
+        self._room(self.sampler.layout.least_tokens(ask), "at least ", sampled=False)
         return len((await self._draft(ask)).context)
 
     @property
@@ -150,7 +161,7 @@ class Session:
     def _check(self) -> None:
         if self.over:
             raise Refused(HTTPStatus.GONE, "session_over", f"the session {self.name} is over: {self.over}")
-        if self.replies >= MOST_REPLIES:
+        if self.replies + self._reserved >= MOST_REPLIES:
             raise Refused(HTTPStatus.BAD_REQUEST, "session_too_long", f"a session has at most {MOST_REPLIES} replies")
 
     def _keep(self, key: bytes, future: asyncio.Future[Answer]) -> None:
@@ -159,16 +170,22 @@ class Session:
             del self._answers[key]
 
     async def _draft(self, ask: Ask) -> Draft:
-        if ask.characters < LONG:
+        if ask.characters + _MESSAGE_CHARACTERS * len(ask.messages) < LONG:
             return self._lineage.ask(ask)
-        return await asyncio.to_thread(self._lineage.ask, ask)
+        return await self.sampler.layout.encoding.in_thread(self.name, self._lineage.ask, ask)
 
-    def _room(self, prompt: int, bound: str = "") -> int:
-        """Tokens that are left for a reply after so many. Raises Refused where they are too few."""
+    def _room(self, prompt: int, bound: str = "", *, sampled: bool = True) -> int:
+        """Return the number of tokens left for a reply. Raises Refused where they are too few.
+
+        Args:
+            prompt: Number of tokens of the prompt.
+            bound: What to write before that number in the error.
+            sampled: Whether the request asks for a reply, so that the session counts as full.
+        """
         limits = self.sampler.sampling
         room = limits.max_episode_tokens - prompt
         if room < limits.least_room:
-            self.full = True
+            self.full = self.full or sampled
             raise Refused(
                 HTTPStatus.BAD_REQUEST,
                 "context_length_exceeded",
@@ -177,9 +194,16 @@ class Session:
             )
         return room
 
+    async def _reply(self, key: bytes, ask: Ask) -> Answer:
+        """Sample a reply that was reserved."""
+        try:
+            async with self._slots:
+                return await self._sample(key, ask)
+        finally:
+            self._reserved -= 1
+
     async def _sample(self, key: bytes, ask: Ask) -> Answer:
         sampler, limits = self.sampler, self.sampler.sampling
-        self._room(sampler.layout.least_tokens(ask.messages), "at least ")
         draft = await self._draft(ask)
         room = self._room(len(draft.context))
         began = time.perf_counter()
