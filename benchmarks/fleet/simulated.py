@@ -57,7 +57,8 @@ class Server:
             case "open":
                 response = pb.OpenResponse(environment_version=self.version, lease_seconds=600.0)
                 for member in range(request.first_member, request.first_member + (request.count or 1)):
-                    session = response.sessions.add(session_id=f"{self.address}/{self.opened}", epoch=1, member=member)
+                    id = f"{self.address}/{self.opened}"
+                    session = response.sessions.add(session_id=id, epoch=1, member=member, seed=request.seed)
                     self.opened += 1
                     self.sessions.add(session.session_id)
                 return response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -191,6 +192,7 @@ _BY_CODE: dict[StatusCode, type[StarpodError]] = {
     StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     StatusCode.RESOURCE_EXHAUSTED: TooLarge,
     StatusCode.DATA_LOSS: SessionLost,
+    StatusCode.INTERNAL: ServerBug,
 }
 
 
@@ -202,7 +204,8 @@ def from_status(status: status_pb2.Status) -> StarpodError:
     for detail in status.details:
         for message in (info, retry, bad_request):
             if detail.Is(message.DESCRIPTOR):
-                detail.Unpack(message)
+                with contextlib.suppress(DecodeError):  # then the code alone says what it is
+                    detail.Unpack(message)
     code = _CODES.get(status.code, StatusCode.UNKNOWN)
     kind = _BY_REASON.get(info.reason.removeprefix("ERROR_REASON_")) or _BY_CODE.get(code, StarpodError)
     return kind(
@@ -210,7 +213,7 @@ def from_status(status: status_pb2.Status) -> StarpodError:
         code=code,
         reason=info.reason.removeprefix("ERROR_REASON_"),
         metadata=info.metadata,
-        retry_after=retry.retry_delay.ToTimedelta().total_seconds(),
+        retry_after=float(retry.retry_delay.seconds) + retry.retry_delay.nanos / 1e9,
         violations=[(violation.field, violation.description) for violation in bad_request.field_violations],
     )
 

@@ -22,7 +22,7 @@ from starpod.client.recovery.reset import PendingReset
 from starpod.client.recovery.state import BatchResult, SessionState
 from starpod.client.session import CLOSE_SECONDS, Session, options_struct
 from starpod.client.snapshot import Snapshot
-from starpod.client.transport import TLS, Backoff, Transport, as_addresses
+from starpod.client.transport import TLS, Backoff, Transport, as_addresses, expect_own_grpc
 from starpod.v1 import environment_pb2 as pb
 
 
@@ -108,6 +108,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Connects. Raises Unreachable, or what the servers refused, if none of them can be used."""
+        expect_own_grpc()
         self.loop = asyncio.get_running_loop()
         try:
             await self.pool.start(self.recovery)

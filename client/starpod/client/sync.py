@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
@@ -14,6 +15,7 @@ from starpod.client.fleet import Fleet
 from starpod.client.observation import Action, EndReason, Image, Observation, Transition, Want
 from starpod.client.session import Session
 from starpod.client.snapshot import Snapshot
+from starpod.client.transport import FORKED
 from starpod.v1 import environment_pb2 as pb
 
 T = TypeVar("T")
@@ -57,6 +59,7 @@ class SyncFleet:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="starpod-fleet", daemon=True)
         self._closed = False
+        self._process = os.getpid()
         self._closing = threading.Lock()
         self._thread.start()
         try:
@@ -74,7 +77,7 @@ class SyncFleet:
     def close(self) -> None:
         """Closes all sessions and connections. Harmless to repeat."""
         with self._closing:
-            if not self._closed:
+            if not self._closed and os.getpid() == self._process:  # a forked copy has no loop, and nothing to close
                 self.run(self.fleet.close())
                 self._stop()
 
@@ -131,6 +134,9 @@ class SyncFleet:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine on the event loop of the fleet: for what has no blocking form here."""
+        if os.getpid() != self._process:
+            coroutine.close()
+            raise RuntimeError(FORKED)
         if self._closed:
             coroutine.close()
             raise RuntimeError("The fleet is closed: make another one.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import random
 import ssl
 from collections.abc import Sequence
@@ -10,6 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+
+FORKED = (
+    "This process was forked from one that had used gRPC, which cannot be used in it. Start processes with the method "
+    "spawn or forkserver, such as multiprocessing.get_context('spawn') or AsyncVectorEnv(..., context='spawn'), and "
+    "make a fleet in each."
+)
+_user: int | None = None
+"""The process that made the first channel. Its threads and locks do not survive a fork."""
+
+
+def expect_own_grpc() -> None:
+    """Raise RuntimeError in a process that was forked from one that had used gRPC."""
+    global _user
+    _user = _user or os.getpid()
+    if _user != os.getpid():
+        raise RuntimeError(FORKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,7 @@ class Transport:
 
     def channel(self, address: str, server_name: str = "") -> grpc.aio.Channel:
         """A new channel with connections of its own. `server_name`: whom a resolved address stands for."""
+        expect_own_grpc()
         options: list[tuple[str, str | int]] = [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),

@@ -133,6 +133,8 @@ class TooLate(RuntimeError):
         self.error = error
 
 
+_DEEPEST_INFO = 25
+"""Nesting of `info`: protobuf reads 100 messages within one another, and a level of a Struct takes three."""
 _UNLIMITED = 2**62
 _NONE = EndReason.NONE  # a member is found by a look-up, which is slower than all else that ends a turn
 _new_tuple = tuple.__new__
@@ -309,7 +311,7 @@ class Episode:
         return parts, Extras(
             environment.valid_actions() if want.valid_actions and live else None,
             environment.expert_action() if want.expert_action and live else None,
-            environment.score() if want.score else None,
+            _finite("a score", environment.score()) if want.score else None,
             environment.agent_id(),
         )
 
@@ -403,15 +405,40 @@ def _is_code(environment: type[Environment], name: str) -> bool:
     return name in ("spec", "Options") or callable(getattr(environment, name, None))
 
 
+def _finite(what: str, value: float | None) -> Any:
+    if value is not None and not isfinite(value):
+        raise ValueError(f"the environment returned {what} that is not finite: {value}")
+    return value
+
+
+def _expect_json(info: Mapping[str, Any]) -> None:
+    """Raise ValueError for numbers in `info` that JSON does not have, and for deeper nesting than clients read."""
+    level: list[Any] = [info]
+    for _ in range(_DEEPEST_INFO):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                below += value.values()
+            elif isinstance(value, list | tuple):
+                below += value
+            elif isinstance(value, float):
+                _finite("a number in info", value)
+        if not below:
+            return
+        level = below
+    raise ValueError(f"the environment returned info that is nested more than {_DEEPEST_INFO} deep")
+
+
 def _merge(details: Details | None, outcome: Outcome) -> Details:
     """The turn's details with one more outcome's: reward parts add up, later criteria and info win."""
     parts, criteria, info = details or Details()
     if outcome.reward_parts is not None:
         parts = dict(parts or {})
         for name, value in outcome.reward_parts.items():
-            parts[name] = parts.get(name, 0.0) + value
+            parts[name] = _finite(f"a reward part {name!r}", parts.get(name, 0.0) + value)
     if outcome.criteria is not None:
         criteria = {**(criteria or {}), **outcome.criteria}
     if outcome.info is not None:
+        _expect_json(outcome.info)
         info = {**(info or {}), **outcome.info}
     return Details(parts, criteria, info)

@@ -97,8 +97,8 @@ class ProcessHost:
         request = pb.StepRequest(actions=[convert.action_to(action) for action in actions])
         data = await self._call("turn", request.SerializeToString(), _want_flags(want))
         transition = self._message(pb.Transition, data)
-        if not isfinite(transition.reward):
-            raise self._distrust(f"a reward of {transition.reward}")
+        self._expect_finite("reward", transition.reward, *transition.reward_parts.values())
+        self._expect_finite("score", transition.observation.score)
         return transition
 
     async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation:
@@ -163,6 +163,10 @@ class ProcessHost:
             return kind.FromString(data)
         except (DecodeError, TypeError) as error:
             raise self._distrust(f"no {kind.__name__}") from error
+
+    def _expect_finite(self, what: str, *values: float) -> None:
+        if wrong := [value for value in values if not isfinite(value)]:
+            raise self._distrust(f"a {what} of {wrong[0]}")
 
     def _distrust(self, sent: str) -> HostDied:
         """For an answer that no environment gives: the process is not what it was."""

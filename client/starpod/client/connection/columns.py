@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, compress, repeat
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from starpod.client.connection.calls import Call, Step
+from starpod.client.connection.replies import BadReply, check_rewards
 from starpod.client.observation import EndReason, Flags, Shares
 from starpod.v1 import environment_pb2 as pb
 
 End = tuple[EndReason, bool | None]
 """Why an episode ended, and whether the task was solved."""
 
+_actions = attrgetter("actions")
 _SUCCESS = (None, False, True)
 _ENDS = tuple(EndReason)
 
@@ -52,10 +55,13 @@ def write_steps(
     columns.action_counts.extend(counts)
 
 
-def read_transitions(columns: pb.TransitionColumns, pending: dict[int, Step | Call[Any, Any]]) -> StepBatch:
-    """Takes the rows' steps out of `pending`. A row whose id is not there is a late duplicate and left out.
+def read_transitions(
+    columns: pb.TransitionColumns, pending: dict[int, Step | Call[Any, Any]]
+) -> tuple[StepBatch, list[tuple[Step, BadReply]]]:
+    """Take the rows' steps out of `pending`: those to deliver, and those whose row breaks the contract, with how.
 
-    Raises whatever a message raises that is not as it should be; nothing was taken out of `pending` then.
+    A row whose id is not in `pending` is a late duplicate and left out. Raises whatever a message raises that is not as
+    it should be; nothing was taken out of `pending` then.
     """
     # Slices: a repeated field is slow to walk through.
     call_ids = columns.call_ids[:]
@@ -69,6 +75,8 @@ def read_transitions(columns: pb.TransitionColumns, pending: dict[int, Step | Ca
     if not count == len(texts) == len(rewards) == len(keys) == len(flags) == len(shares):
         raise ValueError("its columns differ in length")
     ends: dict[int, End] = {}
+    if columns.ended_rows and max(columns.ended_rows) >= count:
+        raise ValueError("it ends a row that it does not have")
     if columns.ended_rows:
         reasons = map(_ENDS.__getitem__, columns.end_reasons)
         successes = map(_SUCCESS.__getitem__, columns.end_successes)
@@ -76,12 +84,39 @@ def read_transitions(columns: pb.TransitionColumns, pending: dict[int, Step | Ca
     steps = list(map(pending.pop, call_ids, repeat(None)))
     batch = StepBatch(steps, texts, rewards, keys, flags, shares, ends)  # type: ignore[arg-type]
     kinds = set(map(type, steps))
-    if len(kinds) == 1 and issubclass(kinds.pop(), Step):
-        return batch
-    for call_id, call in zip(call_ids, steps, strict=True):
-        if isinstance(call, Call):
-            pending[call_id] = call  # no row can answer it
-    return _keep(batch, [isinstance(step, Step) for step in steps])
+    if len(kinds) != 1 or not issubclass(kinds.pop(), Step):
+        for call_id, call in zip(call_ids, steps, strict=True):
+            if isinstance(call, Call):
+                pending[call_id] = call  # no row can answer it
+        batch = _keep(batch, [isinstance(step, Step) for step in steps])
+    broken = _broken_rows(batch, single=not columns.outcome_counts)
+    refused = [(batch.steps[row], reason) for row, reason in broken.items()]
+    return (_keep(batch, [row not in broken for row in range(len(batch.steps))]) if broken else batch), refused
+
+
+def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
+    """Return what is wrong with which rows. single: each row has one outcome. A usual batch costs a few passes in C."""
+    try:
+        check_rewards(batch.rewards)
+        if single:
+            if batch.shares is not batch.rewards:
+                check_rewards(batch.shares)  # type: ignore[arg-type]
+            if set(map(len, map(_actions, batch.steps))) <= {1}:
+                return {}
+    except BadReply:
+        pass
+    broken: dict[int, BadReply] = {}
+    for row, (step, reward, flags, shares) in enumerate(
+        zip(batch.steps, batch.rewards, batch.flags, batch.shares, strict=True)
+    ):
+        outcomes = len(flags) if isinstance(flags, tuple) else 1
+        try:
+            check_rewards([reward, *(shares if isinstance(shares, tuple) else (shares,))])
+            if outcomes != len(step.actions):
+                raise BadReply(f"{outcomes} outcomes for {len(step.actions)} sub-actions")
+        except BadReply as error:
+            broken[row] = error
+    return broken
 
 
 def _per_row(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares]]:

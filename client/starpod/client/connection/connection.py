@@ -15,7 +15,7 @@ import grpc
 
 from starpod.client.connection.calls import METHODS, AwaitedCall, Call, Method, Request, Response, Step
 from starpod.client.connection.queue import HOLD_SECONDS, CallQueue, StepReceiver
-from starpod.client.errors import ServerBug, StarpodError, Unreachable, Unsupported, from_rpc
+from starpod.client.errors import ServerBug, StarpodError, TooLarge, Unreachable, Unsupported, from_rpc
 from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.client.transport import Backoff, Transport
 from starpod.v1 import environment_pb2 as pb
@@ -25,6 +25,10 @@ PROTOCOL_MAJOR = "1"
 DESCRIBE_SECONDS = 5.0
 
 logger = logging.getLogger("starpod.client")
+
+
+class _Unreadable(ServerBug):
+    """A message of the Stream is no StreamResponse."""
 
 
 class Connection:
@@ -231,8 +235,9 @@ class Connection:
                 await (self._broken.wait() if self._unary else self._exchange())
             except StarpodError as error:
                 self.error = error
-                if self.ready and isinstance(error, Unsupported):
-                    # It said that it has a Stream and it has not: ask one by one.
+                if self.ready and isinstance(error, Unsupported | TooLarge | _Unreadable):
+                    # It said that it has a Stream and it has not, or a message of it cannot be read: ask one by one, so
+                    # that a reply that cannot be read is an error of its own call.
                     self._stream_refused = True
             except OSError as error:
                 self.error = Unreachable(str(error))
@@ -353,6 +358,8 @@ class Connection:
                 if message is grpc.aio.EOF:
                     break
                 self._backoff.reset()
+                if message is None:  # what gRPC gives for bytes that are no message
+                    raise _Unreadable(f"A message of the Stream of {self.address} cannot be read.")
                 self._take(message)
             code = await stream.code()
             if code is not grpc.StatusCode.OK:

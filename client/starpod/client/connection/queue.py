@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from starpod.client.connection.calls import STEP, Call, Step, step_request, unsendable
 from starpod.client.connection.columns import StepBatch, read_transitions, write_steps
+from starpod.client.connection.replies import BadReply, check_reply, check_transition
 from starpod.client.errors import DeadlineExceeded, ServerBug, StarpodError, TooLarge, from_status
 from starpod.v1 import environment_pb2 as pb
 
@@ -160,9 +161,13 @@ class CallQueue:
         try:
             if isinstance(call, Step):
                 assert isinstance(response, pb.StepResponse)
+                check_transition(response.transition, len(call.actions))
                 self._receiver.answered(call, response)
             else:
+                check_reply(call.message, response)
                 call.answered(response)
+        except BadReply as error:
+            self._refuse(call, self._broken(error))
         except Exception as error:
             self._refuse(call, self._unreadable(error))
 
@@ -210,7 +215,7 @@ class CallQueue:
 
     def _collect_calls(self, request: pb.StreamRequest, room: int) -> int:
         size = count = 0
-        while self._ready_calls and count < room and size < self.bytes_allowed // 2:
+        while self._ready_calls and count < room and (not size or size < self.bytes_allowed // 2):
             call = self._ready_calls.popleft()
             encoded = self._encode(call) if _wanted(call) else None
             if encoded is None:
@@ -282,7 +287,7 @@ class CallQueue:
         if call_ids := columns.call_ids:
             self._free_message(call_ids[0])
             try:
-                batch = read_transitions(columns, self.pending)
+                batch, broken = read_transitions(columns, self.pending)
             except Exception as error:
                 refusal = self._unreadable(error)
                 for call_id in call_ids:
@@ -292,6 +297,8 @@ class CallQueue:
                     for step in batch.steps:
                         self._resent.pop(step, None)
                 self._receiver.stepped(batch)
+                for step, reason in broken:
+                    self._refuse(step, self._broken(reason))
         for reply in message.replies:
             self._free_message(reply.call_id)
             field = reply.WhichOneof("response") or ""
@@ -344,6 +351,9 @@ class CallQueue:
             f"{self.address} has not answered a {kind} call in all the time that it may take.",
             metadata={"advice": "give_up"},
         )
+
+    def _broken(self, error: Exception) -> ServerBug:
+        return ServerBug(f"{self.address} broke the contract: {error}.")
 
     def _unreadable(self, error: Exception) -> ServerBug:
         logger.error("A reply of %s cannot be read.", self.address, exc_info=error)

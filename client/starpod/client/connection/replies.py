@@ -1,0 +1,102 @@
+"""The client's border: a reply is compared with its request before anything is made of it.
+
+A server may be broken, hostile or of another version. Whatever the contract rules out is a ServerBug of the one call
+that it answers, and never a number that is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+from google.protobuf import struct_pb2
+from google.protobuf.message import Message
+
+from starpod.client.observation import EndReason
+from starpod.client.versions import satisfies
+from starpod.v1 import environment_pb2 as pb
+
+MOST = 1e12
+"""Largest magnitude of a reward. Policies are trained in float32, which must hold squares of rewards and their sums."""
+DEEPEST = 25
+"""Nesting of `info`: protobuf reads 100 messages within one another, and a level of a Struct takes three."""
+
+
+class BadReply(ValueError):
+    """The reply breaks the contract; the message says how."""
+
+
+def check_reply(request: Message, response: Message) -> None:
+    """Raise BadReply if the response to a call other than a step is not one to its request."""
+    match request, response:
+        case pb.OpenRequest(), pb.OpenResponse():
+            _expect_sessions(response.sessions, request.count or 1)
+            if not satisfies(response.environment_version, request.version):
+                raise BadReply(f"asked for version {request.version}, it opened {response.environment_version!r}")
+            for name in ("seed", "dynamics_seed"):
+                found = {getattr(session, name) for session in response.sessions}
+                if request.HasField(name) and found != {getattr(request, name)}:
+                    raise BadReply(f"asked for {name} {getattr(request, name)}, it opened {sorted(found)}")
+        case pb.ForkRequest(), pb.ForkResponse():
+            _expect_sessions(response.sessions, request.count or 1)
+        case pb.RestoreRequest(), pb.RestoreResponse():
+            _expect_sessions(response.sessions, 1)
+        case pb.ResetRequest(), pb.ResetResponse():
+            _expect_sessions([response.session], 1)
+            if request.HasField("seed") and response.session.seed != request.seed:
+                raise BadReply(f"asked for seed {request.seed}, it began {response.session.seed}")
+
+
+def check_transition(transition: pb.Transition, actions: int) -> None:
+    """Raise BadReply if the reply to a step of so many sub-actions breaks the contract."""
+    check_rewards([transition.reward])
+    if transition.reward_parts:
+        check_rewards(list(transition.reward_parts.values()))
+    if len(transition.outcomes) != actions:
+        raise BadReply(f"{len(transition.outcomes)} outcomes for {actions} sub-actions")
+    check_rewards([outcome.reward for outcome in transition.outcomes])
+    reason = int(transition.end_reason)
+    if (transition.terminated, transition.truncated) != (reason == EndReason.TERMINAL, reason > EndReason.TERMINAL):
+        raise BadReply(f"terminated {transition.terminated}, truncated {transition.truncated} and end_reason {reason}")
+    if transition.HasField("info"):
+        _check_struct(transition.info)
+    _check_observation(transition.observation)
+
+
+def check_rewards(rewards: Sequence[float]) -> None:
+    """Raise BadReply if one of them is not a number within MOST. (Sum, min and max: a step costs microseconds.)"""
+    if rewards and not (isfinite(sum(rewards)) and min(rewards) >= -MOST and max(rewards) <= MOST):
+        wrong = next(reward for reward in rewards if not abs(reward) <= MOST)
+        raise BadReply(f"a reward of {wrong}; rewards are finite and at most {MOST:g}")
+
+
+def _expect_sessions(sessions: Sequence[pb.Session], count: int) -> None:
+    ids = {session.session_id for session in sessions}
+    if len(sessions) != count or len(ids) != count or "" in ids:
+        raise BadReply(f"{len(ids)} sessions with an id of their own, asked for {count}")
+    for session in sessions:
+        _check_observation(session.observation)
+
+
+def _check_observation(observation: pb.Observation) -> None:
+    if observation.HasField("score") and not isfinite(observation.score):
+        raise BadReply(f"a score of {observation.score}")
+
+
+def _check_struct(info: struct_pb2.Struct) -> None:
+    level: list[Any] = [info]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for value in level:
+            values = value.fields.values() if isinstance(value, struct_pb2.Struct) else value.values
+            for item in values:
+                kind = item.WhichOneof("kind")
+                if kind == "number_value" and not isfinite(item.number_value):
+                    raise BadReply(f"info holds {item.number_value}, which is no JSON")
+                if kind in ("struct_value", "list_value"):
+                    below.append(getattr(item, kind))
+        if not below:
+            return
+        level = below
+    raise BadReply(f"info is nested more than {DEEPEST} deep")
