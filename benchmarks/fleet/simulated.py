@@ -63,7 +63,8 @@ class Server:
                     self.sessions.add(session.session_id)
                 return response
             case "step":
-                return pb.StepResponse(transition=pb.Transition(), next_step_index=request.step_index + 1)
+                transition = pb.Transition(outcomes=[pb.Outcome(executed=True, valid=True)] * len(request.actions))
+                return pb.StepResponse(transition=transition, next_step_index=request.step_index + 1)
             case "close":
                 self.sessions.difference_update(request.session_ids)
                 return pb.CloseResponse()
