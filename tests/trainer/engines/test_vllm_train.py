@@ -18,7 +18,7 @@ from tests.trainer.engines.real_vllm import serving
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 SMALL = (
-    "frozen_lake engine=vllm engine.dtype=float32 engine.slots=16 model.tiny.heads=2 collect.groups=4 "
+    "frozen_lake engine.dtype=float32 engine.slots=16 model.tiny.heads=2 collect.groups=4 "
     "collect.group_size=4 warm_start.steps=40 warm_start.lr=0.005 warm_start.episodes=40 warm_start.batch_size=16 "
     "evaluation.episodes=4 evaluation.every=0 evaluation.reference=[] evaluation.greedy=false checkpoint.every=25 "
     "algorithm.mini_batch_size=4 monitor.sinks.tensorboard=false monitor.screen=plain stop.minutes=null "
@@ -73,7 +73,7 @@ def assert_saved(run: subprocess.Popen[str], folder: Path, what: str) -> None:
 
 def test_signals_and_lost_cores_end_a_run_with_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words: tuple[str, ...] = SMALL
+    words: tuple[str, ...] = (*SMALL, "engine=vllm")
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         before = len(steps(folder))
         run = start(folder, *words)
