@@ -287,6 +287,16 @@ async def test_wrong_arguments_change_nothing(serve_mcp: ServeMcp) -> None:
         assert next_of(await client.call_tool("step", {"actions": ["Right"], "step_index": 0})) == 1
 
 
+@pytest.mark.parametrize("want", [1, [1], "image", True])
+async def test_a_want_that_is_no_object_is_a_bad_argument(serve_mcp: ServeMcp, want: Any) -> None:
+    async with McpClient(f"{await serve_mcp()}/frozen_lake-v1/one") as client:
+        meta: Any = {"starpod.v1/request": {"want": want}}
+        for arguments in ({"image": True}, {}):
+            result = await client.call_tool("reset", arguments, meta=meta)
+            assert result.is_error
+            assert result.structured_content["details"][0]["reason"] == "BAD_ARGUMENT"
+
+
 async def test_tokens_hosts_and_bodies_are_those_of_http(serve_mcp: ServeMcp, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(TOKENS)
     url = await serve_mcp(token_file=tmp_path / "tokens")

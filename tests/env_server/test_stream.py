@@ -31,6 +31,17 @@ async def test_columns_equal_calls(client: Client) -> None:
         assert streamed == [await client.step(session, index, *actions) for session in by_call]
 
 
+@pytest.mark.parametrize(
+    ("texts", "size"),
+    [(["é" * 500], 0), (["é" * 513], 1026), (["😀" * 257], 1028), (["😀" * 128] * 3, 1536), (["a" * 1025], 1025)],
+)
+async def test_the_bytes_of_a_row_are_bounded(serve: Serve, texts: list[str], size: int) -> None:
+    client = await serve(limits=ServerLimits(max_step_bytes=1024))
+    session = await client.open("walk-v1")
+    (reply,) = await Stream(client).ask((session, 0, *texts))
+    assert reply == await client.step(session, 0, *texts) if not size else f"have {size} bytes" in reply.message
+
+
 @pytest.mark.parametrize("environment", ["walk-v1", "altering-v1", "waiting-v1"])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

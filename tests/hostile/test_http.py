@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.hostile.conftest import (
     kept_memory,
     loop_seconds,
     memory_of,
+    until,
 )
 from tests.support import ServerProcess
 
@@ -78,6 +80,7 @@ REFUSED: dict[str, tuple[int, bytes]] = {
     "a body beyond the limit": (413, sized(b" " * (5 * MEBIBYTE))),
     "options beyond the limit": (400, sized(b'{"environment_id":"' + b"x" * MEBIBYTE + b'"}')),
     "a length that is none": (400, request(OPEN, JSON, TOKEN, "content-length: -5")),
+    "a length of 4,302 digits": (400, request(OPEN, JSON, TOKEN, f"content-length: {2:04302}", body=b"{}")),
     "two lengths": (400, request(OPEN, JSON, TOKEN, "content-length: 2", "content-length: 3", body=b"{}x")),
     "a length and chunks": (
         400,
@@ -125,6 +128,51 @@ def test_a_caller_who_stops_in_the_middle_of_a_body(target: Target) -> None:
         for _ in range(50):
             with socket.create_connection(address_of(target.url)) as connection:
                 connection.sendall(request(OPEN, JSON, TOKEN, f"content-length: {MEBIBYTE}", body=b"{" * 1000))
+
+
+def test_callers_who_hang_up_before_their_responses_are_no_bug(target: Target) -> None:
+    """Of several requests on a connection, uvicorn tells the last one alone that the caller is gone."""
+    said = len(target.server.log)
+    calls = b'{"calls":[{"call_id":1,"open":{"environment_id":"walk-v1"}}]}'
+    with target.unharmed():
+        for _ in range(20):
+            for each in (sized(b'{"environment_id":"walk-v1"}'), sized(calls, path="/v1/sessions:stream")):
+                with socket.create_connection(address_of(target.url)) as connection:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.sendall(each * 20)
+        until(lambda: answer(target.url, request("/v1/health", verb="GET"))[0] == 200)
+    assert "Traceback" not in target.server.log[said:]
+
+
+async def test_hang_ups_are_counted_apart_from_errors() -> None:
+    async with own_server() as server:
+        for body in (b"{", b""):
+            _, writer = await asyncio.open_connection(*address_of(server.http_address))
+            writer.write(request(OPEN, JSON, "content-length: 100", body=body))
+            writer.close()
+        async with asyncio.timeout(30):
+            while server.metrics.hang_ups["http"] < 2:
+                await asyncio.sleep(0.01)
+        assert [
+            sample for family in server.metrics.collect() if "errors" in family.name for sample in family.samples
+        ] == []
+
+
+async def test_strangers_are_bounded_over_http_too() -> None:
+    """A request that never ends holds the one place that there is."""
+    async with own_server(limits=ServerLimits(max_health_calls=1)) as server:
+        reader, writer = await asyncio.open_connection(*address_of(server.http_address))
+        writer.write(request("/nothing", JSON, "content-length: 100", body=b"{"))
+        assert (await reader.read(12)).endswith(b"404")
+        async with httpx.AsyncClient(base_url=server.http_address, trust_env=False) as caller:
+            for path in ("/docs", "/openapi.json", "/v1/health", "/nothing"):
+                response = await caller.get(path)
+                assert response.status_code == 429, path
+                assert response.json()["details"][0]["metadata"]["limit"] == "max_health_calls"
+            writer.close()
+            async with asyncio.timeout(30):
+                while (await caller.get("/docs")).status_code != 200:
+                    await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

@@ -251,6 +251,24 @@ def test_a_tenants_rate_is_what_it_says() -> None:
     assert taken >= 1000
 
 
+@pytest.mark.parametrize(("before", "debt"), [("", 0), ("calls-per-second=1000", 99)])
+def test_a_rate_that_a_reload_brings_starts_without_a_debt_of_calls(tmp_path: Path, before: str, debt: int) -> None:
+    """100,000 calls owe nothing where they had no limit, and 99 seconds at any rate after one of 1,000 per second."""
+    (tmp_path / "tokens").write_text(f"secret {before}\n")
+    authenticator = Authenticator(tmp_path / "tokens")
+    tenant = authenticator.identify(bearer("secret")).tenant
+    tenant.take_calls()
+    tenant.charge(99_999)
+    (tmp_path / "tokens").write_text("secret calls-per-second=2\n")
+    authenticator.reload()
+    try:
+        tenant.take_calls()
+        wait = 0.0
+    except CallError as refused:
+        wait = refused.retry_after or 0.0
+    assert debt / 2 <= wait <= debt
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

@@ -7,9 +7,10 @@ alone, and is told why; gRPC's own limit of calls would refuse every tenant at o
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
@@ -135,11 +136,16 @@ class ContractAdmission(grpc.GenericRpcHandler):
             return _refusal(error)
         task = asyncio.current_task()
         assert task is not None, "gRPC looks for handlers in the task of the call"
-        task.add_done_callback(lambda _: self._calls.end(tenant))
+        task.add_done_callback(functools.partial(self._end, tenant))
         behaviour: Any = handler.unary_unary
         if behaviour is None or not self._calls.in_turn(tenant):
             return handler
         return self._read_in_turn(behaviour, handler.response_serializer, tenant)
+
+    def _end(self, tenant: Tenant, call: asyncio.Task[Any]) -> None:
+        self._calls.end(tenant)
+        if call.cancelled():  # which gRPC does where the caller is gone, or its deadline has passed
+            self._metrics.hang_ups["grpc"] += 1
 
     def _read_in_turn(self, behaviour: Any, write: Any, tenant: Tenant) -> Handler:
         """The same call, whose request is read in turn."""
@@ -157,7 +163,7 @@ class ContractAdmission(grpc.GenericRpcHandler):
 
 
 class OpenAdmission(grpc.GenericRpcHandler):
-    """Bounds the calls of services that need no token: health and reflection.
+    """Bounds the calls that need no token: health, reflection, and pages and refusals over HTTP.
 
     limit: calls that wait (Watch, reflection) at once, and as many that do not (Check). A quarter of them may come from
     one address, 16 over one connection: who holds all that they can get keeps nobody else from asking.
@@ -166,6 +172,7 @@ class OpenAdmission(grpc.GenericRpcHandler):
     def __init__(self, limit: int) -> None:
         self._waiting = _Bound(limit)
         self._passing = _Bound(limit)
+        self._turn = asyncio.Lock()
         self._reading: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._handlers: dict[str, Handler] = {}
 
@@ -177,6 +184,18 @@ class OpenAdmission(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: Details) -> Handler | None:
         return self._handlers.get(handler_call_details.method)
+
+    @asynccontextmanager
+    async def take_turn(self, peer: str) -> AsyncIterator[None]:
+        """Counts a stranger's request over HTTP while it is answered. Raises OVERLOADED beyond the bounds.
+
+        Answers, refusals included, begin one in a round of the event loop: who has a thousand connections and repeats
+        each request as soon as it is answered would have all of the loop.
+        """
+        async with self._turn:
+            await asyncio.sleep(0)
+        with self._passing.hold(peer):
+            yield
 
     def _handler(self, method: MethodDescriptor, servicer: Any) -> Handler:
         bound = self._waiting if method.server_streaming else self._passing

@@ -99,13 +99,14 @@ class Authenticator:
             raise TokenFileError(f"{path} is not text") from error
         fresh: dict[bytes, Grant] = {}
         tenants: dict[str, Tenant] = {}
+        quotas: dict[str, Quota] = {}
         for number, token, tenant_id, name, quota, expires in _read_lines(text, path, self._default):
             tenant = tenants.get(tenant_id)
             if tenant is None:
                 # Who was ever there has his sessions again, and what he has taken.
                 tenant = tenants[tenant_id] = self._tenants.get(tenant_id) or Tenant(tenant_id, name, quota)
-                tenant.quota = quota
-            elif tenant.quota != quota:
+                quotas[tenant_id] = quota
+            elif quotas[tenant_id] != quota:
                 raise TokenFileError(f"{path}, line {number}: {name} has other limits in an earlier line")
             if _digest(token) in fresh:
                 raise TokenFileError(f"{path}, line {number}: the same token as in an earlier line")
@@ -120,6 +121,8 @@ class Authenticator:
             else:
                 grant.revoked = True
         self._grants = fresh
+        for tenant_id, tenant in tenants.items():
+            tenant.change_quota(quotas[tenant_id])
         self._tenants.update(tenants)
 
 

@@ -56,8 +56,8 @@ _LIMIT_HELP = {
     "max_lease_seconds": "The longest lease that Open can ask for.",
     "max_connections_per_address": "From one IPv4 address or IPv6 /64, on Linux. Those beyond are closed within a "
     "second, those without a stream first; 0: no limit but the one of all.",
-    "max_health_calls": "Calls of health and reflection at once; a quarter of them from one address, 16 over one "
-    "connection.",
+    "max_health_calls": "Calls of health, reflection and pages of HTTP at once; a quarter of them from one "
+    "address, 16 over one connection.",
 }
 _SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
 _LEAST = {"max_message_bytes": 1024, "max_step_bytes": 1024, "max_connections_per_address": 0}

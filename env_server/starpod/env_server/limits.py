@@ -100,6 +100,15 @@ class Tenant:
         self._level = max(1.0, quota.calls_per_second)
         self._refilled = time.monotonic()
 
+    def change_quota(self, quota: Quota) -> None:
+        """Apply other limits. Calls that were taken at the old rate cost as many seconds at the new one."""
+        before, after = self.quota.calls_per_second, quota.calls_per_second
+        if before and after:
+            self._level *= after / before
+        elif after:  # what was taken without a limit is no debt
+            self._level = max(1.0, after)
+        self.quota = quota
+
     def check_sessions(self, count: int) -> None:
         """Raises OVERLOADED if `count` more sessions are more than the tenant may have."""
         limit = self.quota.sessions

@@ -44,6 +44,8 @@ class Metrics(Collector):
         self._errors: Counter[tuple[str, str]] = Counter()
         self.calls_in_flight = 0
         self.streams = 0
+        self.hang_ups: Counter[str] = Counter(grpc=0, http=0)
+        """Calls by transport whose caller went away, or gave up, before the reply: no failure of the server."""
         self.tenants: Tenants | None = None
         self.effects: Counter[tuple[str, str]] = Counter()
 
@@ -111,6 +113,12 @@ class Metrics(Collector):
         for (method, reason), count in list(self._errors.items()):
             errors.add_metric([method, reason], count)
         yield errors
+        hang_ups = CounterMetricFamily(
+            "starpod_hang_ups", "Calls whose caller went away before the reply.", labels=["transport"]
+        )
+        for transport, count in list(self.hang_ups.items()):
+            hang_ups.add_metric([transport], count)
+        yield hang_ups
         effects = CounterMetricFamily(
             "starpod_effects", "Calls of environments to the outside.", labels=["environment", "outcome"]
         )

@@ -33,6 +33,8 @@ _ID_BYTES = 68
 """Of a session's id, with what tells that it is one."""
 _LEAST_BYTES = 2
 """Of a field on the wire."""
+_BYTES_OF_A_CHARACTER = 4
+"""At most, in UTF-8."""
 _CHUNK = 2**14
 """Characters of a JSON text that are looked at before it is asked whether these are enough."""
 _SLICE = 2**14
@@ -201,7 +203,16 @@ def check_actions(actions: Sequence[pb.Action], limits: ServerLimits) -> None:
 
 def check_texts(texts: Sequence[str], limits: ServerLimits) -> None:
     """The same for the texts of a row of columns."""
-    _check_sizes(len(texts), sum(map(len, texts)), limits)
+    _check_sizes(len(texts), count_bytes(texts, limits.max_step_bytes), limits)
+
+
+def count_bytes(texts: Sequence[str], limit: int) -> int:
+    """Return the bytes of the texts in UTF-8, or only a lower bound if that is enough to tell on which side of `limit`
+    they are."""
+    characters = sum(map(len, texts))
+    if characters > limit or characters * _BYTES_OF_A_CHARACTER <= limit:
+        return characters
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts)
 
 
 def _check_sizes(count: int, size: int, limits: ServerLimits) -> None:

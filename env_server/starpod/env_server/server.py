@@ -251,16 +251,20 @@ class EnvironmentServer:
             self._service,
             self.worker,
             self._open_calls,
+            self._open,
             hosts=(self.config.host, *http.hosts),
             endpoints=http.endpoints,
             mcp=await self._start_mcp() if http.mcp else None,
             ors=ORSService(self._service, self.worker) if http.ors else None,
         )
         try:
-            self._http = HTTPServer(service, self.config, http.port)
+            self._http = HTTPServer(service, self.config, http.port, self._count_hang_ups)
         except OSError as error:
             raise ServerError(f"cannot listen for HTTP on port {http.port}: {error}") from error
         await self._http.start()
+
+    def _count_hang_ups(self, requests: int) -> None:
+        self.metrics.hang_ups["http"] += requests
 
     async def _start_mcp(self) -> MCPService:
         try:

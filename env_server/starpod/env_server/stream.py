@@ -17,7 +17,7 @@ from starpod.env_server.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, 
 from starpod.env_server.eager import run_eagerly
 from starpod.env_server.errors import CallError, bad_argument, overloaded, release
 from starpod.env_server.limits import SLICE_SECONDS
-from starpod.env_server.requests import check_texts, extra_members, is_large, measure, parse
+from starpod.env_server.requests import check_texts, count_bytes, extra_members, is_large, measure, parse
 from starpod.env_server.responses import split_response
 from starpod.env_server.session import SessionTable
 from starpod.env_server.timing import Timing, begin, clock
@@ -162,7 +162,8 @@ class StreamServer:
             stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, total), self._table)
             broken = list[Broken]()
             with self._tenant.working:
-                if large and any(sum(map(len, each)) > limits.max_step_bytes for each in rows.actions[start:stop]):
+                most_bytes = limits.max_step_bytes
+                if large and any(count_bytes(each, most_bytes) > most_bytes for each in rows.actions[start:stop]):
                     others = list(range(start, stop))
                 else:
                     others, broken, stop = step_rows(

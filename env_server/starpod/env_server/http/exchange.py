@@ -24,6 +24,8 @@ Headers = Sequence[tuple[str, str]]
 JSON = "application/json"
 _LINGER_SECONDS = 2.0
 """How long the rest of a body is received that nobody reads: a connection that is reset loses its response."""
+_LENGTH_DIGITS = 20
+"""Digits of a Content-Length. Python refuses to read a number of more than 4,300."""
 
 _STATUS = {
     code_pb2.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
@@ -88,6 +90,9 @@ class Exchange:
         if self.header("transfer-encoding") or not length.isdecimal():
             error = bad_argument("content-length", "is missing; send the body whole, with its length")
             raise Refused(HTTPStatus.LENGTH_REQUIRED, error)
+        if len(length) > _LENGTH_DIGITS:
+            problem = f"has {len(length)} digits; write the number of bytes without leading zeros"
+            raise Refused(HTTPStatus.BAD_REQUEST, bad_argument("content-length", problem))
         if most and int(length) > most:
             raise body_too_large(int(length), most)
 

@@ -18,6 +18,8 @@ pre { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; paddi
 summary { cursor: pointer; padding: 6px 0; } details { border-bottom: 1px solid var(--line); }
 table { border-collapse: collapse; margin: 4px 0 12px 16px; } td { padding: 2px 16px 2px 0; vertical-align: top; }
 """
+_URL = "http://url-of-this-server.invalid"
+"""Stands in the page that is made once for the URL by which a caller knows the server."""
 _EPISODE = """curl {url}/v1/environments/{id}
 curl {url}/v1/sessions:open -H 'content-type: application/json' -d '{{"environment_id": "{id}", "seed": 7}}'
 curl {url}/v1/sessions/SESSION:step -H 'content-type: application/json' \\
@@ -25,12 +27,22 @@ curl {url}/v1/sessions/SESSION:step -H 'content-type: application/json' \\
 curl {url}/v1/sessions:close -H 'content-type: application/json' -d '{{"session_ids": ["SESSION"]}}'"""
 
 
-def page(url: str, environments: Sequence[type[Environment]]) -> bytes:
-    """The page of a server. url: as the caller has it."""
+class Page:
+    """The page of a server, made once: strangers may ask for it as often as they like."""
+
+    def __init__(self, environments: Sequence[type[Environment]]) -> None:
+        self._pieces = [piece.encode() for piece in _write(environments).split(_URL)]
+
+    def at(self, url: str) -> bytes:
+        """Return the page for a caller who knows the server by this URL."""
+        return escape(url).encode().join(self._pieces)
+
+
+def _write(environments: Sequence[type[Environment]]) -> str:
     document = json.loads(openapi())
     listed = " ".join(f'<a href="/v1/environments/{each.spec.id}">{each.spec.id}</a>' for each in environments)
     first = environments[0].spec
-    episode = _EPISODE.format(url=url, id=first.id, action=first.actions[0] if first.actions else "...")
+    episode = _EPISODE.format(url=_URL, id=first.id, action=first.actions[0] if first.actions else "...")
     operations = [
         _operation(verb, path, operation)
         for path, verbs in document["paths"].items()
@@ -49,9 +61,7 @@ def page(url: str, environments: Sequence[type[Environment]]) -> bytes:
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
     body = "".join(parts)
-    return (
-        f'<!doctype html><html lang="en"><head>{head}<title>starpod</title></head><body>{body}</body></html>'.encode()
-    )
+    return f'<!doctype html><html lang="en"><head>{head}<title>starpod</title></head><body>{body}</body></html>'
 
 
 def _operation(verb: str, path: str, operation: dict[str, Any]) -> str:

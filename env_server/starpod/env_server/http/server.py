@@ -7,11 +7,12 @@ import contextlib
 import socket
 import ssl
 from asyncio import TimerHandle, Transport
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from starpod.env_server.config import ServerConfig
 
@@ -28,16 +29,21 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """Closes connections beyond `max_connections`, and those whose headers are long, or not there after `seconds`."""
+    """Closes connections beyond `max_connections`, and those whose headers are long, or not there after `seconds`.
+
+    on_hang_up: called with the number of requests on a connection that its caller closed without their responses.
+    """
 
     max_connections: int
     seconds: float
+    on_hang_up: Callable[[int], None]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._in_headers = self._began = False
         self._headers_bytes = 0
         self._impatience: TimerHandle | None = None
+        self._unanswered: deque[RequestResponseCycle] = deque()
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -48,6 +54,14 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
+        # uvicorn tells this to the newest request alone. Others, which a caller sent before their responses came, would
+        # write to a closed connection, which is an error in uvloop.
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._forget_answered()
+        if self._unanswered:
+            self.on_hang_up(len(self._unanswered))
 
     def data_received(self, data: bytes) -> None:
         goes_on, self._began = self._in_headers, False
@@ -68,6 +82,14 @@ class _Protocol(HttpToolsProtocol):
         self._in_headers = False
         self._stop_waiting()
         super().on_headers_complete()
+        self._forget_answered()
+        if self.cycle is not None and (not self._unanswered or self._unanswered[-1] is not self.cycle):
+            self._unanswered.append(self.cycle)
+
+    def _forget_answered(self) -> None:
+        """Drops the requests whose response is complete. Responses come in the order of their requests."""
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
 
     def _wait_for_headers(self) -> None:
         self._impatience = self.loop.call_later(self.seconds, self.transport.abort)
@@ -79,13 +101,18 @@ class _Protocol(HttpToolsProtocol):
 
 
 class HTTPServer:
-    """Serves an ASGI application on a port. Use as `await start()`, `await stop()`."""
+    """Serves an ASGI application on a port. Use as `await start()`, `await stop()`.
 
-    def __init__(self, app: Any, config: ServerConfig, port: int) -> None:
+    on_hang_up: called with the number of requests that were left when their caller closed the connection.
+    """
+
+    def __init__(self, app: Any, config: ServerConfig, port: int, on_hang_up: Callable[[int], None]) -> None:
         limits, tls = config.limits, config.tls
 
         class Bounded(_Protocol):
             max_connections, seconds = limits.max_connections, config.handshake_seconds
+
+        Bounded.on_hang_up = staticmethod(on_hang_up)
 
         self._sockets = list(_listen(config.host, port))
         self.port = int(self._sockets[0].getsockname()[1])

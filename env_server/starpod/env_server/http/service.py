@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import Message
 
-from starpod.env_server.admission import OpenCalls, receive_in_time
+from starpod.env_server.admission import OpenAdmission, OpenCalls, receive_in_time
 from starpod.env_server.errors import CallError
 from starpod.env_server.http.encoding import max_bytes, read_json, write_json
-from starpod.env_server.http.exchange import Exchange, Receive, Refused, Scope, Send, write_status
+from starpod.env_server.http.exchange import Exchange, Headers, Receive, Refused, Scope, Send, write_status
 from starpod.env_server.http.openapi import openapi
-from starpod.env_server.http.page import page
+from starpod.env_server.http.page import Page
 from starpod.env_server.http.routes import Route, find
 from starpod.env_server.limits import Tenant
 from starpod.env_server.responses import too_large
@@ -38,6 +39,7 @@ class HTTPService:
         service: EnvironmentService,
         worker: Worker,
         calls: OpenCalls,
+        strangers: OpenAdmission,
         *,
         hosts: tuple[str, ...],
         endpoints: tuple[str, ...],
@@ -47,6 +49,7 @@ class HTTPService:
         self._service = service
         self._worker = worker
         self._calls = calls
+        self._open = strangers
         self._hosts = frozenset(name.lower() for name in ("localhost", *hosts))
         self._endpoints = endpoints
         self._mcp = mcp
@@ -57,15 +60,9 @@ class HTTPService:
         exchange = Exchange(scope, receive, send)
         try:
             exchange.check_host(self._hosts)
-            if exchange.path == HEALTH:
-                await self._health(exchange, scope["query_string"])
-                return
-            if exchange.path == OPENAPI:
-                await exchange.respond(openapi())
-                return
-            if exchange.path == PAGE:
-                url = f"{scope['scheme']}://{exchange.header('host')}"
-                await exchange.respond(page(url, list(self._worker.registry)), content_type="text/html; charset=utf-8")
+            if exchange.path in (HEALTH, OPENAPI, PAGE):
+                async with self._open.take_turn(exchange.peer):
+                    await self._answer_anyone(exchange, scope)
                 return
             if self._mcp is not None and f"{exchange.path}/".startswith("/mcp/"):
                 self._mcp.check(exchange)
@@ -82,12 +79,48 @@ class HTTPService:
                 error = _no_such("method", exchange.verb)
                 raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, error, (("allow", route.verb),))
         except Refused as refused:
-            await exchange.fail(refused.error, refused.status, refused.headers)
+            await self._refuse(exchange, refused.error, refused.status, refused.headers)
+            return
+        except CallError as error:
+            await exchange.fail(error)
             return
         if route.method.server_streaming:
             await self._stream(exchange)
         else:
             await self._unary(exchange, route, value)
+
+    async def _answer_anyone(self, exchange: Exchange, scope: Scope) -> None:
+        """Answers a request that needs no token."""
+        if exchange.path == HEALTH:
+            await self._health(exchange, scope["query_string"])
+        elif exchange.path == OPENAPI:
+            await exchange.respond(openapi())
+        else:
+            body = self._page.at(f"{scope['scheme']}://{exchange.header('host')}")
+            await exchange.respond(body, content_type="text/html; charset=utf-8")
+
+    @functools.cached_property
+    def _page(self) -> Page:
+        return Page(list(self._worker.registry))
+
+    async def _refuse(
+        self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
+    ) -> None:
+        """Refuses a request that anybody can make, within the bounds of those that need no token."""
+        try:
+            async with self._open.take_turn(exchange.peer):
+                await exchange.fail(error, status, headers)
+        except CallError as beyond:
+            await exchange.fail(beyond)
+
+    async def _fail(
+        self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
+    ) -> None:
+        """Answers a call that failed; one without a valid token as any request of a stranger."""
+        if error.reason == "UNAUTHENTICATED":
+            await self._refuse(exchange, error, status, headers)
+        else:
+            await exchange.fail(error, status, headers)
 
     async def _unary(self, exchange: Exchange, route: Route, value: str) -> None:
         timing = begin(clock())
@@ -115,7 +148,7 @@ class HTTPService:
                 self._worker.metrics.error(route.name, failure.reason)
             except Exception as error:
                 failure = self._service.failure(route.name, error)
-            await exchange.fail(failure, status, timing.trailer())
+            await self._fail(exchange, failure, status, timing.trailer())
 
     async def _stream(self, exchange: Exchange) -> None:
         """A Stream of one message, whose replies come as events while they finish."""
@@ -140,7 +173,10 @@ class HTTPService:
                 return
             except Exception as error:
                 failure = self._service.failure("Stream", error)
-            await events.fail(failure)
+            if events.started:
+                await events.fail(failure)
+            else:
+                await self._fail(exchange, failure)
 
     async def _serve_mcp(self, mcp: MCPService, exchange: Exchange, scope: Scope, send: Send) -> None:
         with self._service.tracer.span("MCP", exchange.metadata):
@@ -157,7 +193,7 @@ class HTTPService:
                 return
             except CallError as error:
                 failure = self._service.failure("MCP", error)
-            await exchange.fail(failure)
+            await self._fail(exchange, failure)
 
     async def _serve_ors(self, ors: ORSService, exchange: Exchange) -> None:
         if (key := exchange.header("x-api-key")) and not exchange.header("authorization"):
@@ -180,7 +216,7 @@ class HTTPService:
                 return
             except Exception as error:
                 failure = self._service.failure("ORS", error)
-            await exchange.fail(failure)
+            await self._fail(exchange, failure)
 
     async def _receive(self, exchange: Exchange, route: Route | None, tenant: Tenant) -> Body:
         if exchange.verb != "POST":
@@ -213,11 +249,11 @@ class HTTPService:
 
 
 class _Events:
-    """A Stream's connection: one message in, server-sent events out."""
+    """A Stream's connection: one message in, server-sent events out. started: whether the response has begun."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._started = False
+        self.started = False
         self.request = b""
 
     async def read(self) -> Any:
@@ -231,9 +267,6 @@ class _Events:
         await self._exchange.send_event(write_json(message))
 
     async def fail(self, failure: CallError) -> None:
-        if not self._started:
-            await self._exchange.fail(failure)
-            return
         await self._exchange.send_event(write_status(failure.status()), "error")
         await self._exchange.end_events()
 
@@ -242,8 +275,8 @@ class _Events:
         await self._exchange.end_events()
 
     async def _start(self) -> None:
-        if not self._started:
-            self._started = True
+        if not self.started:
+            self.started = True
             await self._exchange.start_events()
 
 

@@ -224,8 +224,11 @@ class MCPService:
         self, caller: _Caller, played: _Played, arguments: Fields, more: Fields
     ) -> tuple[Message, CallToolResult]:
         fields = dict(more)
+        want = more.get("want") or {}
+        if not isinstance(want, dict):
+            raise bad_argument("want", "is no object")
         if not more or "image" in arguments:
-            fields["want"] = {**more.get("want", {}), "image": arguments.get("image") is True}
+            fields["want"] = {**want, "image": arguments.get("image") is True}
         if arguments.get("seed") is not None:
             fields["seed"] = _number("seed", arguments["seed"], 2**64)
         options = arguments.get("options")
