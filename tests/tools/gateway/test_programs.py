@@ -198,7 +198,7 @@ async def test_a_program_that_cannot_be_started_ends_the_run(server: ServerProce
 async def test_what_a_program_started_ends_with_its_episode(server: ServerProcess, tmp_path: Path) -> None:
     program = f"""
 import subprocess
-child = subprocess.Popen(["sleep", "600"])
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
 open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
 {PLAYS}
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
-import signal
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +15,7 @@ from http import HTTPStatus
 
 from starpod.client import Observation
 from starpod.client import Session as Environment
-from starpod.gateway import mcp
+from starpod.gateway import mcp, supervise
 from starpod.gateway.app import create_app
 from starpod.gateway.environment import endpoints
 from starpod.gateway.lineage import Layout
@@ -29,9 +30,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.prompts.conversation import Template
 
 _GRACE_SECONDS = 5.0
-"""For a program to end by itself when its episode is over."""
-_SHOWN = 500
-"""Characters of what a failed program wrote last."""
+"""For a program to end by itself when its episode is over, and then for its supervisor."""
 
 
 class Programs:
@@ -148,47 +147,33 @@ class ProgramAgent(OutsideAgent):
             "STARPOD_ENVIRONMENT_URL": f"{url}/environment",
             **({"STARPOD_MCP_URL": f"{url}{mcp.PATH}"} if mcp.installed() else {}),
         }
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # so that what it starts ends with it
-            )
-        except OSError as error:
-            self.leave(f"collect.agent.command cannot be started: {error}", refused=True)
-            return
-        try:
-            last = await self._follow(process)
-            if process.returncode and not self._finished.is_set():
-                self.leave(f"{command[0]} ended with status {process.returncode}: {last}")
-            else:
-                self.leave()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-
-    async def _follow(self, process: asyncio.subprocess.Process) -> str:
-        """Waits for the process, and not long when its episode is over. Returns what it wrote last."""
-        assert process.stderr is not None
-        tail = bytearray()
-
-        async def read(stream: asyncio.StreamReader) -> None:
-            while data := await stream.read(1 << 16):
-                tail.extend(data)
-                del tail[:-_SHOWN]
-
-        reading = asyncio.create_task(read(process.stderr))
-        ended = asyncio.create_task(process.wait())
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", supervise.__file__, *command),
+            env=environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the trainer alone
+        )
+        assert process.stdin is not None and process.stdout is not None
+        reading = asyncio.create_task(process.stdout.read())
         finished = asyncio.create_task(self._finished.wait())
         try:
-            await asyncio.wait((ended, finished), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait((ended,), timeout=_GRACE_SECONDS)
-            await asyncio.wait((reading,), timeout=_GRACE_SECONDS if ended.done() else 0)
+            await asyncio.wait((reading, finished), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reading,), timeout=_GRACE_SECONDS)
         finally:
-            for task in (reading, ended, finished):
+            process.stdin.close()  # the supervisor ends whatever still runs
+            await asyncio.wait((reading,), timeout=_GRACE_SECONDS)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            for task in (reading, finished):
                 task.cancel()
-        return " ".join(tail.decode(errors="replace").split())
+        report = json.loads(reading.result() or b"{}") if reading.done() and not reading.cancelled() else {}
+        if "refused" in report:
+            self.leave(f"collect.agent.command cannot be started: {report['refused']}", refused=True)
+        elif not report:
+            self.leave(f"the process that supervised {command[0]} was ended")
+        elif report["status"] and not self._finished.is_set():
+            self.leave(f"{command[0]} ended with status {report['status']}: {report['last']}")
+        else:
+            self.leave()

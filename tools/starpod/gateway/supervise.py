@@ -1,0 +1,125 @@
+"""Runs one program, and ends everything that it started: `python -I -S supervise.py COMMAND...`.
+
+It is a process of its own so that the program's descendants end with it, however the trainer ends. On Linux it is
+their subreaper: a child whose parent is gone becomes a child of this process, whatever session or group it made for
+itself. Elsewhere only the program's process group is ended.
+
+Standard input: when it ends, so does the program. It ends with the trainer, even one that is killed.
+Standard output: one line of JSON when all is over, `{"status": 1, "last": "..."}` or `{"refused": "..."}`. The program
+never holds it, so that nothing the program leaves behind keeps the reader waiting.
+"""
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+SHOWN = 500
+"""Bytes of the program's standard error that are reported, the last ones."""
+_PR_SET_CHILD_SUBREAPER = 36
+_END_SECONDS = 3.0
+"""Time for killed processes to be gone. One that hangs in the kernel does not keep the supervisor."""
+_POLL_SECONDS = 0.01
+
+
+def main(command: list[str]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake, woken = os.pipe()
+    for end in (wake, woken):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    try:
+        program = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        report(refused=str(error))
+        return
+    assert program.stderr is not None
+    errors = program.stderr.fileno()
+    os.set_blocking(errors, False)
+    tail = wait(program, wake, errors)
+    end_all(program)
+    tail = (tail + read(errors))[-SHOWN:]
+    report(status=program.poll(), last=" ".join(tail.decode(errors="replace").split()))
+
+
+def wait(program: "subprocess.Popen[bytes]", wake: int, errors: int) -> bytes:
+    """Wait until the program ends, standard input ends or SIGTERM comes. Return what the program wrote last."""
+    tail = b""
+    with selectors.DefaultSelector() as selector:
+        for watched in (0, wake, errors):
+            selector.register(watched, selectors.EVENT_READ)
+        while program.poll() is None:
+            for key, _ in selector.select():
+                if key.fd == 0 and not os.read(0, 1 << 10):
+                    return tail
+                if key.fd == wake and signal.SIGTERM in os.read(wake, 1 << 10):
+                    return tail
+                if key.fd == errors:
+                    data = read(errors, 1 << 16)
+                    tail = (tail + data)[-SHOWN:]
+                    if not data:
+                        selector.unregister(errors)
+    return tail
+
+
+def read(descriptor: int, most: int = 1 << 20) -> bytes:
+    """Return what can be read now: a descendant may hold the other end open for ever."""
+    try:
+        return os.read(descriptor, most)
+    except BlockingIOError:
+        return b""
+
+
+def end_all(program: "subprocess.Popen[bytes]") -> None:
+    """Kill the program and all its descendants. Those of a killed process become children of this one."""
+    give_up = time.monotonic() + _END_SECONDS
+    while time.monotonic() < give_up:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(program.pid, signal.SIGKILL)
+        left = children()
+        for child in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        program.poll()
+        for child in left:
+            if child != program.pid:
+                with suppress(ChildProcessError):
+                    os.waitpid(child, os.WNOHANG)
+        if not left:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def children() -> list[int]:
+    """Return the processes whose parent is this one; none where the system does not tell."""
+    found: list[int] = []
+    with suppress(OSError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # PID (NAME) STATE PARENT: the name may hold anything.
+                if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                    found.append(int(name))
+    return found
+
+
+def report(**values: object) -> None:
+    with suppress(BrokenPipeError):
+        os.write(1, json.dumps(values).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
