@@ -22,6 +22,7 @@ from starpod.env_server.environment import (
     Unavailable,
     digest,
 )
+from starpod.env_server.untrusted import read_untrusted_json
 
 __all__ = [
     "INVALID",
@@ -46,5 +47,6 @@ __all__ = [
     "digest",
     "encode_png",
     "read_sprites",
+    "read_untrusted_json",
     "run_confined",
 ]

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import random
 import textwrap
 
@@ -53,7 +54,8 @@ ATTACKS = {
     "x = [0] * 10**10": "too much memory",
     "x = 'a' * 10**9": "too much memory",
     "import os\nos._exit(0)": "ended the process",
-    "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)": "ended the process",
+    "import signal\nsignal.raise_signal(signal.SIGKILL)": "ended the process",
+    "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)": "PermissionError|ProcessLookupError",
     "raise SystemExit": "SystemExit",
     "def f(:": "SyntaxError",
     "x = open('/etc/passwd').read()": "FileNotFoundError|PermissionError",
@@ -180,6 +182,58 @@ def test_share_pays_for_the_best_so_far() -> None:
 def test_texts_hash_alike_in_every_process() -> None:
     program = "raise ValueError(list({'a', 'b', 'c', 'd', 'e', 'f'}))"
     assert len({str(turn(start(3), program).parts) for _ in range(2)}) == 1
+
+
+@pytest.mark.parametrize(
+    "looked_at",
+    [
+        "time.time(), time.monotonic_ns(), time.perf_counter(), time.process_time(), time.clock_gettime(0)",
+        "time.ctime(), time.asctime(), time.strftime('%H:%M:%S'), time.localtime(), time.gmtime()",
+        "datetime.datetime.now(), datetime.datetime.utcnow(), datetime.date.today()",
+        "os.getpid(), os.getppid(), posix.getpid(), os.times(), threading.get_native_id()",
+        "os.urandom(4), os.getrandom(4), random.random(), random.Random().random(), random.SystemRandom().random()",
+    ],
+)
+def test_a_program_looks_at_the_same_world_in_every_process(looked_at: str) -> None:
+    program = f"import datetime, os, posix, random, threading, time\nraise ValueError(({looked_at}))"
+    first, second = (str(turn(start(3), program).parts) for _ in range(2))
+    assert first == second and "ValueError" in first
+    assert str(os.getpid()) not in first
+
+
+@pytest.mark.parametrize("module", ["uuid", "secrets", "_random", "_datetime", "resource", "multiprocessing.process"])
+def test_a_module_that_differs_from_process_to_process_cannot_be_imported(module: str) -> None:
+    assert "ModuleNotFoundError" in str(turn(start(3), f"import {module}").parts)
+
+
+def test_time_passes_for_a_program() -> None:
+    """Or who waits for it would wait until all instructions are used up."""
+    waiting = "import time\nstarted = time.time()\nwhile time.time() < started + 0.5: time.sleep(0.1)\n"
+    task = start(3).environment.task
+    assert turn(start(3), waiting + task.program).success
+
+
+HALF = "'\\ud800'"
+"""Half of a surrogate pair in a program, which no message can hold."""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"raise ValueError({HALF})",
+        f"raise type('\\udfff', (Exception,), {{}})({HALF} * 300)",
+        f"def FUNCTION(*_): raise KeyError({HALF})",
+        f"class Told(Exception):\n    def __str__(self): return {HALF}\ndef FUNCTION(*_): raise Told",
+        f"def FUNCTION(*_): return {HALF}",
+        f"def FUNCTION(*_): return [[{HALF}]]",
+    ],
+)
+def test_half_a_surrogate_pair_is_a_failed_attempt_and_its_observation_can_be_sent(program: str) -> None:
+    episode = start(3, attempts=2)
+    told = turn(episode, program.replace("FUNCTION", episode.environment.task.function)).parts
+    assert isinstance(told, str)
+    told.encode()
+    assert turn(episode, episode.environment.expert_action()).success
 
 
 def test_forks_and_snapshots_go_on_the_same() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server import ToolCall
+from starpod.env_server import Tool, ToolCall
 from starpod.env_server.episode import Episode, Transition, Want
 from starpod.environments.desk import Desk
 from starpod.environments.desk.tasks import KINDS
@@ -98,3 +98,15 @@ def test_the_desk_has_an_end() -> None:
     for number in range(60):
         call(episode, "write_file", name=str(number), text="")
     assert len(episode.environment.files) == 50
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_half_a_surrogate_pair_in_a_text_can_be_shown(tool: Tool) -> None:
+    known = {
+        name: 1 if schema["type"] == "integer" else "HALF" for name, schema in tool.parameters["properties"].items()
+    }
+    episode = start(3, expert_calls="text")
+    shown = episode.turn([write_call(tool.name, known).replace("HALF", "\\ud800")], Want()).parts
+    assert isinstance(shown, str)
+    shown.encode()
+    episode.environment.render().encode()  # type: ignore[union-attr]

@@ -29,6 +29,7 @@ from starpod.env_server.hosting.spaces import (
     words,
     writer,
 )
+from starpod.env_server.untrusted import read_untrusted_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +156,7 @@ class GymnasiumGame(Game):
             raise ValueError("actions are text or JSON")
         if isinstance(self.plan.action_space, Text):
             return action
-        try:
-            return json.loads(action)
-        except RecursionError as error:
-            raise ValueError("nested too deeply") from error
+        return read_untrusted_json(action)
 
 
 def _words(value: Any) -> str:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from starpod.env_server.environment import JSON, Action, Tool, ToolCall
 from starpod.env_server.hosting.request import HostingRequest, import_named
+from starpod.env_server.untrusted import read_untrusted_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class Actions:
                 return self._object(action.value)
             case str():
                 try:
-                    return self._object(json.loads(action))
-                except (ValueError, RecursionError):
+                    return self._object(read_untrusted_json(action))
+                except ValueError:
                     if not self.only_field:
                         raise ValueError("not an action") from None
                     return self._validate({self.only_field: action})

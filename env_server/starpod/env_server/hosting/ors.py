@@ -29,6 +29,7 @@ from starpod.env_server.environment import (
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, publish, starpod_id
 from starpod.env_server.hosting.ors_server import ORSError, ORSServer
 from starpod.env_server.hosting.request import HostingRequest, nearest
+from starpod.env_server.untrusted import read_untrusted_json
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:
@@ -86,8 +87,8 @@ class GameFactory:
         """The tool that an action calls and its arguments; None where it calls none."""
         written = action.value if isinstance(action, JSON) else None
         if isinstance(action, str):
-            with contextlib.suppress(ValueError, RecursionError):
-                written = json.loads(action)
+            with contextlib.suppress(ValueError):
+                written = read_untrusted_json(action)
         match written:
             case {"tool_name": str(called), "arguments": dict(given)}:
                 return called, given

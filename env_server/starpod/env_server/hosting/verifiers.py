@@ -45,6 +45,7 @@ from starpod.env_server.hosting.hosted import (
 )
 from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting
 from starpod.env_server.hosting.verifiers_episodes import HARNESS, EpisodePlayer, LiveEpisode
+from starpod.env_server.untrusted import read_untrusted_json
 
 _TASKS_OF_THE_ENDLESS = 1000
 _DEFAULT_HARNESS = "bash"
@@ -157,8 +158,8 @@ class VerifiersGame(Game):
         written = action.value if isinstance(action, JSON) else None
         if isinstance(action, str):
             try:
-                written = json.loads(action) if self.episode.tools else None
-            except (ValueError, RecursionError):
+                written = read_untrusted_json(action) if self.episode.tools else None
+            except ValueError:
                 written = None
         match written:
             case {"tool_name": str(name), "arguments": dict(arguments)}:

@@ -20,6 +20,7 @@ from starpod.env_server import (
     Outcome,
     Unavailable,
     digest,
+    read_untrusted_json,
     run_confined,
 )
 
@@ -72,12 +73,14 @@ class CodingOptions(EnvironmentOptions):
 class Coding(Environment):
     """The seed fixes the task and its tests. Programs of the same text have the same results.
 
-    Instructions are counted, which is the same everywhere; the clock ends only what runs long within one of them.
+    Instructions are counted, which is the same everywhere; the clock ends only what runs long within one of them. A
+    program sees the same time, process id and random numbers in every process. It could still tell processes apart by
+    addresses in memory (`id`, the texts of plain objects) and facts about the machine.
     """
 
     spec = EnvironmentSpec(
         id="coding-v1",
-        version="1.0.1",
+        version="1.0.2",
         title="Coding: write a function that passes hidden tests",
         instructions=(
             "Write a Python function as described. Answer with the whole program, plain or in a block of ```python. It "
@@ -176,13 +179,13 @@ class Coding(Environment):
         if ended == "time":
             return _LIMITS["time"], failed
         try:
-            said = json.loads(reply)
+            said = read_untrusted_json(reply)
             if "limit" in said:
                 return _LIMITS[said["limit"]], failed
             if "error" in said:
                 return str(said["error"])[:200], failed
             results = [(result.get("error"), result.get("value")) for result in said["results"]]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return _LIMITS["died"], failed
         return ("", results) if len(results) == len(failed) else (_LIMITS["died"], failed)
 

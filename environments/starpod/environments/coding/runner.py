@@ -11,6 +11,7 @@ import _thread
 import bisect
 import collections
 import copy
+import datetime
 import decimal
 import functools
 import heapq
@@ -19,11 +20,13 @@ import json
 import math
 import operator
 import os
+import random
 import re
 import statistics
 import string
 import sys
 import threading
+import time
 import typing
 from collections.abc import Callable
 from types import FrameType
@@ -48,6 +51,15 @@ _REFUSED = frozenset(
 """Audit events of what would reach the trace function, or run code that it does not see."""
 _FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
 """Attributes that are frames, of whose instructions `f_trace` decides."""
+
+
+_PID = 2
+_EPOCH = 1_000_000_000
+"""Seconds since 1970 at which a program's clock begins."""
+_TICK = 1_000_000
+"""Nanoseconds that pass whenever a program looks at the clock."""
+_HIDDEN = ("_datetime", "_random", "_uuid", "multiprocessing", "resource", "secrets", "uuid")
+"""Modules that a program cannot import, since what they give differs from process to process."""
 
 
 def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
@@ -111,6 +123,7 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
         if tampered or gettrace() is not enter:
             finish(limits["uncounted"])
 
+    _repeat_each_time()
     namespace: dict[str, Any] = {"__name__": "solution"}
     refused, frames = _REFUSED, _FRAMES
     sys.setrecursionlimit = _raise_recursion_limit
@@ -139,6 +152,80 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
     data = json.dumps({"results": results}).encode()
     check()
     finish(data)
+
+
+def _repeat_each_time() -> None:
+    """Gives a program the same clock, process id and random numbers in every process.
+
+    Addresses in memory (`id`, and how plain objects show themselves), facts about the machine and what has been
+    computed so far (`gc`, `sys`) stay as they are.
+    """
+    elapsed = itertools.count(0, _TICK)
+    slept = 0
+
+    def since() -> int:
+        return next(elapsed) + slept
+
+    def sleep(seconds: Any) -> None:
+        nonlocal slept
+        slept += int(float(seconds) * 1e9)
+
+    def seconds_of(start: int) -> Callable[..., float]:
+        return lambda *_: start + since() / 1e9
+
+    def nanoseconds_of(start: int) -> Callable[..., int]:
+        return lambda *_: start * 10**9 + since()
+
+    for name in ("time", "clock_gettime", "monotonic", "perf_counter", "process_time", "thread_time"):
+        start = _EPOCH if name in ("time", "clock_gettime") else 0
+        setattr(time, name, seconds_of(start))
+        setattr(time, f"{name}_ns", nanoseconds_of(start))
+    time.sleep = sleep
+    localtime, gmtime, ctime, asctime, strftime = time.localtime, time.gmtime, time.ctime, time.asctime, time.strftime
+    time.localtime = lambda seconds=None: localtime(time.time() if seconds is None else seconds)
+    time.gmtime = lambda seconds=None: gmtime(time.time() if seconds is None else seconds)
+    time.ctime = lambda seconds=None: ctime(time.time() if seconds is None else seconds)
+    time.asctime = lambda moment=None: asctime(time.localtime() if moment is None else moment)
+    time.strftime = lambda format, moment=None: strftime(format, time.localtime() if moment is None else moment)
+    datetime.datetime = _Datetime  # type: ignore[misc]
+
+    numbers = random.Random(0)
+    seed = random.Random.seed
+    random.Random.seed = lambda self, a=None, version=2: seed(self, 0 if a is None else a, version)  # type: ignore
+    random.seed = random._inst.seed
+    random.seed()
+    random._urandom = numbers.randbytes  # type: ignore[attr-defined]
+    for module in (os, sys.modules["posix"]):
+        fixed: dict[str, Any] = {
+            "getpid": lambda: _PID,
+            "getppid": lambda: 1,
+            "urandom": numbers.randbytes,
+            "getrandom": lambda size, flags=0: numbers.randbytes(size),
+            "times": lambda: os.times_result((0.0,) * 5),
+            "getloadavg": lambda: (0.0, 0.0, 0.0),
+        }
+        vars(module).update(fixed)
+    threading.get_native_id = _thread.get_native_id = lambda: _PID
+    threading.main_thread()._native_id = _PID  # type: ignore[attr-defined]
+    for name in list(sys.modules):
+        if name.partition(".")[0] in _HIDDEN:
+            sys.modules[name] = None  # type: ignore[assignment]
+
+
+class _Datetime(datetime.datetime):
+    """A datetime that takes its `now` from the clock of `time`."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> "_Datetime":
+        return cls.fromtimestamp(time.time(), tz)
+
+    @classmethod
+    def utcnow(cls) -> "_Datetime":
+        return cls.fromtimestamp(time.time(), datetime.UTC).replace(tzinfo=None)
+
+
+_Datetime.__name__ = _Datetime.__qualname__ = "datetime"
+_Datetime.__module__ = "datetime"
 
 
 def _raise_recursion_limit(

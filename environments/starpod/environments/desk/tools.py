@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from starpod.env_server import Tool, ToolCall
+from starpod.env_server import Tool, ToolCall, read_untrusted_json
 
 from .office import CLOSES, DAYS, OPENS
 
@@ -85,8 +85,8 @@ def _read_text(text: str) -> ToolCall:
     if written is None:
         raise BadCall('write a call as name {"argument": "value"}')
     try:
-        arguments = json.loads(written[2] or "{}")
-    except (ValueError, RecursionError) as error:
+        arguments = read_untrusted_json(written[2] or "{}")
+    except ValueError as error:
         raise BadCall(f"the arguments are not JSON: {str(error)[:80]}") from None
     return ToolCall(written[1], arguments)
 

@@ -1,0 +1,35 @@
+"""The border at which texts of untrusted programs and models come in: what leaves here can be sent and shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
+
+def read_untrusted_json(data: bytes | str) -> Any:
+    """Return the value of a JSON text that untrusted code or a model wrote.
+
+    JSON can spell half of a surrogate pair, which is no text that a message can hold. It becomes U+FFFD.
+
+    Raises:
+        ValueError: It is no JSON, holds bytes that are not UTF-8, or is nested too deeply.
+    """
+    text = data.decode() if isinstance(data, bytes) else data
+    try:
+        value = json.loads(text)
+        return _with_whole_pairs(value) if "\\ud" in text.lower() else value
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _with_whole_pairs(value: Any) -> Any:
+    if isinstance(value, str):
+        return _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, dict):
+        return {_with_whole_pairs(name): _with_whole_pairs(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_pairs(item) for item in value]
+    return value
