@@ -75,6 +75,7 @@ class Ask:
 
     tools: as OpenAI's chat completions describe them. choice: whether one of them is to be called.
     max_tokens: of the reply; None: the gateway's limit.
+    one_call: whether the reply ends with its first tool call.
     stop: texts that end the reply. seed: distinguishes requests that are otherwise equal.
     stream: whether the reply is wanted as events, with_usage: and the count of tokens at their end.
     """
@@ -82,6 +83,7 @@ class Ask:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     choice: Choice = Choice()
+    one_call: bool = False
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: str = ""
@@ -113,7 +115,8 @@ class Ask:
     @property
     def key(self) -> bytes:
         """Equal for a request that is repeated."""
-        return _digest([self.history[-1].hex(), asdict(self.choice), self.max_tokens, self.stop, self.seed])
+        asked = [self.history[-1].hex(), asdict(self.choice), self.max_tokens, self.stop, self.seed]
+        return _digest([*asked, "one call"] if self.one_call else asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +156,16 @@ def _digest(value: object) -> bytes:
 
 
 def _loaded(arguments: str) -> Any:
+    """Return the value of a call's arguments: clients write 1.0 as 1, and no arguments as an empty text."""
     try:
-        return json.loads(arguments)
+        return json.loads(arguments.strip() or "{}", parse_float=_number, strict=False)
     except ValueError:
         return arguments.strip()
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 # --- reading JSON -----------------------------------------------------------------------------------------------------

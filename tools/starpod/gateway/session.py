@@ -228,9 +228,17 @@ class Session:
 
     def _take(self, key: bytes, draft: Draft, reply: Reply, seconds: float) -> Answer:
         sampler, ask = self.sampler, draft.ask
-        shown, length, stop = _cut(sampler.template, reply.tokens, ask.stop)
-        raw = draft.begun(sampler.template.decode(reply.tokens[:length]))
-        parts = parse_reply(draft.begun(shown), tools=bool(ask.tools) and ask.choice.kind != "none")
+        template, tokens = sampler.template, reply.tokens
+        tools = bool(ask.tools) and ask.choice.kind != "none"
+        shown, length, stop = _cut(template, tokens, ask.stop)
+        whole, finish = draft.begun(shown), "stop" if stop else reply.finish
+        parts = parse_reply(whole, tools=tools, most_calls=1 if ask.one_call else None)
+        if ask.one_call and parts.calls and whole[parts.end :].strip():
+            # The reply ends with its first call: what follows is dropped, as after a stop text.
+            beginning = shown[: len(shown) - len(whole) + parts.end]
+            length, finish, stop = _count_to(template, tokens, beginning), "stop", ""
+            parts = parse_reply(whole[: parts.end], tools=tools)
+        raw = draft.begun(template.decode(tokens[:length]))
         number = self.replies + 1
         answer = Answer(
             id=f"{key.hex()[:24]}",
@@ -238,7 +246,7 @@ class Session:
             text=parts.text,
             thought=parts.thought,
             calls=tuple(Call(call.name, call.arguments, f"call_{number}_{n}") for n, call in enumerate(parts.calls)),
-            finish="stop" if stop else reply.finish,
+            finish=finish,
             prompt_tokens=len(draft.context),
             reply_tokens=length,
             cached_tokens=len(draft.context) - len(draft.appended),
@@ -288,11 +296,16 @@ def _cut(template: Template, tokens: list[int], stops: tuple[str, ...]) -> tuple
     if not places:
         return raw, len(tokens), ""
     place, stop = min(places)
+    return raw[:place], _count_to(template, tokens, raw[: place + len(stop)]), stop
+
+
+def _count_to(template: Template, tokens: list[int], text: str) -> int:
+    """Return how many of a reply's ids it takes to write its beginning."""
     low, high = 1, len(tokens)
     while low < high:
         middle = (low + high) // 2
-        if stop in template.decode(tokens[:middle]):
+        if template.decode(tokens[:middle]).startswith(text):
             high = middle
         else:
             low = middle + 1
-    return raw[:place], low, stop
+    return low

@@ -31,6 +31,22 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 
+_REFUSED = {
+    "n": 1,
+    "functions": [],
+    "function_call": "none",
+    "response_format": {"type": "text"},
+    "logprobs": False,
+    "top_logprobs": 0,
+    "logit_bias": {},
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "modalities": ["text"],
+    "audio": None,
+    "web_search_options": None,
+    "moderation": None,
+}
+"""Fields that are not heeded, and the value with which they ask for nothing."""
 
 CHOICES = {"auto": Choice(), "none": Choice("none"), "required": Choice("required")}
 
@@ -41,7 +57,7 @@ class ChatCompletions:
     path = "/v1/chat/completions"
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        refuse_given(body, n=1, functions=[], response_format={"type": "text"}, logprobs=False)
+        refuse_given(body, **_REFUSED)
         stop = field(body, "stop", (str, list), [])
         options = field(body, "stream_options", dict, {})
         tools = tuple(_tool(each) for each in objects(body, "tools"))
@@ -51,6 +67,7 @@ class ChatCompletions:
             messages=tuple(_message(each) for each in objects(body, "messages")),
             tools=tools,
             choice=choice_of(choice, tools, CHOICES, field(named, "name", str, "")),
+            one_call=not field(body, "parallel_tool_calls", bool, True),
             max_tokens=count(body, "max_completion_tokens", "max_tokens"),
             stop=tuple([stop] if isinstance(stop, str) else map(str, stop)),
             seed=str(field(body, "seed", int, "")),
@@ -106,6 +123,7 @@ def _message(value: Mapping[str, Any]) -> Message:
     role = _ROLES.get(str(value.get("role")))
     if role is None:
         raise bad_request(f"a message has the role {str(value.get('role'))[:40]!r}; use {', '.join(_ROLES)}")
+    refuse_given(value, function_call=None, audio=None)
     text = text_of(value.get("content"), ("text", "refusal"), f"the message of role {role}")
     calls = []
     for call in objects(value, "tool_calls"):
@@ -127,7 +145,7 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _finish(answer: Answer) -> str:
-    return "tool_calls" if answer.calls else answer.finish
+    return "tool_calls" if answer.calls and answer.finish != "length" else answer.finish
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

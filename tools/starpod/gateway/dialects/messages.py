@@ -20,6 +20,7 @@ from starpod.gateway.requests import (
     field,
     objects,
     part_text,
+    refuse_given,
     text_of,
 )
 
@@ -31,6 +32,9 @@ _ERRORS = {
     429: "rate_limit_error",
 }
 
+_NO_FORMAT = {"output_config.format": None}
+_CLEARS_THOUGHTS = "clear_thinking_"
+"""Kind of edit that says what the chat template decides here anyway: whether past thoughts are shown."""
 
 _CHOICES = {"auto": Choice(), "none": Choice("none"), "any": Choice("required")}
 
@@ -41,6 +45,11 @@ class Messages:
     path = "/v1/messages"
 
     def read(self, body: Mapping[str, Any]) -> Ask:
+        refuse_given(body, output_format=None, container=None, mcp_servers=[])
+        refuse_given({"output_config.format": field(body, "output_config", dict, {}).get("format")}, **_NO_FORMAT)
+        for edit in objects(field(body, "context_management", dict, {}), "edits"):
+            if not str(edit.get("type")).startswith(_CLEARS_THOUGHTS):
+                refuse_given(body, context_management=None)
         choice = field(body, "tool_choice", dict, {"type": "auto"})
         tools = tuple(_tool(each) for each in objects(body, "tools"))
         messages = []
@@ -54,6 +63,7 @@ class Messages:
             messages=tuple(messages),
             tools=tools,
             choice=choice_of(choice.get("type"), tools, _CHOICES, field(choice, "name", str, "")),
+            one_call=field(choice, "disable_parallel_tool_use", bool, False),
             max_tokens=count(body, "max_tokens"),
             stop=tuple(map(str, field(body, "stop_sequences", list, []))),
             stream=field(body, "stream", bool, False),
@@ -164,11 +174,13 @@ def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _stopped(answer: Answer) -> dict[str, Any]:
     """Why the reply ended."""
+    if answer.finish == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
     if answer.calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if answer.stop:
         return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop}
-    return {"stop_reason": "max_tokens" if answer.finish == "length" else "end_turn", "stop_sequence": None}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
 def _usage(answer: Answer, output: int) -> dict[str, Any]:

@@ -24,6 +24,16 @@ from starpod.gateway.requests import (
 )
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_REFUSED = {
+    "background": False,
+    "prompt": None,
+    "max_tool_calls": None,
+    "top_logprobs": 0,
+    "truncation": "disabled",
+    "context_management": [],
+    "moderation": None,
+}
+"""Fields that are not heeded, and the value with which they ask for nothing."""
 _PARTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -43,7 +53,9 @@ class Responses:
                 "`previous_response_id` or `conversation`",
                 "unsupported_parameter",
             )
-        refuse_given(body, background=False, prompt=None)
+        refuse_given(body, **_REFUSED)
+        if "message.output_text.logprobs" in field(body, "include", list, []):
+            refuse_given({"include": "message.output_text.logprobs"}, include=None)
         form = field(field(body, "text", dict, {}), "format", dict, {"type": "text"})
         refuse_given({"text.format.type": form.get("type")}, **{"text.format.type": "text"})
         given = field(body, "input", (str, list), [])
@@ -57,6 +69,7 @@ class Responses:
             messages=tuple(messages),
             tools=tools,
             choice=choice_of(choice, tools, CHOICES, name),
+            one_call=not field(body, "parallel_tool_calls", bool, True),
             max_tokens=count(body, "max_output_tokens"),
             stream=field(body, "stream", bool, False),
             model=field(body, "model", str, ""),
@@ -142,7 +155,7 @@ def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _cut(answer: Answer) -> bool:
-    return answer.finish == "length" and not answer.calls
+    return answer.finish == "length"
 
 
 def _response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: str) -> dict[str, Any]:
@@ -158,7 +171,7 @@ def _response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: st
         "metadata": {},
         "model": ask.model,
         "output": output,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": not ask.one_call,
         "previous_response_id": None,
         "store": False,
         "temperature": None,

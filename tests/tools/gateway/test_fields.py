@@ -1,0 +1,92 @@
+"""Fields of requests that the gateway knows are heeded, or refused with a sentence that names them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from starpod.gateway.dialects.base import Dialect
+from starpod.gateway.dialects.chat import ChatCompletions
+from starpod.gateway.dialects.messages import Messages
+from starpod.gateway.dialects.responses import Responses
+from starpod.gateway.requests import Refused
+
+USER = [{"role": "user", "content": "go"}]
+FUNCTION = {"name": "move", "parameters": {}}
+BODIES: dict[type[Dialect], dict[str, Any]] = {
+    ChatCompletions: {"messages": USER, "tools": [{"type": "function", "function": FUNCTION}]},
+    Responses: {"input": "go", "tools": [{"type": "function", **FUNCTION}]},
+    Messages: {"messages": USER, "max_tokens": 9, "tools": [{"name": "move", "input_schema": {}}]},
+}
+FORMAT = {"type": "json_schema", "schema": {}}
+EDITS = [{"type": "clear_tool_uses_20250919"}]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        (ChatCompletions, {"logit_bias": {"5": -100}}),
+        (ChatCompletions, {"top_logprobs": 3}),
+        (ChatCompletions, {"logprobs": True}),
+        (ChatCompletions, {"frequency_penalty": 0.5}),
+        (ChatCompletions, {"presence_penalty": 0.5}),
+        (ChatCompletions, {"function_call": {"name": "move"}}),
+        (ChatCompletions, {"modalities": ["text", "audio"]}),
+        (ChatCompletions, {"audio": {"voice": "x"}}),
+        (ChatCompletions, {"web_search_options": {}}),
+        (ChatCompletions, {"moderation": {"model": "m"}}),
+        (Responses, {"max_tool_calls": 1}),
+        (Responses, {"truncation": "auto"}),
+        (Responses, {"top_logprobs": 3}),
+        (Responses, {"include": ["message.output_text.logprobs"]}),
+        (Responses, {"context_management": [{"type": "compaction"}]}),
+        (Responses, {"moderation": {"model": "m"}}),
+        (Messages, {"output_format": FORMAT}),
+        (Messages, {"output_config": {"format": FORMAT}}),
+        (Messages, {"context_management": {"edits": EDITS}}),
+        (Messages, {"container": "c"}),
+        (Messages, {"mcp_servers": [{"url": "x"}]}),
+    ],
+)
+def test_what_is_not_heeded_is_refused(dialect: type[Dialect], body: Mapping[str, Any]) -> None:
+    (name,) = body
+    with pytest.raises(Refused, match=f"`{name}.*` is not supported"):
+        dialect().read({**BODIES[dialect], **body})
+
+
+def test_a_call_in_the_old_form_is_refused() -> None:
+    asked = {"role": "assistant", "function_call": {"name": "move", "arguments": "{}"}}
+    with pytest.raises(Refused, match="`function_call` is not supported"):
+        ChatCompletions().read({"messages": [*USER, asked]})
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        (ChatCompletions, {"logit_bias": {}, "top_logprobs": 0, "n": 1, "frequency_penalty": 0.0, "audio": None}),
+        (ChatCompletions, {"modalities": ["text"], "function_call": "none", "metadata": {"a": "b"}, "unheard": 1}),
+        (Responses, {"truncation": "disabled", "max_tool_calls": None, "include": ["reasoning.encrypted_content"]}),
+        (Messages, {"output_config": {"effort": "low"}, "mcp_servers": [], "thinking": {"type": "disabled"}}),
+        (Messages, {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}),
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(dialect: type[Dialect], body: Mapping[str, Any]) -> None:
+    assert dialect().read({**BODIES[dialect], **body}) == dialect().read(BODIES[dialect])
+
+
+@pytest.mark.parametrize(
+    ("dialect", "one", "many"),
+    [
+        (ChatCompletions, {"parallel_tool_calls": False}, {"parallel_tool_calls": True}),
+        (Responses, {"parallel_tool_calls": False}, {"parallel_tool_calls": True}),
+        (
+            Messages,
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            {"tool_choice": {"type": "any"}},
+        ),
+    ],
+)
+def test_one_call_at_a_time_is_heeded(dialect: type[Dialect], one: dict[str, Any], many: dict[str, Any]) -> None:
+    asks = [dialect().read({**BODIES[dialect], **more}) for more in (one, many, {})]
+    assert [ask.one_call for ask in asks] == [True, False, False]
+    assert asks[0].key != asks[2].key, "another request, not a repetition"
