@@ -245,6 +245,36 @@ def test_forks_and_snapshots_go_on_the_same() -> None:
     assert len(original.save()) < 4096
 
 
-def test_the_last_block_is_the_program() -> None:
-    assert read_program("a = 1") == "a = 1"
-    assert read_program("```python\na = 1\n```\nor\n```py\nb = 2\n```") == "b = 2\n"
+P = "def f(x):\n    return x\n"
+DOCSTRING = 'def f(x):\n    """As in ```f(1)```.\n\n    ```\n    f(1)\n    ```\n    """\n    return x\n'
+
+
+@pytest.mark.parametrize(
+    ("answer", "program"),
+    [
+        ("a = 1", "a = 1"),
+        ("```python\na = 1\n```\nor\n```py\nb = 2\n```", "b = 2\n"),
+        (f"```python\n{DOCSTRING}```", DOCSTRING),
+        (f"```\n{DOCSTRING}```\n", DOCSTRING),
+        (f"```python\ns = '```'\n{P}```", f"s = '```'\n{P}"),
+        (f"```python\n# don't write ```\n{P}```", f"# don't write ```\n{P}"),
+        (f"```python\ns = 'it\\'s ```'\n{P}```", f"s = 'it\\'s ```'\n{P}"),
+        ("```python\r\ndef f(x):\r\n    return x\r\n```", P),
+        (f"Here:\n```python\n{P}", P),
+        (f"```python\n{P}```\nbetter:\n```python\ndef f(", P),
+        ("```python\na = 1```", "a = 1"),
+        ("```python\na = 1``` That is it.", "a = 1"),
+        (f"Answer: ```python\n{P}```", P),
+        (f"```Python3\n{P}```", P),
+        (f"``` python \n{P}```", P),
+        (f"````python\n{DOCSTRING}````", DOCSTRING),
+        (f"```python\n{P}```\nIt prints:\n```\n1\n```", P),
+        (f"```python\n{P}```\n```text\n1\n```", P),
+        (f"```text\nit's 1\n```\n```\n{P}```", P),
+        ("- so:\n  ```python\n  def f(x):\n      return x\n  ```", P),
+        (f"Use ```f```\n```python\n{P}```", P),
+        ('```python\ns = """never ends\n```\nmore', 's = """never ends\n'),
+    ],
+)
+def test_the_last_whole_block_is_the_program(answer: str, program: str) -> None:
+    assert read_program(answer) == program

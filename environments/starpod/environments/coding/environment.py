@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import textwrap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,11 @@ MAX_LENGTH = 20_000
 SHOWN_TESTS = 2
 """Tests whose arguments and results are told, the first ones."""
 
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_OPENING = re.compile(r"(^[ \t]*)?(`{3,})[ \t]*([\w+-]*)[^\S\n]*\n", re.MULTILINE)
+_LANGUAGES = ("", "python", "python3", "py")
+_CODE = re.compile(r"""#[^\n]*|\"{3}|'{3}|"(?:[^"\\\n]|\\[\s\S])*"?|'(?:[^'\\\n]|\\[\s\S])*'?|`{3,}""")
+"""What decides where a program ends: comments, beginnings of long texts, texts, fences."""
+_LONG_TEXT_ENDS = {quotes: re.compile(rf"(?:[^\\]|\\.)*?{quotes}", re.DOTALL) for quotes in ('"""', "'''")}
 _RUNNER = str(Path(__file__).with_name("runner.py"))
 _LIMITS = {
     "instructions": "it ran too many instructions",
@@ -219,9 +224,55 @@ class Coding(Environment):
 
 
 def read_program(action: str) -> str:
-    """The program of an answer: its last block of ```python, or all of it."""
-    blocks = _FENCED.findall(action)
-    return str(blocks[-1]) if blocks else action
+    """Return the program of an answer: its last block of ```python, else its last block without a language, else all.
+
+    Complete blocks go before one that is not closed, which ends with the answer.
+    """
+    text = action.replace("\r\n", "\n")
+    blocks: dict[tuple[bool, bool], str] = {}
+    endless: set[str] = set()
+    at = 0
+    while opening := _OPENING.search(text, at):
+        at, language = opening.end(), opening[3].lower()
+        if not language and opening[1] is None:
+            continue  # a fence behind a text closes something
+        if language in _LANGUAGES:
+            end, closed = _program_end(text, at, opening[2], endless)
+        else:
+            end = text.find(opening[2], at)
+            end, closed = (end, True) if end >= 0 else (len(text), False)
+        if language in _LANGUAGES:
+            inside = text[at:end]
+            blocks[bool(language), closed] = textwrap.dedent(inside) if opening[1] else inside
+        at = end + len(opening[2]) if closed else len(text)
+    order = ((True, True), (True, False), (False, True), (False, False))
+    return next((blocks[kind] for kind in order if kind in blocks), action)
+
+
+def _program_end(text: str, start: int, fence: str, endless: set[str]) -> tuple[int, bool]:
+    """Return where the program of a block ends, and whether a fence closes it.
+
+    Python has no backticks outside of texts and comments, so that the first fence outside of them closes the block.
+
+    Args:
+        text: The answer.
+        start: Where the block's inside begins.
+        fence: The backticks that opened the block.
+        endless: Quotes of long texts that were found not to end, which are not searched for again: time stays linear.
+    """
+    at = start
+    while found := _CODE.search(text, at):
+        at = found.end()
+        if found[0].startswith(fence):
+            return found.start(), True
+        if found[0] in _LONG_TEXT_ENDS:
+            ending = None if found[0] in endless else _LONG_TEXT_ENDS[found[0]].match(text, at)
+            if ending is None:
+                endless.add(found[0])
+                break  # no program: its text never ends
+            at = ending.end()
+    end = text.find(fence, start)
+    return (end, True) if end >= 0 else (len(text), False)
 
 
 def _call(task: Task, arguments: list[Any]) -> str:

@@ -31,7 +31,7 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 
-_REFUSED = {
+_REFUSED: dict[str, Any] = {
     "n": 1,
     "functions": [],
     "function_call": "none",

@@ -24,7 +24,7 @@ from starpod.gateway.requests import (
 )
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_REFUSED = {
+_REFUSED: dict[str, Any] = {
     "background": False,
     "prompt": None,
     "max_tool_calls": None,
