@@ -549,3 +549,19 @@ async def test_an_evaluation_whose_episodes_all_failed_is_no_success_of_zero(tmp
     await run.evaluate()
     assert run.success is None
     assert run.reason_to_stop() == ""
+
+
+async def test_a_time_limit_counts_from_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, stop={"minutes": 1})
+    clock = SimpleNamespace(now=run._resumed_at)
+    monkeypatch.setattr("starpod.trainer.run.perf_counter", lambda: clock.now)
+
+    async def long_imitation() -> dict[str, Any]:
+        clock.now += 90
+        return {}
+
+    monkeypatch.setattr(run.held_out, "play_references", long_imitation)
+    await run.warm_start()
+    assert run.reason_to_stop() == ""
+    clock.now += 60
+    assert run.reason_to_stop() == "the time is up: stop.minutes=1"

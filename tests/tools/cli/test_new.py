@@ -73,7 +73,9 @@ def test_nothing_is_overwritten(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["test_vault.py"]
 
 
-@pytest.mark.parametrize("name", ["Vault", "2vaults", "va ult", "class", "starpod", "../vault"])
+@pytest.mark.parametrize(
+    "name", ["Vault", "2vaults", "va ult", "class", "starpod", "../vault", "calendar", "random", "numpy"]
+)
 def test_a_bad_name_is_refused(folder: Path, name: str) -> None:
     done = run_starpod("new", name)
     assert done.status == 2 and done.complaint

@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +336,17 @@ def test_curves_do_not_depend_on_how_a_file_grew(sizes: list[int]) -> None:
                 indexer.update()
             found.append(index.curve(only(index)["run"]))
     assert found[0] == found[1]
+
+
+def test_an_index_in_memory_is_read_while_it_is_written(tmp_path: Path, calm: Path) -> None:
+    shutil.copytree(calm, tmp_path / "calm")
+    index = Index(tmp_path, ":memory:")
+    with closing(index.connect()) as writer:
+        for number in range(30):
+            writer.execute("BEGIN IMMEDIATE")
+            writer.execute("INSERT INTO runs (path, summary, state) VALUES (?, '{}', '{}')", (f"run-{number}",))
+            index.runs()
+            assert index.files(1) == []
+            writer.execute("COMMIT")
+    assert len(index.runs()) == 30
+    index.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import keyword
+import os
 import re
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -33,7 +36,7 @@ def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
     file = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", file) or keyword.iskeyword(file):
         raise click.UsageError(f"{name!r} names no environment: use a-z, 0-9 and _, beginning with a letter")
-    if file in ("starpod", "test"):
+    if file in ("starpod", "test") or file in sys.stdlib_module_names or _is_installed(file):
         raise click.UsageError(f"{file}.py would hide a module of that name: choose another one")
     title = file.replace("_", " ").capitalize()
     filled = {"file": file, "id": f"{file}-v1", "title": title, "name": title.title().replace(" ", "")}
@@ -52,6 +55,12 @@ def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
         f"starpod dev {environment}    # play it in a browser; it is checked each time you save\n"
         f"starpod train {environment}  # a tiny policy learns it"
     )
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module of that name can be imported from elsewhere than the working folder."""
+    finder = importlib.machinery.PathFinder()
+    return finder.find_spec(name, [path for path in sys.path if path not in ("", os.getcwd())]) is not None
 
 
 def fill(template: str, values: dict[str, str], **wanted: bool) -> str:

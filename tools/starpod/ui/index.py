@@ -169,6 +169,10 @@ class Index:
             self._target, timeout=10.0, isolation_level=None, uri=self._uri, check_same_thread=False
         )
         database.row_factory = sqlite3.Row
+        if self._uri:
+            # Connections that share a cache in memory lock whole tables, and no time-out waits for those: pages failed
+            # while the indexer wrote. Now a page may see half of an update; the next one is whole.
+            database.execute("PRAGMA read_uncommitted = 1")
         return database
 
     @contextmanager

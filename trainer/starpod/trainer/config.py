@@ -41,7 +41,9 @@ class StopConfig(Section):
     """Ends of a run; the first one reached counts."""
 
     iterations: int = Field(default=200, ge=0, description="Collections and updates.")
-    minutes: float | None = Field(default=None, gt=0, description="Minutes of training; null: no limit.")
+    minutes: float | None = Field(
+        default=None, gt=0, description="Minutes of training, from the first iteration on; null: no limit."
+    )
     tokens: int | None = Field(
         default=None, ge=1, description="Tokens sampled in training, those of a search included."
     )

@@ -322,6 +322,8 @@ class Run:
         if self.scorer is not None:
             self.scorer.begin(self.learner.by_agent[""].policy)
         self._weights_are_whole = True
+        # A time limit is one of training: a run whose imitation took all of it would have learnt nothing by itself.
+        self._resumed_at = perf_counter()
 
     async def _imitate(self) -> None:
         config = self.config.warm_start
