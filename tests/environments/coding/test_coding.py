@@ -278,3 +278,13 @@ DOCSTRING = 'def f(x):\n    """As in ```f(1)```.\n\n    ```\n    f(1)\n    ```\n
 )
 def test_the_last_whole_block_is_the_program(answer: str, program: str) -> None:
     assert read_program(answer) == program
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["`" * 200_000, "```" + " " * 200_000, '```py\n"' + '\\"' * 99_000, '```py\n\\"""\n```\n' * 13_000],
+    ids=["fences", "blanks", "escapes", "endless"],
+)
+def test_an_answer_is_read_in_linear_time(answer: str) -> None:
+    """A pattern that tries each length of a fence at each place takes hours for the first."""
+    assert read_program(answer) is not None

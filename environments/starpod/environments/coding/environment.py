@@ -33,7 +33,7 @@ MAX_LENGTH = 20_000
 SHOWN_TESTS = 2
 """Tests whose arguments and results are told, the first ones."""
 
-_OPENING = re.compile(r"(^[ \t]*)?(`{3,})[ \t]*([\w+-]*)[^\S\n]*\n", re.MULTILINE)
+_OPENING = re.compile(r"(^[ \t]*)?(?<!`)(`{3,})(?!`)[^\S\n]*(?:([\w+-]+)[^\S\n]*)?\n", re.MULTILINE)
 _LANGUAGES = ("", "python", "python3", "py")
 _CODE = re.compile(r"""#[^\n]*|\"{3}|'{3}|"(?:[^"\\\n]|\\[\s\S])*"?|'(?:[^'\\\n]|\\[\s\S])*'?|`{3,}""")
 """What decides where a program ends: comments, beginnings of long texts, texts, fences."""
@@ -233,7 +233,7 @@ def read_program(action: str) -> str:
     endless: set[str] = set()
     at = 0
     while opening := _OPENING.search(text, at):
-        at, language = opening.end(), opening[3].lower()
+        at, language = opening.end(), (opening[3] or "").lower()
         if not language and opening[1] is None:
             continue  # a fence behind a text closes something
         if language in _LANGUAGES:
