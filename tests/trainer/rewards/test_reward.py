@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from starpod.client import EndReason, Transition
+from starpod.trainer.commands.train import train
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
 from tests.trainer.turns import a_turn
@@ -135,6 +137,29 @@ def test_registered_functions_are_weighted_parts() -> None:
     shaping = {"effort": {"weight": 0.5, "parameters": {"per_token": 0.1}}, "last": 2}
     parts = score({"shaping": shaping}, make_turn(["Up"]), arrive(1.0, RAN))
     assert parts == pytest.approx({"environment": 1.0, "format": 0.0, "effort": -0.1, "last": 2.0})
+
+
+def test_functions_of_a_file_need_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    given = {"mine.py:effort": {"weight": 0.5, "parameters": {"per_token": 0.1}}, "mine.py:last": 2}
+    config = RewardConfig.model_validate({"shaping": given})
+    monkeypatch.chdir("/")  # where a run is resumed from
+    shaping = config.model_dump(mode="json")["shaping"]
+    parts = score({"shaping": shaping}, make_turn(["Up"]), arrive(1.0, RAN))
+    assert parts == pytest.approx({"environment": 1.0, "format": 0.0, "effort": -0.1, "last": 2.0})
+    for name, words in (
+        ("efort", "mine.py.*it defines no efort; did you mean effort"),
+        ("narrow", "mine.py.*not take"),
+    ):
+        with pytest.raises(RewardError, match=words):
+            Rewards(RewardConfig.model_validate({"shaping": {f"{tmp_path}/mine.py:{name}": 1.0}}))
+
+
+def test_an_unknown_function_is_told_before_anything_is_started() -> None:
+    for words in (["rewards.shaping={brevty: 1}"], ["rewards.shaping={absent.py:brevity: 1}", "--dry-run"]):
+        done = CliRunner().invoke(train, ["frozen_lake", *words])
+        assert done.exit_code == 2 and "brev" in done.output
 
 
 @pytest.mark.usefixtures("plugin")

@@ -94,6 +94,7 @@ def train(
         words = tuple(latest.values())
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run
     from starpod.trainer.environment_file import choose_job, names_environment_file
+    from starpod.trainer.rewards.reward import RewardError, Rewards
     from starpod.trainer.rollout.environment import check_installed
 
     try:
@@ -102,7 +103,8 @@ def train(
         )
         for task in resolved.tasks:
             check_installed(task.environment)
-    except ConfigError as error:
+            Rewards(task.rewards)  # finds the functions
+    except (ConfigError, RewardError) as error:
         raise click.UsageError(str(error)) from None
     if config is not None and names_environment_file(config):
         click.echo("".join(f"{line}\n" for line in choose_job(config).reasons), nl=False, err=True)

@@ -17,8 +17,10 @@ import functools
 import inspect
 import math
 import numbers
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -64,8 +66,9 @@ class RewardError(Exception):
 
 
 class ShapingConfig(Section):
-    """One shaping function. A bare number is its weight."""
+    """One shaping function. A bare number is its weight; the key FILE.py:NAME stands for NAME with that file."""
 
+    file: str = Field(default="", description="File that defines it; empty: an installed package registers it.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of its value.")
     parameters: dict[str, Any] = Field(default={}, description="Keyword arguments for it.")
 
@@ -136,10 +139,16 @@ class RewardConfig(Section):
     def _weights(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        return {
-            name: {"weight": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
-            for name, value in values.items()
-        }
+        sections: dict[str, Any] = {}
+        for key, value in values.items():
+            file, _, name = str(key).rpartition(":")
+            section = {"weight": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+            if file and isinstance(section, Mapping):
+                section = {**section, "file": str(Path(file).resolve())}
+            if name in sections:
+                raise ValueError(f"{name} is given twice: rename one of the functions")
+            sections[name] = section
+        return sections
 
     @field_validator("shaping")
     @classmethod
@@ -276,15 +285,14 @@ def follows_format(turn: Turn, transition: Transition | None) -> bool:
 
 def _load(name: str, shaping: ShapingConfig) -> Shaping:
     known = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in known:
+    if not shaping.file and name not in known:
         raise RewardError(
             f"no reward function {name!r} is registered{nearest(name, sorted(known))} "
-            f"(packages register theirs in the entry-point group {GROUP})"
+            f"(name one of your own as FILE.py:{name}; packages register theirs in the entry-point group {GROUP})"
         )
-    entry = known[name]
-    who = f"reward function {name!r} of {_origin(entry)}"
+    who = f"reward function {name!r} of {shaping.file or _origin(known[name])}"
     try:
-        function = entry.load()
+        function = _read(shaping.file, name) if shaping.file else known[name].load()
     except Exception as error:
         raise RewardError(f"{who} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(function):
@@ -294,6 +302,14 @@ def _load(name: str, shaping: ShapingConfig) -> Shaping:
     except TypeError as error:
         raise RewardError(f"{who} does not take (turn, transition, view) and its parameters: {error}") from error
     return functools.partial(function, **shaping.parameters)
+
+
+def _read(file: str, name: str) -> Any:
+    """Return what a file defines under a name. Raises LookupError if it defines none, and whatever the file raises."""
+    defined = runpy.run_path(file)
+    if name not in defined:
+        raise LookupError(f"it defines no {name}{nearest(name, [each for each in defined if callable(defined[each])])}")
+    return defined[name]
 
 
 def _origin(entry: EntryPoint) -> str:
