@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+from starpod.report.idle import IDLE_SECONDS, IdleBoundProtocol
 from starpod.report.site import link, listen
 
 _STARTED_SECONDS = 0.01
@@ -35,6 +36,8 @@ async def listening(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIt
         server_header=False,
         proxy_headers=False,
         backlog=1_024,
+        http=IdleBoundProtocol,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=1,
     )
     with closing(listen(host, port)) as listener:

@@ -151,6 +151,8 @@ async def serve(app: Any, listener: socket.socket) -> None:
     """Serves an ASGI application until SIGTERM or SIGINT."""
     import uvicorn  # in the extras of the sites alone
 
+    from starpod.report.idle import IDLE_SECONDS, IdleBoundProtocol
+
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn ends by them, and then raises them again, which must not end us before the caller is unwound.
         signal.signal(number, lambda *_: None)
@@ -159,6 +161,8 @@ async def serve(app: Any, listener: socket.socket) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
+        http=IdleBoundProtocol,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     await uvicorn.Server(config).serve([listener])

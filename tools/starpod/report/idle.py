@@ -1,0 +1,48 @@
+"""Connections of HTTP servers that wait for a request: kept longer than clients' pools use them, but not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
+else:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol as Protocol
+
+IDLE_SECONDS = 75
+"""Clients' pools drop idle connections after 5 to 60 s. A server that closes at the same moment loses a request."""
+
+
+class IdleBoundProtocol(Protocol):
+    """Closes a connection on which no request has begun `timeout_keep_alive` seconds after it was opened or last
+    answered. uvicorn waits for ever for the first request, and for the rest of one whose head is incomplete."""
+
+    _deadline = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_request()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waits = self.cycle is None or self.cycle.response_complete
+        if waits and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self._arm()  # a part of a head takes no further time
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def _wait_for_request(self) -> None:
+        self._deadline = self.loop.time() + self.timeout_keep_alive
+        self._arm()
+
+    def _arm(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_at(self._deadline, self.timeout_keep_alive_handler)
