@@ -8,7 +8,7 @@ import json
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from time import perf_counter
@@ -241,29 +241,40 @@ async def open_load(address: str, sessions: int) -> AsyncIterator[Run]:
         lines = (head, {"seed": 0, "turns": [[action] for action in WALK]})
         file.write("".join(json.dumps(line) + "\n" for line in lines))
         file.flush()
-        words = [address, "-e", "endless_lake", "--policy", f"recorded:{file.name}", "--sessions", str(sessions)]
-        words += [word for name, value in OPTIONS.items() for word in ("--option", f"{name}={json.dumps(value)}")]
+        yield _load([address, "--policy", f"recorded:{file.name}", "--sessions", str(sessions)], OPTIONS)
 
-        async def run(seconds: float) -> Measurement:
-            length = str(max(seconds, 1.0))  # on a busy machine less may not do for a step
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "starpod.cli.main", "load", "--seconds", length, *words, "--json", "-"),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                cwd=ROOT,
-            )
-            out, _ = await process.communicate()
-            (stage,) = json.loads(out)["stages"]
-            step, (generator,) = stage["calls"]["step"], stage["generators"]
-            return Measurement(
-                stage["steps"],
-                stage["seconds"],
-                step["p50_ms"] / 1e3,
-                step["p99_ms"] / 1e3,
-                client_cpu=generator["process_cpu_share"] * stage["seconds"],
-            )
 
-        yield run
+@contextlib.asynccontextmanager
+async def open_default_load(address: str, sessions: int) -> AsyncIterator[Run]:
+    """`starpod load` with its default policy, on a lake without holes: there episodes of random moves are about as long
+    as the walk that all others play, so that there are as many resets."""
+    yield _load([address, "--sessions", str(sessions)], {**OPTIONS, "map": ["SFFF", "FFFF", "FFFF", "FFFG"]})
+
+
+def _load(arguments: Sequence[str], options: Mapping[str, Any]) -> Run:
+    words = ["-e", "endless_lake", *arguments]
+    words += [word for name, value in options.items() for word in ("--option", f"{name}={json.dumps(value)}")]
+
+    async def run(seconds: float) -> Measurement:
+        length = str(max(seconds, 1.0))  # on a busy machine less may not do for a step
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "starpod.cli.main", "load", "--seconds", length, *words, "--json", "-"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd=ROOT,
+        )
+        out, _ = await process.communicate()
+        (stage,) = json.loads(out)["stages"]
+        step, (generator,) = stage["calls"]["step"], stage["generators"]
+        return Measurement(
+            stage["steps"],
+            stage["seconds"],
+            step["p50_ms"] / 1e3,
+            step["p99_ms"] / 1e3,
+            client_cpu=generator["process_cpu_share"] * stage["seconds"],
+        )
+
+    return run
 
 
 async def _march(
@@ -380,7 +391,14 @@ WAYS = (
     Way("starpod, step_many", "starpod", open_step_many),
     Way("starpod, step_many, 2 workers", "starpod_2", open_step_many),
     Way("starpod, coroutines", "starpod", open_coroutines),
-    *((Way("starpod load", "starpod_endless", open_load),) if CHOSEN == "lake" else ()),
+    *(
+        (
+            Way("starpod load", "starpod_endless", open_load),
+            Way("starpod load, default policy", "starpod_endless", open_default_load),
+        )
+        if CHOSEN == "lake"
+        else ()
+    ),
     Way("starpod, without columns", "starpod", open_stream_calls, most=1024),
     Way("starpod, unary", "starpod", open_unary, most=1024),
     Way("starpod, unary, blocking", "starpod", open_blocking_unary, most=1),

@@ -54,6 +54,8 @@ def test_the_report_and_the_page(server: ServerProcess, tmp_path: Path) -> None:
     assert (len(stage["generators"]), stage["sessions"]) == (2, 4)
     assert stage["calls"]["open"]["count"] == stage["calls"]["close"]["count"] == 4
     assert all(verdict["met"] for verdict in done.report["requirements"])
+    assert stage["paths"] == {"columns": 1.0}
+    assert "steps travelled in columns" in done.out and "steps travelled in columns" in page.read_text()
     assert done.report["server"]["replicas"] == [server.address] and "met: errors=0" in done.out
     text = page.read_text()
     assert text.count("<svg") == 3 and "http://" not in text.replace("http://www.w3.org", "")

@@ -44,6 +44,20 @@ async def test_a_closed_loop(server: ServerProcess, wire: str) -> None:
     assert (told["queue_ms"] is not None) == (wire == "unary")
 
 
+@pytest.mark.parametrize(
+    ("wire", "actions", "path"),
+    [("stream", ("Left", "Up"), "columns"), ("stream", (), "messages"), ("unary", ("Left", "Up"), "unary")],
+)
+async def test_the_path_of_steps_is_told(server: ServerProcess, wire: str, actions: tuple[str, ...], path: str) -> None:
+    """An environment that names its actions is not asked for those that are valid: its steps travel in columns."""
+    stage = Stage("short", sessions=8, seconds=0.1, warmup=0.0)
+    for _ in range(10):  # on a machine that is held up, a tenth of a second may not be enough for a step
+        (report,) = (await play(make_plan(server.address, wire=wire, turns=Turns("random", actions)), stage)).reports
+        if report["paths"]:
+            break
+    assert report["paths"] == {path: 1.0}
+
+
 @minutes
 async def test_sessions_think(server: ServerProcess) -> None:
     (report,) = (await play(make_plan(server.address, think=Think("50ms")), SHORT)).reports

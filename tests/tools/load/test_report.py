@@ -1,6 +1,7 @@
 """What a report says of a run that did not go well, and the page that shows it."""
 
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from starpod.client.transport import Transport
 from starpod.load.measurements import Histogram, Interval, Log, ServerTime, StageResult, Summary
 from starpod.load.page import render_page
 from starpod.load.plan import Place, Plan, Stage
-from starpod.load.report import document, judge, stage_report
+from starpod.load.report import describe_paths, document, judge, stage_report
 from starpod.load.requirements import parse_requirement
 
 PLAN = Plan((Place("a:1"), Place("b:2")), Transport(), "stream", "lake-v1", "1.0.0")
@@ -26,7 +27,14 @@ def a_stage(name: str = "8 sessions", *, late: float = 0.0, thread: float = 0.1,
             log.failed(1, "step", "overload", "busy <now>")
         result.add(log.take(place))
     server = ServerTime(calls=800, environment=0.8, total=1.6)
-    values = {"sessions": 8, "unserved": 0, "unanswered": 0, "ended": "", **summary}
+    values = {
+        "sessions": 8,
+        "unserved": 0,
+        "unanswered": 0,
+        "ended": "",
+        "paths": Counter(columns=600, messages=200),
+        **summary,
+    }
     result.summaries = [Summary(1.0, thread, thread, server=server, **values)]
     result.ended = result.summaries[0].ended
     return stage_report(result, PLAN)
@@ -74,6 +82,19 @@ def test_what_to_beware_of_is_told(given: dict[str, Any], told: str) -> None:
     assert warning.startswith(told)
 
 
+@pytest.mark.parametrize(
+    ("paths", "resets", "told"),
+    [
+        ({"columns": 1.0}, 50, "steps travelled in columns, one message for many, 4.0 for each reset"),
+        ({"unary": 1.0}, 0, "steps travelled in unary calls"),
+        ({}, 0, "no step was answered"),
+    ],
+)
+def test_the_path_is_told_in_words(paths: dict[str, float], resets: int, told: str) -> None:
+    calls = {"step": {"count": 200}, **({"reset": {"count": resets}} if resets else {})}
+    assert describe_paths({"paths": paths, "calls": calls}) == told
+
+
 def test_every_stage_is_judged() -> None:
     report = a_document(a_stage("one"), a_stage("two"))
     assert [(v["stage"], v["requirement"], v["met"]) for v in report["requirements"]] == [
@@ -91,6 +112,7 @@ def test_the_page_shows_it_all_and_fetches_nothing() -> None:
     text = render_page(report)
     for words in (
         "Load on lake-v1",
+        "steps travelled in columns, one message for many (75%) and on a Stream, a message of its own for each (25%)",
         "not met",
         "3 steps were due and never sent",
         "No rate held it.",

@@ -106,6 +106,7 @@ class Generator:
             self._tell(log.take(-1))
             thread, process, began = time.thread_time(), time.process_time(), clock()
             server_time.add(sessions.server_time(), -1)
+            paths = sessions.paths()
             log.counting = True
             while not stop.is_set():
                 end = min(first + (place + 1) * stage.interval, last)
@@ -116,6 +117,7 @@ class Generator:
                 place += 1
             log.counting = False
             server_time.add(sessions.server_time())
+            paths = sessions.paths() - paths
             now = clock()
             thread, process = time.thread_time() - thread, time.process_time() - process
             log.due_until = min(last, now)
@@ -135,6 +137,7 @@ class Generator:
             unserved=unserved,
             unanswered=sessions.in_flight,
             server=server_time,
+            paths=paths,
             ended=sessions.fatal,
         )
 

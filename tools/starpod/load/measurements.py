@@ -235,7 +235,7 @@ class Summary:
 
     seconds: how long it measured. thread, process: seconds of CPU that its event loop and all its threads used.
     unserved: steps that were due and never sent. unanswered: calls without a reply at the end.
-    ended: why it ended early; empty where it did not.
+    ended: why it ended early; empty where it did not. paths: steps that were measured, by plan.PATHS.
     """
 
     seconds: float
@@ -246,6 +246,7 @@ class Summary:
     unanswered: int
     server: ServerTime
     ended: str
+    paths: Counter[str]
 
 
 @dataclass(slots=True)

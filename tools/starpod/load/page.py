@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.load.measurements import Histogram
+from starpod.load.report import describe_paths
 from starpod.report.charts import COLOURS, Mark, Point, Rule, Series, line_chart
 from starpod.report.figures import Kind, milliseconds, show
 from starpod.report.page import page
@@ -73,7 +74,7 @@ def _head(report: Mapping[str, Any]) -> str:
     facts = [
         f"{server['name']} {server['version']}".strip() or "a server without a name",
         replicas[0] if len(replicas) == 1 else f"{len(replicas)} replicas",
-        {"stream": "one Stream for all sessions", "unary": "unary calls"}[plan["transport"]],
+        describe_paths(report["stages"][-1]),
         f"{plan['policy']} actions",
         report["started"].replace("T", " ").replace("Z", " UTC"),
     ]

@@ -21,6 +21,12 @@ from starpod.v1 import environment_pb2 as pb
 Arrivals = Literal["poisson", "constant"]
 Wire = Literal["stream", "unary"]
 PolicyKind = Literal["random", "expert", "recorded"]
+PATHS = {
+    "columns": "in columns, one message for many",
+    "messages": "on a Stream, a message of its own for each",
+    "unary": "in unary calls",
+}
+"""Ways in which steps travel, the fastest first, in words."""
 EXTRAS = ("render", "fork", "snapshot", "renew")
 """Calls that --mix may ask for besides steps."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from starpod.load.measurements import (
     Totals,
     bucket_ceilings,
 )
-from starpod.load.plan import Plan
+from starpod.load.plan import PATHS, Plan
 from starpod.load.requirements import CALLS, CLASSES, Requirement
 
 FORMAT = "starpod-load"
@@ -95,6 +95,8 @@ def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
     for totals in (whole, result.around):
         for key, failures in totals.errors.items():
             errors[key].add(failures.count, failures.example)
+    paths = sum((summary.paths for summary in result.summaries), Counter[str]())
+    report["paths"] = {path: paths[path] / paths.total() for path in PATHS if paths[path]}
     report["calls"] = _calls(result)
     report["errors"] = _count_errors(errors, whole.calls)
     report["server_time"] = _server_time(result)
@@ -109,6 +111,17 @@ def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
     report["interrupted"] = result.interrupted
     report["warnings"] = _warnings(report, plan)
     return report
+
+
+def describe_paths(stage: Mapping[str, Any]) -> str:
+    """Say in which way the steps of a stage travelled, and how many there were for each reset, which never travels in
+    columns: "steps travelled in unary calls, 4.1 for each reset"."""
+    ways = [f"{PATHS[path]} ({share:.0%})" if share < 1 else PATHS[path] for path, share in stage["paths"].items()]
+    if not ways:
+        return "no step was answered"
+    steps, resets = (stage["calls"].get(call, {}).get("count", 0) for call in ("step", "reset"))
+    per_reset = f", {steps / resets:,.1f} for each reset" if resets else ""
+    return f"steps travelled {' and '.join(ways)}{per_reset}"
 
 
 def judge(requirements: Sequence[Requirement], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from starpod.load.measurements import Point, StageResult
 from starpod.load.plan import Stage
-from starpod.load.report import Comparison
+from starpod.load.report import Comparison, describe_paths
 from starpod.load.requirements import CALLS, Found
 from starpod.report.figures import milliseconds, show
 
@@ -179,6 +179,7 @@ def _stage_table(stage: Mapping[str, Any]) -> Group:
             " server)"
         )
     busy = ", ".join(f"{100 * generator['loop_cpu_share']:.0f} %" for generator in stage["generators"])
+    lines.append(describe_paths(stage))
     lines.append(f"generators' event loops were {busy} busy")
     return Group(table, Text("; ".join(lines)))
 

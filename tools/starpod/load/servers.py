@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Container
 from typing import Any, Protocol
 
@@ -88,7 +89,7 @@ class Server(Connection):
     """A server over the fleet's connection: one Stream for all sessions, or a unary call for each.
 
     Unlike a fleet it recovers nothing: what fails is counted. number: its place in the plan. sessions: how many of ours
-    it has.
+    it has. paths: steps that came back, by plan.PATHS.
     """
 
     def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
@@ -106,6 +107,8 @@ class Server(Connection):
         )
         self.number = number
         self.sessions = 0
+        self.paths: Counter[str] = Counter()
+        self._singly = "messages" if plan.wire == "stream" else "unary"
         self._owner = receiver
 
     def send(self, session: LoadSession) -> None:
@@ -124,10 +127,12 @@ class Server(Connection):
     # --- outcomes of steps (connection.StepReceiver) ------------------------------------------------------------
 
     def stepped(self, batch: StepBatch) -> None:
+        self.paths["columns"] += len(batch.steps)
         self._owner.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
 
     def answered(self, step: Step, response: pb.StepResponse) -> None:
         assert isinstance(step, LoadSession)
+        self.paths[self._singly] += 1
         if self._owner.sees:
             step.observation = response.transition.observation
         over = (0,) if response.transition.end_reason else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -111,6 +111,10 @@ class Sessions:
         for server in self.servers:
             total.add(server.server_time())
         return total
+
+    def paths(self) -> Counter[str]:
+        """Count the steps that came back so far, by the way in which they travelled."""
+        return sum((server.paths for server in self.servers), Counter())
 
     def _count_missed_deadlines(self, now: float) -> None:
         """The connection asks again for what has no reply; here it is counted, and given up after some times."""
