@@ -3,6 +3,8 @@
 import itertools
 import json
 import queue
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,11 +59,14 @@ def test_what_is_written_is_in_order(folder: Path) -> None:
 
 
 @pytest.mark.minutes
-def test_it_can_be_trained_as_it_is(folder: Path) -> None:
+def test_it_can_be_trained_as_it_is_and_evaluated_as_it_is_told(folder: Path) -> None:
     run_starpod("new", "vault", "--options", "--expert")
     small = ("collect.groups=4", "warm_start.steps=4", "warm_start.episodes=50", "evaluation.episodes=8")
     done = run_starpod("train", "vault.yaml", *small, "stop.iterations=1", "--run-dir", "run")
     assert done.status == 0, done.err
+    (told,) = re.findall(r"starpod (eval .*)", done.out + done.err)
+    evaluated = run_starpod(*shlex.split(told), "--episodes", "4")
+    assert evaluated.status == 0 and "vault-v1" in evaluated.out, evaluated.err
     final = json.loads((folder / "run" / "final.json").read_text())
     assert (final["environment"], final["options"], final["episodes"]) == ("vault-v1", {"marks": 10}, 8)
 

@@ -128,7 +128,7 @@ def test_a_run_ends_with_what_can_be_done_next(pages: httpx.Client, runs: Path) 
     assert calls == [
         f"starpod train --resume --run-dir {folder}",
         f"starpod ui {folder} --serve frozen_lake-v1",
-        f"starpod eval {folder} 127.0.0.1:50051 --environment frozen_lake-v1",
+        f"starpod eval {folder}",
         f"starpod watch {folder}",
         f"starpod export {folder} {folder}-model",
     ]

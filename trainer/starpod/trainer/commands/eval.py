@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from starpod.client import BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
 from starpod.client.catalog import JSON, access_options, expect_writable, find_environment, parse_options, write_report
+from starpod.client.programs import ServiceFailed
 from starpod.client.spelling import near
 from starpod.client.transport import Transport
 from starpod.report.console import safe_console
@@ -30,6 +32,8 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.evaluate import episode_results, numbered, summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
+from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
+from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import SeedsConfig
 from starpod.v1 import environment_pb2 as pb
 
@@ -40,14 +44,15 @@ CHAT = "openai:"
 class Policy:
     """What is evaluated: how it is called and its agents.
 
-    tasks: environments of its run by their names there, "" for the only one; none without a run. seeds: those of its
-    run, or as runs have them.
+    tasks: environments of its run by their names there, "" for the only one; none without a run. served: those of them
+    that the run serves by itself. seeds: those of its run, or as runs have them.
     """
 
     kind: str
     name: str
     agents: Agents
     tasks: Mapping[str, str] = field(default_factory=dict)
+    served: Sequence[EnvironmentConfig] = ()
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
 
 
@@ -117,6 +122,8 @@ def evaluate(
 ) -> None:
     """Play MODEL_OR_CHECKPOINT on the servers at ADDRESS (host:port, several with commas) and tell how well it does.
 
+    Without ADDRESS, the environments of a run that serves its own are served meanwhile.
+
     MODEL_OR_CHECKPOINT is the folder of a run or of a checkpoint, a Hugging Face model (a folder or a name), an
     OpenAI-compatible endpoint's model (openai:MODEL), or a policy without a model: random, expert, for frozen_lake
     with the local observation walk and careful, for webshop rule. These play one action a turn.
@@ -128,10 +135,10 @@ def evaluate(
         _compare(*compared, json_file=json_file)
         return
     alone = not environments and not Path(model or "").is_dir()
-    for missing, name in ((not model, "MODEL_OR_CHECKPOINT"), (not address, "ADDRESS"), (alone, "-e")):
+    for missing, name in ((not model, "MODEL_OR_CHECKPOINT"), (alone and not address, "ADDRESS"), (alone, "-e")):
         if missing:
             raise _missing(name)
-    assert model and address
+    assert model
     if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
     sampling = Sampling(temperature, max_tokens, thinking)
@@ -139,18 +146,23 @@ def evaluate(
     names = environments or [name or environment for name, environment in policy.tasks.items()]
     if not names:
         raise _missing("-e")
+    if not address and not policy.served:
+        raise _missing("ADDRESS")
     seeds = _seeds(policy.seeds, seed, episodes)
     limits = Limits(turns, actions_per_turn, actions)
     choose_tasks = partial(
         _tasks, own=policy.tasks, names=names, assignments=assignments, version=version, limits=limits
     )
-    try:
-        fleet = Fleet(address, token=access.token, tls=access.tls)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="ADDRESS") from error
     began = perf_counter()
     try:
-        played = asyncio.run(_run(fleet, policy, choose_tasks, seeds, samples))
+        with contextlib.nullcontext(address) if address else _own_service(policy.served) as address:
+            try:
+                fleet = Fleet(address, token=access.token, tls=access.tls)
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint="ADDRESS") from error
+            played = asyncio.run(_run(fleet, policy, choose_tasks, seeds, samples))
+    except (ConfigError, ServiceFailed) as error:
+        raise click.ClickException(str(error)) from error
     except Unreachable as error:
         raise click.ClickException(
             f"no server answers at {address} ({error}); start one with: starpod serve"
@@ -188,6 +200,13 @@ def evaluate(
     if failures:
         raise click.ClickException(f"{len(failures)} episodes failed, the first one by: {failures[0]}")
     context.exit(0)
+
+
+def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.AbstractContextManager[str]:
+    """Serve the environments of a run as the run did, while the context lasts."""
+    arguments = dict.fromkeys(tuple(environment.serve) for environment in environments)
+    names = list(dict.fromkeys(environment.id for environment in environments))
+    return local_services(names, arguments=[word for words in arguments for word in words])
 
 
 def _missing(name: str) -> click.UsageError:
@@ -254,7 +273,9 @@ def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", 
     if (config := agents.config) is None:
         return Policy("model", model, agents)
     tasks = {task.name: task.environment.id for task in config.tasks}
-    return Policy("model", model, agents, tasks=tasks, seeds=config.seeds)
+    environments = [task.environment for task in config.tasks]
+    served = [] if any(each.addresses for each in environments) else environments
+    return Policy("model", model, agents, tasks=tasks, served=served, seeds=config.seeds)
 
 
 def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> Policy:

@@ -302,11 +302,10 @@ def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     addresses = dict.fromkeys(str(address) for task in tasks for address in task.get("addresses") or ())
     known = shlex.quote(",".join(addresses)) if addresses else ""
     servers = dict.fromkeys(server_words(str(task["id"]), task.get("serve") or []) for task in tasks)
-    ids = " ".join(f"--environment {shlex.quote(str(task['id']))}" for task in tasks)
     return {
         "go on": f"starpod train --resume --run-dir {folder}",
         "look": f"starpod ui {folder} {f'--address {known}' if known else ' '.join(servers)}",
-        "evaluate": f"starpod eval {folder} {known or '127.0.0.1:50051'} {ids}",
+        "evaluate": f"starpod eval {folder} {known}".rstrip(),
         "watch": f"starpod watch {folder}",
         "export": f"starpod export {folder} {shlex.quote(f'{path}-model')}",
     }
