@@ -13,13 +13,14 @@ def read_untrusted_json(data: bytes | str) -> Any:
     """Return the value of a JSON text that untrusted code or a model wrote.
 
     JSON can spell half of a surrogate pair, which is no text that a message can hold. It becomes U+FFFD.
+    Raw newlines in texts are accepted, because models write them.
 
     Raises:
         ValueError: It is no JSON, holds bytes that are not UTF-8, or is nested too deeply.
     """
     text = data.decode() if isinstance(data, bytes) else data
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)
         return _with_whole_pairs(value) if "\\ud" in text.lower() else value
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

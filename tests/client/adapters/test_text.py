@@ -24,6 +24,7 @@ from tests.support import ROOT, ServerProcess
     [
         (Reader(), "<answer>Up</answer>", ["Up"]),
         (Reader(), "I write <answer>x</answer>. <answer> Up ||  || Left </answer> Done.", ["Up", "Left"]),
+        (Reader(), '<answer>say {"a": "x || y"} || Up</answer>', ['say {"a": "x || y"}', "Up"]),
         (Reader(), "Up", []),
         (Reader(), "<answer>Up", []),
         (Reader(), "</answer>Up<answer>", []),

@@ -12,7 +12,7 @@ from starpod.env_server import Tool, ToolCall
 from starpod.env_server.episode import Episode, Transition, Want
 from starpod.environments.desk import Desk
 from starpod.environments.desk.tasks import KINDS
-from starpod.environments.desk.tools import TOOLS, write_call
+from starpod.environments.desk.tools import TOOLS, read_call, write_call
 from tests.environments import episodes
 
 start = functools.partial(episodes.start, Desk)
@@ -110,3 +110,7 @@ def test_half_a_surrogate_pair_in_a_text_can_be_shown(tool: Tool) -> None:
     assert isinstance(shown, str)
     shown.encode()
     episode.environment.render().encode()  # type: ignore[union-attr]
+
+
+def test_a_call_as_text_may_hold_raw_newlines() -> None:
+    assert read_call('write_file {"name": "a", "text": "one\ntwo"}')[1]["text"] == "one\ntwo"

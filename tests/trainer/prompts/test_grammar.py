@@ -1,11 +1,13 @@
 """The response grammar: rules, robustness, and parity with the original's parser."""
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starpod.client import answers
 from starpod.trainer.prompts.grammar import MOST_ACTIONS, Grammar, Parsed
 from tests.golden import Parity, golden
 
@@ -53,6 +55,41 @@ UNREAD = Parsed(None, (), (), False)
 )
 def test_reads(grammar: Grammar, text: str, expected: Parsed) -> None:
     assert grammar.parse(text) == expected
+
+
+MAIL = 'send_mail {"to": "a", "body": "x || y </answer> {\\" || \n"}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "actions"),
+    [
+        (MAIL, (MAIL,)),
+        (f"{MAIL} || finish", (MAIL, "finish")),
+        (f"finish || {MAIL}||{MAIL} ||", ("finish", MAIL, MAIL)),
+        ('{"a": "||"} || {"b": {"c": ["||"]}}', ('{"a": "||"}', '{"b": {"c": ["||"]}}')),
+        ('say {hi} {"a": "||"} || on', ('say {hi} {"a": "||"}', "on")),
+        ('{"a": "||', ('{"a": "',)),
+        ("{ || }", ("{", "}")),
+    ],
+)
+def test_marks_inside_a_json_object_belong_to_the_action(answer: str, actions: tuple[str, ...]) -> None:
+    parsed = Grammar().parse(f"<think>a</think><answer>{answer}</answer>")
+    assert parsed == Parsed("a", actions, (), True)
+    assert Grammar().parse(Grammar().compose("a", actions)).actions == actions
+
+
+def test_an_answer_of_many_braces_is_read_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    class Decoder(json.JSONDecoder):
+        def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
+            tries.append(idx)
+            return super().raw_decode(s, idx)
+
+    monkeypatch.setattr(answers, "_DECODER", Decoder(strict=False))
+    text = f"<answer>{'{' * 50_000}||{'{ || ' * 50_000}</answer>"
+    assert len(Grammar(thinking=False).parse(text).actions) == MOST_ACTIONS
+    assert len(tries) <= 3 * answers._MOST_BROKEN, "one pass each to find the end, to clean and to split"
 
 
 def test_the_limit_cuts_silently_and_is_described() -> None:

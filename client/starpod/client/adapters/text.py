@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from starpod.client.answers import split_actions
 from starpod.client.observation import Action, Limits, Transition
 from starpod.client.session import Session
 from starpod.client.sync import SyncFleet
@@ -25,7 +26,8 @@ MISREAD = "Your reply held no valid action."
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How a reply becomes actions: what stands between the last `<tag>` and its `</tag>`, cut at the separator.
+    """How a reply becomes actions: what stands between the last `<tag>` and its `</tag>`, cut at the separator
+    (but not inside a JSON object).
 
     tag: None takes the whole reply. separator: None makes it one action. Subclass it for another form.
     """
@@ -42,7 +44,7 @@ class Reader:
             _, opening, answer = before.rpartition(f"<{self.tag}>")
             if not opening:
                 return []
-        pieces = [answer] if self.separator is None else answer.split(self.separator)
+        pieces = [answer] if self.separator is None else split_actions(answer, self.separator)
         return [piece.strip() for piece in pieces if piece.strip()][:MOST_ACTIONS]
 
     def ask(self, most: int) -> str:

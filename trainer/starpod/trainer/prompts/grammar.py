@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from starpod.client.answers import find_mark, split_actions, split_objects
+
 THINK, THINK_END = "<think>", "</think>"
 ANSWER, ANSWER_END = "<answer>", "</answer>"
 TAGS = (THINK, THINK_END, ANSWER, ANSWER_END)
@@ -28,13 +30,13 @@ _ASKED: dict[Further, str] = {
 }
 
 SEPARATOR = "||"
-"""Separator between the actions of an answer."""
+"""Separator between the actions of an answer. Inside a JSON object it is part of an action."""
 
 MOST_ACTIONS = 256
 """Limit of one reply where none is given: servers bound the list of a step."""
 
 _MARKERS = (*TAGS, "<|im_start|>", "<|im_end|>")
-"""Deleted from the text between the tags."""
+"""Deleted from the text between the tags, but not inside JSON objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Grammar:
         blocks = {name: text[begin:end].strip() for name, begin, end in insides[:-1]}
         thought = _clean(blocks.pop("think")) if self.thinking else None
         _, begin, end = insides[-1]
-        pieces = (piece.strip() for piece in _clean(text[begin:end]).split(SEPARATOR))
+        pieces = (piece.strip() for piece in split_actions(_clean(text[begin:end]), SEPARATOR))
         written = [piece for piece in pieces if piece][: MOST_ACTIONS if max_actions is None else max_actions]
         unknown = [piece for piece in written if piece.lower() not in self._spelling] if self._spelling else []
         return Parsed(
@@ -158,7 +160,7 @@ class Grammar:
             thought = [("think", begin, turn.start())] if turn else []
         else:
             turn = self._turning_point.match(text, begin)
-        end = text.find(ANSWER_END, turn.end()) if turn else -1
+        end = find_mark(text, ANSWER_END, turn.end()) if turn else -1
         if turn is None or end < 0:
             return None
         further = [(name, *turn.span(name)) for name in self.blocks if turn[name] is not None]
@@ -166,6 +168,7 @@ class Grammar:
 
 
 def _clean(text: str) -> str:
+    pieces = split_objects(text)
     for marker in _MARKERS:
-        text = text.replace(marker, "")
-    return text.strip()
+        pieces[::2] = [piece.replace(marker, "") for piece in pieces[::2]]
+    return "".join(pieces).strip()
