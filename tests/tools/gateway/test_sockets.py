@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,10 @@ class Gateway:
     records: Records
     http: httpx.AsyncClient
     llm: openai.AsyncOpenAI
+
+    def __iter__(self) -> Iterator[Any]:
+        """Address and records, for those who need no client of ours."""
+        return iter((self.url, self.records))
 
     async def post(self, path: str, body: Any = None, key: str = "one") -> httpx.Response:
         return await self.http.post(path, json=body or {}, headers={"authorization": f"Bearer {key}"})

@@ -2,13 +2,19 @@
 
 import gzip
 import json
+import math
 import os
+import random
+import re
 import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.folders import folder_name
 from starpod.ui.index import Index
@@ -141,3 +147,39 @@ def test_checkpoints_that_were_saved_again_are_listed_with_their_marks(tmp_path:
     (folder / "best").write_text(f"{names[2]}\n")
     listed = [(each["name"], each["step"], each["marks"]) for each in checkpoints(tmp_path)]
     assert listed == [(names[3], 25, ["latest"]), (names[2], 25, ["best"]), (names[1], 25, []), (names[0], 5, [])]
+
+
+EXTREME = st.sampled_from([math.inf, -math.inf, math.nan, 10**400, -(2**63), "\ud800", "", None, True, [], {}])
+VALUE = st.recursive(
+    EXTREME | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3), max_leaves=5
+)
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@given(st.sampled_from([*FILES, "episodes/train-1.jsonl"]), st.integers(0, 2**32), VALUE, st.binary(max_size=20))
+def test_random_files_cost_no_other_run(
+    tmp_path_factory: pytest.TempPathFactory, calm: Path, name: str, number: int, value: Any, noise: bytes
+) -> None:
+    """A value of a good file is another one, or some of its bytes are noise."""
+    folder, luck = tmp_path_factory.mktemp("runs"), random.Random(number)
+    for run in ("good", "bad"):
+        shutil.copytree(calm, folder / run)
+    path = folder / "bad" / name
+    if name.startswith("episodes"):
+        path.write_text(json.dumps(EPISODE) + "\n")
+    data = path.read_bytes()
+    places = [match.span() for match in re.finditer(rb'(?<=: )("[^"]*"|[-\d.]+|\[[^\[\]]*\])', data)]
+    if places and luck.random() < 0.7:
+        start, end = luck.choice(places)
+        changed = json.dumps(value).encode()
+    else:
+        start = end = luck.randrange(len(data) + 1)
+        changed = noise
+    path.write_bytes(data[:start] + changed + data[end:])
+    index = Index(folder)
+    indexer = Indexer(index)
+    indexer.update()
+    runs = {run["path"]: run for run in index.runs()}
+    assert runs["good"]["step"] == 150 and not runs["good"]["problems"]
+    assert sum(file["episodes"] for file in index.files(runs["good"]["run"])) > 0
+    shutil.rmtree(folder)
