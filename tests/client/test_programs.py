@@ -22,7 +22,7 @@ class Sets(Environment):
         id="sets-v1", version="1.0.0", title="x", actions=("left", "right"), concurrency=Concurrency.PROCESS
     )
     def reset(self, rng: random.Random) -> None:
-        self.prize = rng.choice(list({"a", "b", "c", "d"}))
+        self.prize = rng.choice(list({"a", "b", "c", "d", "e", "f", "g", "h"}))
     def step(self, action: str) -> Outcome:
         return Outcome(reward=0.0, terminated=True, success=False)
     def render(self, mode: str = "text") -> str:

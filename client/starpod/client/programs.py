@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from starpod.client.transport import Backoff
 
@@ -33,14 +34,15 @@ class ServiceRefused(ServiceFailed):
 
 
 @contextlib.contextmanager
-def started(what: str, *words: str, again: bool = False) -> Iterator[str]:
+def started(what: str, *words: str, again: bool = False, variables: Mapping[str, str] | None = None) -> Iterator[str]:
     """Runs `starpod WORDS --end-with-stdin` while the context lasts and yields the address that it prints.
 
     what: the program, in words. It must take --end-with-stdin, and print one line that ends in its address.
-    again: one that ends before its time is started again at its address; it must take --port. Raises ServiceFailed with
-    its own words if it does not become ready, ServiceRefused where it was called wrong.
+    again: one that ends before its time is started again at its address; it must take --port. variables: of its
+    environment, beside ours. Raises ServiceFailed with its own words if it does not become ready, ServiceRefused where
+    it was called wrong.
     """
-    program = _Program(what, words)
+    program = _Program(what, words, {**os.environ, **(variables or {})})
     try:
         address = program.start()
         if again:
@@ -51,8 +53,9 @@ def started(what: str, *words: str, again: bool = False) -> Iterator[str]:
 
 
 class _Program:
-    def __init__(self, what: str, words: Sequence[str]) -> None:
+    def __init__(self, what: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
         self.what = what
+        self.environment = environment
         self.words = words
         self.process: subprocess.Popen[str] | None = None
         self._stopping = threading.Event()
@@ -75,6 +78,7 @@ class _Program:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
+                    env=self.environment,
                     # Ctrl-C is the caller's: a trainer saves, with its services still there, and stops them itself.
                     start_new_session=True,
                 )
