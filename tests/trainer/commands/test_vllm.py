@@ -26,8 +26,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     told: dict[str, Any] = {}
 
     def execve(program: str, words: Sequence[str], environment: dict[str, str]) -> None:
-        told.update(words=words[3:], env=environment)
-        assert (program, words[:3]) == (sys.executable, [program, "-m", "vllm.entrypoints.openai.api_server"])
+        told.update(words=words[4:], env=environment)
+        assert (program, words[:4]) == (sys.executable, [program, "-P", "-m", "vllm.entrypoints.openai.api_server"])
         raise Started
 
     package = tmp_path / "vllm"
