@@ -79,9 +79,11 @@ def sparse(name: str, size: int) -> Callable[[Path], None]:
 
 
 FILES = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json")
-KINDS: dict[str, Callable[[Path], None]] = {
+KINDS: dict[str, Callable[[Path], object]] = {
     **{f"deep {name}": text(name, DEEP + "\n") for name in FILES},
     **{f"fifo {name}": fifo(name) for name in (*FILES, "episodes/train-1.jsonl")},
+    **{f"silent fifo {name}": fifo(name) for name in ("checkpoints/best", "checkpoints/latest")},
+    "silent fifo .lock": lambda run: (fifo(".lock")(run), (run / "run.json").unlink()),  # of a run that has not ended
     **{f"link {name}": link(name, "/etc/passwd") for name in (*FILES, "episodes/train-1.jsonl")},
     **{f"endless {name}": link(name, "/dev/zero") for name in FILES},
     **{f"large {name}": sparse(name, 2**31) for name in (*FILES, "episodes/train-1.jsonl")},
@@ -123,9 +125,11 @@ def test_the_other_run_is_indexed_and_the_memory_bounded(tmp_path: Path, calm: P
     assert runs["good"]["step"] == 150 and not runs["good"]["problems"]
     assert sum(file["episodes"] for file in index.files(runs["good"]["run"])) > 0
     assert "root:" not in json.dumps(runs)
+    checkpoints(tmp_path / "bad")  # as the page of the run does
     told = [indexer.problem, *runs.get("bad", {}).get("problems", ())]
     told += [file["problem"] for file in index.files(runs["bad"]["run"])] if "bad" in runs else []
     silent = (
+        "silent",
         "half a pair",
         "metrics with",
         "time with",

@@ -245,8 +245,8 @@ def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float)
     try:
         if lock.stat().st_ino in locks:
             return "running"
-        here = lock.read_text(encoding="utf-8").endswith(f" on {platform.node()}")
-    except OSError:
+        here = read_bytes(lock, _MOST_YAML).decode(errors="replace").endswith(f" on {platform.node()}")
+    except (OSError, BadData):
         here = False
     return "running" if not here and is_recent(written) else "interrupted"
 

@@ -10,8 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from starpod.trainer.data.untrusted import read_bytes
+
 MARKS = ("best", "latest")
 """Files beside the folders, each with the name of one."""
+_MOST_NAME = 4096
+"""Bytes of a mark."""
 _FOLDER = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 
@@ -50,7 +54,7 @@ def marks_of(checkpoints: Path) -> dict[str, list[str]]:
     named: dict[str, list[str]] = {}
     for mark in MARKS:
         try:
-            target = (checkpoints / mark).read_text(encoding="utf-8").strip()
+            target = read_bytes(checkpoints / mark, _MOST_NAME).decode().strip()
         except (OSError, ValueError):
             continue
         named.setdefault(target, []).append(mark)

@@ -87,11 +87,11 @@ def train(
         return 0
     if config is not None and "=" in config and not Path(config).exists():
         words, config = (config, *words), None
-    latest = {word.partition("=")[0]: word for word in words}  # a script's own words are often followed by the user's
-    if len(latest) < len(words):
-        repeated = sorted({word.partition("=")[0] for word in words if word not in latest.values()})
+    names = [word.partition("=")[0] for word in words]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        # A script's own words are often followed by the user's.
         click.echo(f"given more than once, the last one counts: {', '.join(repeated)}", err=True)
-        words = tuple(latest.values())
+        words = tuple(dict(zip(names, words, strict=True)).values())
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run
     from starpod.trainer.environment_file import choose_job, names_environment_file
     from starpod.trainer.rewards.reward import RewardError, Rewards
