@@ -329,6 +329,7 @@ def look_for(folder: str, mutation: tuple[str, str, str, str]) -> str:
             "--disable-warnings",
             "-p",
             "no:cacheprovider",
+            "--hypothesis-seed=0",
             f"--basetemp={folder}/{os.getpid()}",
         ]
         pytest.main([*options, "--timeout=60", test], plugins=[failures])
