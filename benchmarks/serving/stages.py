@@ -22,14 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, WALK
-from starpod.env_server.calls import Calls
-from starpod.env_server.columns import Rows, Transitions, step_rows
 from starpod.env_server.config import ServerLimits
 from starpod.env_server.episode import Want
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.registry import Registry
-from starpod.env_server.session import SessionTable
-from starpod.env_server.worker import Worker
+from starpod.env_server.sessions.calls import Calls
+from starpod.env_server.sessions.columns import Rows, Transitions, step_rows
+from starpod.env_server.sessions.session import SessionTable
+from starpod.env_server.sessions.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 
 STAGES = ("decode", "columns to rows", "turn", "session, order, cache, message", "encode")

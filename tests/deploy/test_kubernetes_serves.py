@@ -16,7 +16,7 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from starpod.client import TLS, Fleet, Unauthenticated
-from starpod.env_server.seal import SnapshotSeal
+from starpod.env_server.sessions.seal import SnapshotSeal
 from tests.deploy.manifests import containers, find, of_kind, read, words
 from tests.support import ServerProcess, held_port
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from starpod.env_server import landlock, namespaces, sandbox
+from starpod.env_server.sandbox import landlock, namespaces, sandbox
 from tests.hostile.villain import Villain
 
 

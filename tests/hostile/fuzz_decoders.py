@@ -19,12 +19,12 @@ with atheris.instrument_imports(include=["starpod.env_server", "msgpack"]):
     from google.protobuf.message import DecodeError
 
     from starpod.env_server import convert, state
-    from starpod.env_server.columns import Rows
     from starpod.env_server.episode import Episode, SavedEpisode
     from starpod.env_server.errors import CallError
-    from starpod.env_server.process_wire import BadReply, unpack
+    from starpod.env_server.processes.wire import BadReply, unpack
     from starpod.env_server.registry import parse_version_range
-    from starpod.env_server.rules import parse_options
+    from starpod.env_server.sessions.columns import Rows
+    from starpod.env_server.sessions.rules import parse_options
     from starpod.env_server.state import StateError
     from starpod.v1 import environment_pb2 as pb
     from tests.env_server.troublesome import Walk

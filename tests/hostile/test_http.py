@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from starpod.env_server import admission
 from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.transports import admission
 from tests.env_server.troublesome import Walk
 from tests.hostile.conftest import (
     KEPT_MIB,

@@ -17,9 +17,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from starpod.env_server.hosts import HostDied
-from starpod.env_server.process_host import ProcessHost
-from starpod.env_server.sandbox import Sandbox
+from starpod.env_server.processes.hosts import HostDied
+from starpod.env_server.processes.process_host import ProcessHost
+from starpod.env_server.sandbox.sandbox import Sandbox
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.hostile import deprived, villain

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from starpod.client.transport import Transport
-from starpod.env_server.auth import Authenticator
-from starpod.env_server.seal import SnapshotSeal
+from starpod.env_server.sessions.seal import SnapshotSeal
+from starpod.env_server.transports.auth import Authenticator
 from starpod.load.plan import read_recording, write_recording
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import BadEpisodes, read_episodes

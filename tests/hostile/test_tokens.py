@@ -17,13 +17,13 @@ import grpc
 import pytest
 import trustme
 
-from starpod.env_server import auth
-from starpod.env_server.auth import Authenticator, TokenFileError
 from starpod.env_server.config import TLS, ServerConfig
 from starpod.env_server.errors import CallError
 from starpod.env_server.limits import Quota, Tenant
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.transports import auth
+from starpod.env_server.transports.auth import Authenticator, TokenFileError
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Failure, Serve, failure_of, read_status
 from tests.env_server.conftest import serve as serve

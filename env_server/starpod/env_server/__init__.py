@@ -1,7 +1,6 @@
 """Hosts environments as stateful gRPC services. An environment needs no more than the names imported here."""
 
 from starpod.env_server.chat_model import ChatModel
-from starpod.env_server.confined import Confined, run_confined
 from starpod.env_server.drawing import Canvas, encode_png, read_sprites
 from starpod.env_server.environment import (
     INVALID,
@@ -22,6 +21,7 @@ from starpod.env_server.environment import (
     Unavailable,
     digest,
 )
+from starpod.env_server.processes.confined import Confined, run_confined
 from starpod.env_server.untrusted import read_untrusted_json
 
 __all__ = [

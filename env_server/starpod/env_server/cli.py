@@ -20,18 +20,18 @@ import click
 import uvloop
 
 from starpod.env_server import memory
-from starpod.env_server.auth import TokenFileError
 from starpod.env_server.config import HTTP, TLS, ServerConfig, ServerLimits
 from starpod.env_server.limits import Quota
 from starpod.env_server.logs import configure_logs
+from starpod.env_server.processes.supervisor import supervise
+from starpod.env_server.processes.threads import THREAD_NAME
 from starpod.env_server.registry import NothingFits, Registry, RegistryError
-from starpod.env_server.requests import OTHER_BYTES
-from starpod.env_server.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
-from starpod.env_server.seal import SealKeyError
+from starpod.env_server.sandbox.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
 from starpod.env_server.server import EnvironmentServer, ServerError
-from starpod.env_server.supervisor import supervise
-from starpod.env_server.threads import THREAD_NAME
+from starpod.env_server.sessions.requests import OTHER_BYTES
+from starpod.env_server.sessions.seal import SealKeyError
 from starpod.env_server.tracing import TracingUnavailable
+from starpod.env_server.transports.auth import TokenFileError
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starpod.env_server.limits import UNLIMITED, Quota
-from starpod.env_server.sandbox import UNTRUSTING, Sandbox
+from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
 
 MEBIBYTE = 2**20
 

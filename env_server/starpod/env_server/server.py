@@ -18,27 +18,27 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from starpod.env_server import memory
-from starpod.env_server.admission import ContractAdmission, OpenAdmission, OpenCalls
-from starpod.env_server.auth import Authenticator
-from starpod.env_server.calls import Calls
 from starpod.env_server.config import HTTP, TLS, ServerConfig
-from starpod.env_server.connections import Connections, address_of
 from starpod.env_server.effects import Journal
 from starpod.env_server.environment import Concurrency
-from starpod.env_server.hosts import HostDied
 from starpod.env_server.limits import UNLIMITED
 from starpod.env_server.metrics import Metrics
-from starpod.env_server.process_host import ProcessHost
+from starpod.env_server.processes.hosts import HostDied
+from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.registry import Registry
-from starpod.env_server.seal import SnapshotSeal
-from starpod.env_server.service import EnvironmentService
+from starpod.env_server.sessions.calls import Calls
+from starpod.env_server.sessions.seal import SnapshotSeal
+from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.tracing import OpenTelemetryTracer, Tracer
-from starpod.env_server.worker import Worker
+from starpod.env_server.transports.admission import ContractAdmission, OpenAdmission, OpenCalls
+from starpod.env_server.transports.auth import Authenticator
+from starpod.env_server.transports.connections import Connections, address_of
+from starpod.env_server.transports.service import EnvironmentService
 from starpod.v1 import environment_pb2 as pb
 
 if TYPE_CHECKING:
-    from starpod.env_server.http.server import HTTPServer
-    from starpod.env_server.mcp.service import MCPService
+    from starpod.env_server.transports.http.server import HTTPServer
+    from starpod.env_server.transports.mcp.service import MCPService
 
 logger = logging.getLogger(__name__)
 
@@ -241,9 +241,9 @@ class EnvironmentServer:
 
     async def _serve_http(self, http: HTTP) -> None:
         try:
-            from starpod.env_server.http.ors import ORSService
-            from starpod.env_server.http.server import HTTPServer
-            from starpod.env_server.http.service import HTTPService
+            from starpod.env_server.transports.http.server import HTTPServer
+            from starpod.env_server.transports.http.service import HTTPService
+            from starpod.env_server.transports.ors import ORSService
         except ImportError as error:
             hint = "from a clone of the repository: pip install '.[http]'"
             raise ServerError(f"--http needs its extra; {hint}") from error
@@ -268,7 +268,7 @@ class EnvironmentServer:
 
     async def _start_mcp(self) -> MCPService:
         try:
-            from starpod.env_server.mcp.service import MCPService
+            from starpod.env_server.transports.mcp.service import MCPService
         except ImportError as error:
             hint = "from a clone of the repository: pip install '.[mcp]'"
             raise ServerError(f"--mcp needs its extra; {hint}") from error

@@ -19,7 +19,6 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic_core import to_jsonable_python
 
-from starpod.env_server import forking
 from starpod.env_server.environment import (
     INVALID,
     JSON,
@@ -32,6 +31,7 @@ from starpod.env_server.environment import (
     ToolCall,
 )
 from starpod.env_server.hosting.request import HostingRequest
+from starpod.env_server.processes import forking
 from starpod.env_server.registry import Reference
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError

@@ -1,0 +1,254 @@
+"""Where an episode runs: in the event loop, on a thread, or in a process of its own. One Host per session."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from starpod.env_server import convert
+from starpod.env_server.effects import Journal
+from starpod.env_server.environment import (
+    Action,
+    Busy,
+    Concurrency,
+    Environment,
+    EnvironmentOptions,
+    Limits,
+    OptionsError,
+    Unavailable,
+)
+from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Transition, Want
+from starpod.env_server.errors import place_of
+from starpod.env_server.processes.threads import Hung, ThreadPool
+from starpod.env_server.state import StateError
+from starpod.env_server.timing import measured
+from starpod.v1 import environment_pb2 as pb
+
+R = TypeVar("R")
+
+_COMPUTING_THREADS = 2
+_PICTURE = Want(image=True)
+
+
+class HostDied(Exception):
+    """What ran the episode, a process or a thread, is gone; the text says how it went."""
+
+
+class StateTooLarge(Exception):
+    """A state that cannot be handed out; the text says how large it is, and what may be."""
+
+
+class EnvironmentBug(Exception):
+    """The environment's own code raised. `intact` tells whether the session can go on."""
+
+    def __init__(self, exception: str, message: str, *, intact: bool) -> None:
+        super().__init__(f"{exception}: {message}")
+        self.exception = exception
+        self.message = message
+        self.intact = intact
+
+    @classmethod
+    def from_exception(cls, error: Exception | SystemExit, *, intact: bool) -> EnvironmentBug:
+        place = place_of(error)
+        return cls(type(error).__name__, f"{error} ({place})" if place else str(error), intact=intact)
+
+    @classmethod
+    def of_copy(cls, death: HostDied) -> EnvironmentBug:
+        """The process of a copy died in a fork: the original goes on, and must not be taken for lost."""
+        return cls(type(death).__name__, f"the copy's process {death}", intact=True)
+
+
+class ResetPlan(NamedTuple):
+    """Everything that decides a new episode; and pictures that were drawn already, if it is one of a group."""
+
+    options: EnvironmentOptions
+    limits: Limits
+    seed: int
+    dynamics_seed: int
+    want: Want
+    pictures: Pictures | None = None
+
+
+class Started(NamedTuple):
+    """What a new episode begins with: its first observation, and the instructions with the options in force."""
+
+    observation: pb.Observation
+    instructions: str
+
+
+class Pools(NamedTuple):
+    """The threads that environments run on.
+
+    waiting: for what waits or releases the interpreter. computing: for what does neither, which are few threads: each
+    that computes keeps the event loop from the interpreter for a while.
+    """
+
+    waiting: ThreadPool
+    computing: ThreadPool
+
+    @classmethod
+    def of(cls, threads: int, seconds: float) -> Pools:
+        """`seconds`: how long one call may take."""
+        return cls(
+            ThreadPool(threads, seconds, "environment"),
+            ThreadPool(_COMPUTING_THREADS, seconds, "computing"),
+        )
+
+    def shut_down(self) -> None:
+        for pool in self:
+            pool.shut_down()
+
+
+class Host(Protocol):
+    """Runs one episode. Calls come one at a time. Any of them may raise HostDied or EnvironmentBug."""
+
+    episode: Episode | None
+    """The episode, where it may be stepped in the event loop; else None."""
+
+    async def reset(self, plan: ResetPlan) -> Started: ...
+    async def turn(self, actions: list[Action], want: Want) -> Transition | pb.Transition: ...
+    async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation: ...
+    async def render(self, mode: str) -> str | bytes: ...
+    async def instructions(self) -> str: ...
+    async def save(self) -> bytes: ...
+    async def load(self, data: bytes) -> None: ...
+    async def fork(self, dynamics_seed: int | None) -> Host: ...
+    def close(self) -> None: ...
+
+
+def start_episode(
+    environment: type[Environment], plan: ResetPlan, journal: Journal | None = None
+) -> tuple[Episode, Started]:
+    """A new episode of the class, as planned. A fresh instance each time: nothing of an old episode can linger.
+
+    journal: for an environment with `effects`.
+    """
+    instance = environment()
+    instance.options = plan.options
+    episode = Episode(instance, plan.limits)
+    recording = journal.recording(instance, None) if journal and environment.spec.effects else contextlib.nullcontext()
+    with recording:
+        episode.reset(plan.seed, plan.dynamics_seed)
+    return episode, Started(convert.observation_to(episode.observe(plan.want, plan.pictures)), instructions_of(episode))
+
+
+def instructions_of(episode: Episode) -> str:
+    """Raises TypeError or UnicodeEncodeError if they are no text that can travel."""
+    instructions = episode.environment.instructions()
+    if not isinstance(instructions, str):
+        raise TypeError(f"instructions() returned a {type(instructions).__name__}, not a str")
+    instructions.encode()
+    return instructions
+
+
+class LocalHost:
+    """Classes `inline` and `thread`: the episode lives in this process.
+
+    Turns of class `thread` run on threads, and so does what the environment calls slow, and all that draws a picture.
+    """
+
+    __slots__ = ("_environment", "_episode", "_journal", "_pools", "_threaded", "_want", "episode")
+
+    def __init__(
+        self,
+        environment: type[Environment],
+        pools: Pools,
+        journal: Journal,
+        want: Want,
+        episode: Episode | None = None,
+    ) -> None:
+        self._environment = environment
+        self._pools = pools
+        self._journal = journal
+        self._threaded = environment.spec.concurrency is not Concurrency.INLINE
+        self.episode: Episode | None
+        self._episode: Episode | None
+        self._take(episode, want)
+
+    async def reset(self, plan: ResetPlan) -> Started:
+        # A new episode, swapped in only when it has started and can be told: a reset that raises leaves the old one as
+        # it was.
+        work = functools.partial(start_episode, self._environment, plan, self._journal)
+        pool = self._drawing_pool(plan.want) or (self._pools.computing if self._environment.spec.slow_reset else None)
+        episode, started = await self._run(work, intact=True, pool=pool)
+        self._take(episode, plan.want)
+        return started
+
+    async def turn(self, actions: list[Action], want: Want) -> Transition:
+        episode = self._live()
+        spec = self._environment.spec
+        turn = episode.undoable_turn if spec.slow_render else episode.turn
+        if spec.effects:
+            turn = functools.partial(episode.recorded_turn, journal=self._journal)
+        return await self._run(lambda: turn(actions, want), intact=False, pool=self._drawing_pool(want))
+
+    async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation:
+        episode = self._live()
+        return await self._run(
+            lambda: convert.observation_to(episode.observe(want, pictures)),
+            intact=True,
+            pool=self._drawing_pool(want),
+        )
+
+    async def render(self, mode: str) -> str | bytes:
+        environment = self._live().environment
+        slow = mode == "png" or self._environment.spec.slow_render
+        pool = self._drawing_pool(_PICTURE) if slow else None
+        return await self._run(lambda: environment.render(mode), intact=True, pool=pool)
+
+    async def instructions(self) -> str:
+        episode = self._live()
+        return await self._run(lambda: instructions_of(episode), intact=True)
+
+    async def save(self) -> bytes:
+        return await self._run(self._live().save, intact=True)
+
+    async def load(self, data: bytes) -> None:
+        """Takes over a saved episode. Raises StateError if it is not one."""
+        self._take(await self._run(lambda: Episode.load(self._environment, data), intact=True), self._want)
+
+    async def fork(self, dynamics_seed: int | None) -> LocalHost:
+        episode = self._live()
+        copy = await self._run(lambda: episode.fork(dynamics_seed), intact=True)
+        return LocalHost(self._environment, self._pools, self._journal, self._want, copy)
+
+    def close(self) -> None:
+        self._episode = self.episode = None
+
+    def _live(self) -> Episode:
+        assert self._episode is not None, "reset comes first"
+        return self._episode
+
+    def _take(self, episode: Episode | None, want: Want) -> None:
+        """Goes on with another episode; it may be stepped in the event loop only if nothing in a step is slow."""
+        self._want = want
+        self._episode = episode
+        self.episode = None if self._threaded or want.image else episode
+
+    def _drawing_pool(self, want: Want) -> ThreadPool | None:
+        """Where that is drawn which is wanted; None where nothing is."""
+        if not want.image:
+            return None
+        return self._pools.waiting if self._environment.spec.slow_render else self._pools.computing
+
+    async def _run(self, function: Callable[[], R], *, intact: bool, pool: ThreadPool | None = None) -> R:
+        def work() -> R:
+            # Here, not around `await`: a StopIteration cannot leave a thread, and SystemExit would end the server.
+            try:
+                return function()
+            except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
+                raise
+            except (Exception, SystemExit) as error:
+                raise EnvironmentBug.from_exception(error, intact=intact) from error
+
+        timed = measured(work)
+        if self._threaded:
+            pool = self._pools.waiting
+        if pool is None:
+            return timed()
+        try:
+            return await pool.run(timed)
+        except Hung as hung:
+            raise HostDied(str(hung)) from hung

@@ -1,0 +1,1 @@
+"""What confines a process that runs untrusted code."""

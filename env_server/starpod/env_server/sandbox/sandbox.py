@@ -1,0 +1,246 @@
+"""What a process of class `process` gives up before it plays: files, network, processes, memory, rights.
+
+The environment is loaded and prepared first, as it was in the server itself; from then on whatever it runs, a model's
+code above all, has only what is left here. Each means that the system lacks is named in the report, never skipped in
+silence: `best-effort` goes on without it, `require` does not start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from starpod.env_server.sandbox import landlock, namespaces, seccomp
+
+MEBIBYTE = 2**20
+MODES = ("require", "best-effort", "off")
+
+_SET_NO_NEW_PRIVILEGES, _SET_PARENT_DEATH_SIGNAL = 38, 1
+_MAX_THREADS = 64
+_FIRST_USER, _FIRST_USER_OF_CONTAINER = 1_000_000_000, 10_000
+"""Each process gets the user id of this plus its process id, which no account has and no other process that lives.
+Users of rootless containers often end at 65,536: there the ids begin lower, and come again."""
+_CAP_KILL = 5
+_KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "OMP_NUM_THREADS"})
+_ITSELF = "/proc/self"
+_SYSTEM_FILES = (
+    *("/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime"),
+    *("/dev/urandom", "/dev/random", "/dev/zero", _ITSELF, "/proc/cpuinfo", "/sys/devices/system/cpu"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """How a process of class `process` is confined.
+
+    memory_bytes: address space beyond what the environment takes to start. cpu_seconds: of the process's whole life.
+    open_files: descriptors. libraries: whether it may read the files of Python, the system and the environment, which
+    importing takes. readable: further paths that it may read.
+    """
+
+    mode: Literal["require", "best-effort", "off"] = "best-effort"
+    memory_bytes: int = 4096 * MEBIBYTE
+    cpu_seconds: int = 3600
+    open_files: int = 256
+    libraries: bool = True
+    readable: tuple[str, ...] = ()
+
+
+UNTRUSTING = Sandbox()
+
+
+OPTIONAL = frozenset({"names of files"})
+"""What `require` goes without: many containers allow no mounts. Descriptions of environments tell it."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What holds, and what does not with the reason, by name."""
+
+    applied: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def lacking(self) -> list[str]:
+        """What `require` demands and is missing."""
+        return [text for name, text in zip(self.missing, self.reasons, strict=True) if name not in OPTIONAL]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [f"{name} ({problem})" for name, problem in self.missing.items()]
+
+    def note(self, names: Sequence[str], problem: str) -> None:
+        if problem:
+            self.missing |= dict.fromkeys(names, problem)
+        else:
+            self.applied += names
+
+    def __str__(self) -> str:
+        return f"applied: {', '.join(self.applied) or 'nothing'}; missing: {', '.join(self.reasons) or 'nothing'}"
+
+
+def close_inherited(keep: int) -> None:
+    """Closes every descriptor but the standard ones, which come from nowhere and go nowhere, and one."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nowhere, standard)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the one that forked it ends. A change of user undoes it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def confine(sandbox: Sandbox, module_file: str | None) -> Report:
+    """Gives up what the sandbox says, for the rest of this process's life. `module_file`: the environment's own."""
+    report = Report()
+    _scrub()
+    report.note(["environment variables"], "")
+    if sys.platform != "linux":
+        _limit(sandbox, None)
+        report.note(["memory", "CPU time", "descriptors", "file sizes"], "")
+        absent = ("privileges", "files", "names of files", "signals", "network", "processes", "threads")
+        report.note(absent, f"not on {sys.platform}")
+        return report
+    own_files = [os.path.dirname(os.path.abspath(module_file))] if module_file else []
+    libraries = [*_SYSTEM_FILES, *_python_paths(), *own_files] if sandbox.libraries else [_ITSELF]
+    readable = [*libraries, *sandbox.readable]
+    others = len(os.listdir("/proc/self/task")) - 1
+    began = f"{others} threads that began before it" if others else ""
+    threads = _own_namespaces(report, [*readable, os.devnull], began)
+    own_user = _leave_root(report)
+    _limit(sandbox, _MAX_THREADS if own_user or not threads else None)
+    report.note(["memory", "CPU time", "descriptors", "file sizes"], "")
+    report.note(["threads"], "" if own_user else threads)
+    end_with_parent()
+    if ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+        report.note(["files", "signals", "network", "processes"], "the system knows no PR_SET_NO_NEW_PRIVS")
+        return report
+    given_up, problem = landlock.confine(readable, [os.devnull])
+    if not problem and began:
+        given_up, problem = [], began
+    report.note(given_up or ["files"], problem)
+    filtered = ["network", "processes", "metadata of files"] + [name for name in ("signals",) if name not in given_up]
+    report.note(filtered, seccomp.confine())
+    return report
+
+
+def _own_namespaces(report: Report, paths: list[str], began: str) -> str:
+    """A root of its own; for another user than root first a user namespace, which bounds threads by itself.
+
+    Returns why it does not bound them, or "".
+    """
+    if os.geteuid() == 0:
+        report.note(["names of files"], began or namespaces.own_root(paths))
+        return "its user is root, whom no limit holds"
+    problem = began or namespaces.own_user_namespace()
+    report.note(["names of files"], problem or namespaces.own_root(paths))
+    if not problem and not namespaces.counts_threads():
+        return "this kernel counts those of all processes of a user together; Linux 5.14 does not"
+    return problem and f"{problem}; a server of root with CAP_SETUID, CAP_SETGID and CAP_KILL needs none"
+
+
+def _scrub() -> None:
+    """Removes the server's environment variables, also from where the kernel shows them as they were at the start."""
+    for name in set(os.environ) - _KEPT_VARIABLES:
+        del os.environ[name]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        start, end = int(fields[47]), int(fields[48])
+        os.environ.update(
+            dict(os.environ)
+        )  # copies of the strings elsewhere, before the place where they were is overwritten
+        if 0 < start < end:
+            ctypes.memset(start, 0, end - start)
+
+
+def _leave_root(report: Report) -> bool:
+    """Another user, if this one is root and Python can be read by others; no capabilities in any case."""
+    own_user = False
+    if os.geteuid() == 0:
+        user = _free_user()
+        if not _has_capability(_CAP_KILL):
+            problem = "without CAP_KILL the server could not end it"
+        else:
+            problem = _problem_of_reading(user)
+        if not problem:
+            try:
+                os.setgroups([])
+                os.setresgid(user, user, user)
+                os.setresuid(user, user, user)
+                own_user = True
+            except OSError as error:
+                problem = str(error)
+        report.note(["own user"], problem)
+    nothing = struct.pack("<6I", 0, 0, 0, 0, 0, 0)
+    header = struct.pack("<Ii", 0x20080522, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    problem = "" if libc.capset(header, nothing) == 0 else os.strerror(ctypes.get_errno())
+    report.note(["no capabilities"], problem)
+    return own_user
+
+
+def _free_user() -> int:
+    user = _FIRST_USER + os.getpid()
+    with open("/proc/self/uid_map") as file:
+        *_, (first, _, count) = (map(int, line.split()) for line in file)
+    if user < first + count:
+        return user
+    return _FIRST_USER_OF_CONTAINER + os.getpid() % max(1, first + count - _FIRST_USER_OF_CONTAINER)
+
+
+def _has_capability(number: int) -> bool:
+    with open("/proc/self/status") as file:
+        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> number & 1)
+
+
+def _problem_of_reading(user: int) -> str:
+    """Why another user could not go on importing what this process has not imported yet, or ""."""
+    places = _python_paths()
+    try:
+        os.seteuid(user)
+    except OSError as error:
+        return f"user {user}: {error.strerror}"
+    try:
+        unreadable = [place for place in places if not os.access(place, os.R_OK | os.X_OK, effective_ids=True)]
+    finally:
+        os.seteuid(0)
+    return f"other users cannot read {unreadable[0]}" if unreadable else ""
+
+
+def _limit(sandbox: Sandbox, threads: int | None) -> None:
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        _lower(resource.RLIMIT_AS, used + sandbox.memory_bytes)
+    if threads is not None:
+        _lower(resource.RLIMIT_NPROC, threads)  # counted per user, so only where no other process has the same
+    _lower(resource.RLIMIT_CPU, sandbox.cpu_seconds)
+    _lower(resource.RLIMIT_NOFILE, sandbox.open_files)
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def _lower(which: int, value: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (value, value))
+
+
+def _python_paths() -> list[str]:
+    """Where modules come from. Not the working folder: it may hold anything."""
+    places = {sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path))}
+    return sorted(place for place in places if os.path.exists(place) and place not in ("/", os.getcwd()))

@@ -1,0 +1,1 @@
+"""What a session is and does: calls of the contract, and what bounds them."""

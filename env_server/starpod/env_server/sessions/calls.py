@@ -1,0 +1,457 @@
+"""What each call of the contract does. Knows messages and sessions, but no connection: unary and stream share it."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from google.protobuf import struct_pb2
+
+from starpod.env_server import convert
+from starpod.env_server.environment import (
+    Busy,
+    Environment,
+    EnvironmentOptions,
+    Limits,
+)
+from starpod.env_server.episode import Pictures, SavedEpisode, Transition, Want
+from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.limits import SLICE_SECONDS
+from starpod.env_server.processes.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
+from starpod.env_server.processes.threads import Hung
+from starpod.env_server.seeding import derive_seed
+from starpod.env_server.sessions.requests import check_actions, check_options, snapshot_too_large
+from starpod.env_server.sessions.responses import ENVELOPE_BYTES, too_large
+from starpod.env_server.sessions.rules import (
+    describe_session,
+    digest_actions,
+    digest_snapshot,
+    out_of_order,
+    parse_options,
+    replay_reply,
+    unsupported,
+)
+from starpod.env_server.sessions.session import Session, SessionTable, digest_request
+from starpod.env_server.sessions.worker import Worker
+from starpod.env_server.state import StateError
+from starpod.env_server.timing import clock
+from starpod.v1 import environment_pb2 as pb
+
+
+class Calls:
+    """The verbs of the contract on this process's sessions. One event loop, no locks but the sessions' own."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._limits = worker.limits
+        self._guard = worker.guard
+
+    # --- creating sessions ---------------------------------------------------------------------------------------
+
+    async def open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
+        return await table.once(request.key, request, pb.OpenResponse, functools.partial(self._open, table, request))
+
+    async def _open(self, table: SessionTable, request: pb.OpenRequest) -> pb.OpenResponse:
+        environment = self.worker.registry.find(request.environment_id, request.version)
+        members = self._members(request)
+        options = await self._options(environment, request.options)
+        limits = convert.limits_from(request.limits, environment.spec.limits)
+        want = self._check_want(environment, convert.want_from(request.want))
+        lease = self._lease(request.lease_seconds)
+        seed = request.seed if request.HasField("seed") else secrets.randbits(48)
+        response = pb.OpenResponse()
+        async with _Cleanup(self.worker, table, members) as created:
+            first: LocalHost | None = None
+            pictures: Pictures = {}
+            for member in created.members:
+                await created.pause()
+                dynamics_seed = (
+                    request.dynamics_seed if request.HasField("dynamics_seed") else derive_seed(seed, "member", member)
+                )
+                host = self.worker.host(environment, want)
+                session = Session(environment, host, options, limits, want, lease, member, seed, dynamics_seed)
+                created.add(session)
+                if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
+                    # The start depends on the seed alone, so members of a group copy the first one's search.
+                    session.host = host = await self._guard(session, first.fork(dynamics_seed), "Open")
+                    observation = await self._guard(session, host.observe(want, pictures), "Open")
+                else:
+                    plan = ResetPlan(options, limits, seed, dynamics_seed, want, pictures)
+                    observation, instructions = await self._guard(session, host.reset(plan), "Open")
+                    first = host if isinstance(host, LocalHost) else None
+                describe_session(response.sessions.add(), session, observation)
+            self._describe_created(response, environment, instructions, limits, lease)
+            created.keep(response)
+        return response
+
+    async def fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
+        return await table.once(request.key, request, pb.ForkResponse, functools.partial(self._fork, table, request))
+
+    async def _fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
+        original = table.find(request.session_id)
+        if not original.environment.spec.fork:
+            raise unsupported(original.environment, "fork", "cannot be copied in the middle of an episode")
+        reseed = request.randomness == pb.FORK_RANDOMNESS_RESEED
+        if request.randomness not in pb.ForkRandomness.values():
+            raise bad_argument("randomness", f"is {request.randomness}; use KEEP or RESEED")
+        seeds = list(request.dynamics_seeds)
+        members = self._members(request)
+        if seeds and not reseed:
+            raise bad_argument("dynamics_seeds", "are only used with randomness RESEED")
+        if seeds and len(seeds) != len(members):
+            raise bad_argument("dynamics_seeds", f"has {len(seeds)} entries for {len(members)} copies")
+        async with original.turn_taking():
+            original.check()
+            if (request.epoch, request.step_index) != (original.epoch, original.next_index):
+                raise out_of_order(original, request.epoch, request.step_index)
+            response = pb.ForkResponse()
+            pictures: Pictures = {}
+            async with _Cleanup(self.worker, table, members) as created:
+                for place, member in enumerate(members):
+                    await created.pause()
+                    dynamics_seed = original.dynamics_seed
+                    if reseed:
+                        dynamics_seed = (
+                            seeds[place]
+                            if seeds
+                            else derive_seed(original.dynamics_seed, "fork", original.next_index, member)
+                        )
+                    self.worker.make_room(original.environment)
+                    host = await self._guard(original, original.host.fork(dynamics_seed if reseed else None), "Fork")
+                    session = Session(
+                        original.environment,
+                        host,
+                        original.options,
+                        original.limits,
+                        original.want,
+                        original.lease,
+                        member,
+                        original.seed,
+                        dynamics_seed,
+                    )
+                    session.next_index, session.over = original.next_index, original.over
+                    created.add(session)
+                    observation = await self._guard(original, _observe_copy(host, session.want, pictures), "Fork")
+                    describe_session(response.sessions.add(), session, observation)
+                created.keep(response)
+        return response
+
+    async def restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
+        return await table.once(
+            request.key, request, pb.RestoreResponse, functools.partial(self._restore, table, request)
+        )
+
+    async def _restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
+        snapshot, members = request.snapshot, self._members(request)
+        if len(snapshot.state) > self._limits.max_snapshot_bytes:
+            raise snapshot_too_large(len(snapshot.state), self._limits)
+        if digest_snapshot(snapshot.environment_id, snapshot.environment_version, snapshot.state) != snapshot.digest:
+            raise bad_argument("snapshot.digest", "does not match the snapshot: it was cut, changed or mixed up")
+        environment = self.worker.registry.find_restorer(snapshot.environment_id, snapshot.environment_version)
+        if not environment.spec.snapshot:
+            raise unsupported(environment, "snapshot", "has no state that could be restored")
+        want = self._check_want(environment, convert.want_from(request.want))
+        lease = self._lease(request.lease_seconds)
+        try:
+            state = self.worker.seal.open(snapshot.environment_id, snapshot.environment_version, snapshot.state)
+            # Seeds, options and limits belong to the session. The rest is read where the episode will run.
+            saved = SavedEpisode.read(environment, state)
+        except StateError as error:
+            raise bad_argument("snapshot.state", str(error)) from error
+        response = pb.RestoreResponse()
+        pictures: Pictures = {}
+        async with _Cleanup(self.worker, table, members) as created:
+            for member in created.members:
+                await created.pause()
+                host = self.worker.host(environment, want)
+                session = Session(
+                    environment,
+                    host,
+                    saved.options,
+                    saved.limits,
+                    want,
+                    lease,
+                    member,
+                    saved.seed,
+                    saved.dynamics_seed,
+                )
+                session.next_index, session.over = saved.turns, bool(saved.end_reason)
+                created.add(session)
+                await self._guard(session, self._of_snapshot(_load(host, state)), "Restore")
+                observation = await self._guard(session, self._of_snapshot(host.observe(want, pictures)), "Restore")
+                describe_session(response.sessions.add(), session, observation)
+            first = created.sessions[0]
+            instructions = await self._guard(first, self._of_snapshot(first.host.instructions()), "Restore")
+            self._describe_created(response, environment, instructions, saved.limits, lease)
+            created.keep(response)
+        return response
+
+    async def _of_snapshot(self, work: Awaitable[Any]) -> Any:
+        """What an environment trips over in a state that anybody may have made is the state's fault, not its bug."""
+        try:
+            return await work
+        except EnvironmentBug as bug:
+            if self.worker.seal.keyed:
+                raise
+            raise bad_argument("snapshot.state", f"is no episode of its environment: {bug}") from bug
+
+    def _describe_created(
+        self,
+        response: pb.OpenResponse | pb.RestoreResponse,
+        environment: type[Environment],
+        instructions: str,
+        limits: Limits,
+        lease: float,
+    ) -> None:
+        """What the sessions of a reply have in common."""
+        response.environment_version = environment.spec.version
+        response.instructions = instructions
+        convert.fill_limits(response.limits, limits)
+        response.lease_seconds = lease
+        response.instance_id = self.worker.instance_id
+
+    # --- using sessions ------------------------------------------------------------------------------------------
+
+    async def reset(self, table: SessionTable, request: pb.ResetRequest) -> pb.ResetResponse:
+        session = table.find(request.session_id)
+        async with session.turn_taking():
+            session.check()
+            digest = digest_request(request)
+            if request.epoch != session.epoch:
+                repeated = request.epoch == session.epoch - 1 and session.next_index == 0
+                if repeated and isinstance(session.last_reply, bytes) and session.last_request == digest:
+                    return pb.ResetResponse.FromString(session.last_reply)
+                raise out_of_order(session, request.epoch, session.next_index)
+            environment = session.environment
+            options = session.options
+            if request.HasField("options"):
+                options = await self._options(environment, request.options)
+            want = session.want
+            if request.HasField("want"):
+                want = self._check_want(environment, convert.want_from(request.want))
+            limits = convert.limits_from(request.limits, session.limits)
+            seed = request.seed if request.HasField("seed") else secrets.randbits(48)
+            dynamics_seed = (
+                request.dynamics_seed
+                if request.HasField("dynamics_seed")
+                else derive_seed(seed, "member", session.member)
+            )
+            plan = ResetPlan(options, limits, seed, dynamics_seed, want)
+            observation, instructions = await self._guard(session, session.host.reset(plan), "Reset")
+            session.options, session.limits, session.want = options, limits, want
+            session.seed, session.dynamics_seed = seed, dynamics_seed
+            session.epoch += 1
+            session.next_index = 0
+            session.over = False
+            response = pb.ResetResponse(instructions=instructions)
+            describe_session(response.session, session, observation)
+            convert.fill_limits(response.limits, limits)
+            session.last_request, session.last_reply = digest, response.SerializeToString()
+            return response
+
+    async def step(self, table: SessionTable, request: pb.StepRequest) -> pb.StepResponse:
+        session = table.find(request.session_id)
+        check_actions(request.actions, self._limits)
+        want = None
+        if request.HasField("want"):
+            want = self._check_want(session.environment, convert.want_from(request.want))
+        transition = await self.turn(session, request.epoch, request.step_index, request.actions, want)
+        response = pb.StepResponse(next_step_index=request.step_index + 1)
+        self.write_transition(response.transition, session, transition)
+        return response
+
+    def write_transition(
+        self, message: pb.Transition, session: Session, transition: Transition | pb.Transition
+    ) -> None:
+        """Writes into an empty message. Raises ENVIRONMENT_BUG, and the session is lost, if it cannot be written."""
+        try:
+            convert.fill_transition(message, transition)
+        except Exception as error:
+            raise self.worker.break_off(session, error) from error
+
+    async def turn(
+        self,
+        session: Session,
+        epoch: int,
+        index: int,
+        actions: Sequence[pb.Action | str],
+        want: Want | None,
+    ) -> Transition | pb.Transition:
+        """One turn, exactly once: what was answered to the same index and actions is answered again."""
+        async with session.turn_taking():
+            session.check()
+            if epoch != session.epoch or index != session.next_index:
+                return replay_reply(session, epoch, index, actions)
+            if session.over:
+                raise out_of_order(session, epoch, index)
+            given = convert.actions_from(actions)
+            started = time.perf_counter()
+            transition: Transition | pb.Transition = await self._guard(
+                session, session.host.turn(given, want or session.want), "Step"
+            )
+            self.worker.metrics.step(session.environment.spec.id, time.perf_counter() - started)
+            session.next_index = index + 1
+            session.over = bool(transition.end_reason)
+            if isinstance(transition, Transition) and not transition.plain:
+                message = pb.Transition()
+                self.write_transition(message, session, transition)
+                transition = message
+            session.last_request = digest_actions(actions)
+            session.last_reply = transition if isinstance(transition, Transition) else transition.SerializeToString()
+            return transition
+
+    async def render(self, table: SessionTable, request: pb.RenderRequest) -> pb.RenderResponse:
+        session = table.find(request.session_id)
+        mode = request.mode or "text"
+        if mode not in session.environment.spec.render_modes:
+            known = ", ".join(session.environment.spec.render_modes)
+            raise bad_argument("mode", f"is {mode!r}; {session.environment.spec.id} renders {known}")
+        async with session.turn_taking():
+            session.check()
+            picture = await self._guard(session, session.host.render(mode), "Render")
+        if isinstance(picture, bytes):
+            return pb.RenderResponse(mime="image/png", data=picture)
+        kind = "text/html" if mode == "html" else "text/plain"
+        return pb.RenderResponse(mime=f"{kind}; charset=utf-8", data=picture.encode())
+
+    async def snapshot(self, table: SessionTable, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
+        session = table.find(request.session_id)
+        if not session.environment.spec.snapshot:
+            raise unsupported(session.environment, "snapshot", "has no state that could be saved")
+        async with session.turn_taking():
+            session.check()
+            spec = session.environment.spec
+            state = await self._guard(session, session.host.save(), "Snapshot")
+            state = self.worker.seal.close(spec.id, spec.version, state)
+            if len(state) > self._limits.max_snapshot_bytes:
+                raise snapshot_too_large(len(state), self._limits)
+            snapshot = pb.SessionSnapshot(
+                environment_id=spec.id,
+                environment_version=spec.version,
+                state=state,
+                digest=digest_snapshot(spec.id, spec.version, state),
+            )
+            return pb.SnapshotResponse(snapshot=snapshot, epoch=session.epoch, step_index=session.next_index)
+
+    async def renew(self, table: SessionTable, request: pb.RenewRequest) -> pb.RenewResponse:
+        self._check_ids(request.session_ids)
+        now = time.monotonic()
+        missing = []
+        for session_id in request.session_ids:
+            session = table.get(session_id)
+            if session is None or session.lost:
+                missing.append(session_id)
+            else:
+                session.touched = now
+        return pb.RenewResponse(missing=missing)
+
+    async def close(self, table: SessionTable, request: pb.CloseRequest) -> pb.CloseResponse:
+        self._check_ids(request.session_ids)
+        for session_id in request.session_ids:
+            session = table.get(session_id)
+            if session is not None:
+                self.worker.drop(table, session)
+        return pb.CloseResponse()
+
+    # --- rules ---------------------------------------------------------------------------------------------------
+
+    def _check_ids(self, ids: Sequence[str]) -> None:
+        if len(ids) > self._limits.max_sessions:
+            problem = f"has {len(ids)} entries; this server holds at most {self._limits.max_sessions} sessions"
+            raise bad_argument("session_ids", problem)
+
+    def _members(self, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
+        """The places in their group of the sessions to create. Raises BAD_ARGUMENT."""
+        count = request.count or 1
+        if count > self._limits.max_group:
+            raise bad_argument("count", f"is {count}; this server creates at most {self._limits.max_group} at a time")
+        if request.first_member + count > 2**32:
+            raise bad_argument("first_member", f"is {request.first_member}; {count} places from there end beyond 2^32")
+        return range(request.first_member, request.first_member + count)
+
+    async def _options(self, environment: type[Environment], message: struct_pb2.Struct) -> EnvironmentOptions:
+        """The options of an environment. Raises BAD_ARGUMENT."""
+        check_options(message, self._limits)
+        values = convert.options_from(message)
+        if values and environment.spec.slow_reset:
+            # Its validators may search as long as its resets do.
+            try:
+                return await self.worker.pools.computing.run(functools.partial(parse_options, environment, values))
+            except Hung as hung:
+                raise CallError("ENVIRONMENT_BUG", f"checking the options {hung}", {"session": "intact"}) from hung
+            except Busy as busy:
+                raise overloaded("environment", busy.message, busy.retry_after) from busy
+        return parse_options(environment, values)
+
+    def _lease(self, asked: float) -> float:
+        if asked != asked or asked < 0:
+            raise bad_argument("lease_seconds", f"is {asked}; give seconds, or 0 for the server's default")
+        return min(asked or self._limits.default_lease_seconds, self._limits.max_lease_seconds)
+
+    def _check_want(self, environment: type[Environment], want: Want) -> Want:
+        capabilities = convert.spec_to(environment).capabilities
+        if want.image and "png" not in environment.spec.render_modes:
+            raise unsupported(environment, "image", "does not render png")
+        for name in ("expert_action", "score", "valid_actions"):
+            if getattr(want, name) and not getattr(capabilities, name):
+                raise unsupported(environment, name, f"has no {name}")
+        return want
+
+
+async def _load(host: Host, state: bytes) -> None:
+    try:
+        await host.load(state)
+    except StateError as error:
+        raise bad_argument("snapshot.state", str(error)) from error
+
+
+async def _observe_copy(copy: Host, want: Want, pictures: Pictures) -> Any:
+    try:
+        return await copy.observe(want, pictures)
+    except HostDied as death:
+        raise EnvironmentBug.of_copy(death) from death
+
+
+class _Cleanup:
+    """Sessions in the making: all of them are kept, or none is. Raises DRAINING or OVERLOADED if none may be made."""
+
+    def __init__(self, worker: Worker, table: SessionTable, members: range) -> None:
+        self._worker = worker
+        self._table = table
+        self._kept = False
+        self.members = members
+        self.sessions: list[Session] = []
+        self._began = clock()
+        worker.admit(table, len(members))
+
+    def add(self, session: Session) -> None:
+        self.sessions.append(session)
+
+    async def pause(self) -> None:
+        """Lets others have the event loop, if this call has had it for long."""
+        if clock() - self._began > SLICE_SECONDS:
+            await self._worker.share.pause(self._table.tenant)
+            self._began = clock()
+
+    def keep(self, response: pb.OpenResponse | pb.ForkResponse | pb.RestoreResponse) -> None:
+        """Raises TOO_LARGE if the reply that names them cannot travel: nobody could ever use or close them."""
+        limit = self._worker.limits.max_message_bytes
+        if limit and (size := response.ByteSize() + ENVELOPE_BYTES) > limit:
+            raise too_large(size, limit)
+        for session in self.sessions:
+            session.touched = time.monotonic()
+            self._table[session.id] = session
+            self._worker.metrics.live(session.environment.spec.id, 1)
+        self._kept = True
+
+    async def __aenter__(self) -> _Cleanup:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        if not self._kept:
+            self._worker.discount(self._table, len(self.members))
+            for session in self.sessions:
+                session.host.close()

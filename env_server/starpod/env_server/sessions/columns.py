@@ -1,0 +1,291 @@
+"""Steps in columns: the hot path. One pass over the rows, no message and no coroutine per step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Sequence
+from itertools import chain, compress
+from typing import NamedTuple
+
+from starpod.env_server.convert import fill_transition, outcome_flags
+from starpod.env_server.environment import Busy, Environment
+from starpod.env_server.episode import Transition
+from starpod.env_server.errors import bad_argument
+from starpod.env_server.limits import SLICE_SECONDS
+from starpod.env_server.metrics import Metrics
+from starpod.env_server.sessions.rules import SHORT_TEXT, digest_actions
+from starpod.env_server.sessions.session import Session, SessionTable
+from starpod.v1 import environment_pb2 as pb
+
+ROWS_AT_ONCE = 512
+"""Rows after which a batch answers and lets others have the event loop: a few milliseconds of inline steps."""
+
+SAMPLED = 8
+"""One inline step in so many is timed: a clock costs a good part of such a step."""
+
+
+class Rows:
+    """The columns of a request as lists, checked for equal length.
+
+    long: whether a row may hold actions that are longer than what a session keeps.
+    Raises CallError (BAD_ARGUMENT) if the columns do not fit together: then no row can be told from another.
+    """
+
+    __slots__ = ("actions", "call_ids", "epochs", "indices", "long", "session_ids")
+
+    def __init__(self, columns: pb.StepColumns) -> None:
+        # Slices: a repeated field is slow to walk through.
+        self.call_ids = columns.call_ids[:]
+        self.session_ids = columns.session_ids[:]
+        self.epochs = columns.epochs[:]
+        self.indices = columns.step_indices[:]
+        texts = columns.actions[:]
+        counts = columns.action_counts
+        rows = len(self.call_ids)
+        self.long = max(map(len, texts), default=0) * (max(counts) if counts else 1) > SHORT_TEXT
+        if counts:
+            self.actions: list[tuple[str, ...]] = []
+            start = 0
+            for count in counts:
+                self.actions.append(tuple(texts[start : start + count]))
+                start += count
+            if start != len(texts):
+                raise bad_argument("steps.actions", f"has {len(texts)} entries; action_counts add up to {start}")
+        else:
+            self.actions = list(zip(texts, strict=True))
+        for name, column in (
+            ("session_ids", self.session_ids),
+            ("epochs", self.epochs),
+            ("step_indices", self.indices),
+            ("actions", self.actions),
+        ):
+            if len(column) != rows:
+                raise bad_argument(f"steps.{name}", f"has {len(column)} rows; call_ids has {rows}")
+
+    def __len__(self) -> int:
+        return len(self.call_ids)
+
+    def until_repeated(self, start: int, stop: int, sessions: Container[str]) -> int:
+        """The end of the rows from `start` to `stop` in which none of these sessions comes twice."""
+        ids = self.session_ids[start:stop]
+        if len(set(ids)) == len(ids):
+            return stop
+        seen: set[str] = set()
+        for row, session_id in enumerate(ids, start):
+            if session_id in seen:
+                return row
+            if session_id in sessions:
+                seen.add(session_id)
+        return stop
+
+
+class Transitions:
+    """The answer to a message, while it is collected: transitions that fit travel as columns, all else as replies.
+
+    environment_seconds: how long environments worked for it.
+    """
+
+    __slots__ = ("environment_seconds", "message")
+
+    def __init__(self) -> None:
+        # Filled in place: a message that is put into another one is copied.
+        self.message = pb.StreamResponse()
+        self.environment_seconds = 0.0
+
+    def __len__(self) -> int:
+        """How many calls it answers."""
+        return len(self.message.replies) + len(self.message.transitions.call_ids)
+
+    @property
+    def columns(self) -> bool:
+        """Whether it holds a batch of rows. It takes no second one: places are counted within the batch."""
+        return len(self.message.transitions.call_ids) > 0
+
+    def take(
+        self,
+        call_ids: list[int],
+        indices: list[int],
+        transitions: list[Transition],
+        session_at: Callable[[int], Session],
+    ) -> dict[int, Exception]:
+        """Adds the transitions of a batch, one per call. indices: the steps' own. session_at: whose each is.
+
+        A transition that holds more than a text is kept in its session as the bytes of the message: the environment may
+        change what it gave. Returns the places of those that no message can hold, with what is wrong: their
+        environments gave what cannot travel. The others are added.
+        """
+        before = len(self.message.replies)
+        try:
+            self._write(call_ids, indices, transitions, session_at)
+            return {}
+        except Exception:
+            self.message.ClearField("transitions")
+            del self.message.replies[before:]
+        wrong: dict[int, Exception] = {}
+        for place, (call_id, index, transition) in enumerate(zip(call_ids, indices, transitions, strict=True)):
+            reply = pb.Reply()
+            try:
+                _fill_reply(reply, call_id, transition, index + 1, session_at(place))
+            except Exception as error:
+                wrong[place] = error
+            else:
+                self.message.replies.append(reply)
+        return wrong
+
+    def _write(
+        self,
+        call_ids: list[int],
+        indices: list[int],
+        transitions: list[Transition],
+        session_at: Callable[[int], Session],
+    ) -> None:
+        if not transitions:
+            return
+        # Column by column in C, not row by row: rows that do not fit are rare, and looked for only if there are any.
+        texts, keys, extras, rewards, outcomes, ends, successes, details = zip(*transitions, strict=True)
+        count = len(texts)
+        if not (extras.count(None) == details.count(None) == count and set(map(type, texts)) == {str}):
+            fit = [each.plain for each in transitions]
+            steps = zip(call_ids, transitions, indices, fit, strict=True)
+            for place, (call_id, transition, index, fits) in enumerate(steps):
+                if not fits:
+                    _fill_reply(self.message.replies.add(), call_id, transition, index + 1, session_at(place))
+            self._write(
+                list(compress(call_ids, fit)),
+                list(compress(indices, fit)),
+                list(compress(transitions, fit)),
+                session_at,
+            )
+            return
+        columns = self.message.transitions
+        columns.call_ids.extend(call_ids)
+        columns.texts.extend(texts)
+        columns.rewards.extend(rewards)
+        if any(keys):
+            columns.state_keys.extend(keys)
+        if set(map(len, outcomes)) == {1}:
+            flat = [outcome for (outcome,) in outcomes]
+        else:
+            flat = list(chain.from_iterable(outcomes))
+            columns.outcome_counts.extend(map(len, outcomes))
+            columns.outcome_rewards.extend([0.0 if outcome is None else outcome[0] for outcome in flat])
+        columns.outcome_flags.extend(
+            [7 if each is not None and each[4] and each[5] else outcome_flags(each) for each in flat]  # the common case
+        )
+        if any(ends):
+            over = [row for row, end in enumerate(ends) if end]
+            columns.ended_rows.extend(over)
+            columns.end_reasons.extend([ends[row].value for row in over])
+            columns.end_successes.extend([_SUCCESSES[successes[row]] for row in over])
+
+
+_SUCCESSES = {None: 0, False: 1, True: 2}
+
+
+class Broken(NamedTuple):
+    """A row whose environment raised, or gave what cannot travel: its session cannot go on."""
+
+    row: int
+    session: Session
+    error: Exception | SystemExit
+
+
+def step_rows(
+    rows: Rows,
+    start: int,
+    stop: int,
+    table: SessionTable,
+    max_actions: int,
+    metrics: Metrics,
+    transitions: Transitions,
+) -> tuple[list[int], list[Broken], int]:
+    """Steps the rows whose sessions can be stepped here and now, until it has taken SLICE_SECONDS.
+
+    No session may come twice in them. Returns the others, those that broke a session, and the row to go on from. The
+    others are repeated, late, malformed or of another concurrency class, or their session is busy.
+    """
+    others: list[int] = []
+    broken: list[Broken] = []
+    get, clock, now = table.get, time.perf_counter, time.monotonic()
+    done: list[Transition] = []
+    late, long = clock() + SLICE_SECONDS, rows.long
+    environment: type[Environment] | None = None
+    stepped = 0
+    seconds: list[float] = []
+    columns = (rows.session_ids, rows.epochs, rows.indices, rows.actions)
+    if (start, stop) != (0, len(rows)):
+        columns = tuple(column[start:stop] for column in columns)  # type: ignore[assignment]
+    for session_id, epoch, index, actions in zip(*columns, strict=True):
+        session = get(session_id)
+        if (
+            session is not None
+            and session.next_index == index
+            and session.epoch == epoch
+            and not session.over
+            and not session.pending
+            and (episode := session.host.episode) is not None
+            and len(actions) <= max_actions
+        ):
+            if session.environment is not environment:
+                if environment is not None:
+                    metrics.steps(environment.spec.id, stepped, seconds)
+                    transitions.environment_seconds += _scaled(seconds, stepped)
+                    stepped, seconds = 0, []
+                environment = session.environment
+            try:
+                if stepped % SAMPLED:
+                    transition = episode.turn(actions, session.want)
+                else:
+                    before = clock()
+                    if before > late:
+                        break
+                    transition = episode.turn(actions, session.want)
+                    seconds.append(clock() - before)
+            except Busy:
+                pass  # nothing has changed; the slow path tries once more and reports
+            except (Exception, SystemExit) as error:
+                session.host.close()  # no later row may play on in what the exception left
+                broken.append(Broken(start + len(done) + len(others) + len(broken), session, error))
+                continue
+            else:
+                stepped += 1
+                session.next_index = index + 1
+                session.last_request = digest_actions(actions) if long else actions
+                session.last_reply = transition
+                session.touched = now
+                if episode.end_reason:
+                    session.over = True
+                done.append(transition)
+                continue
+        others.append(start + len(done) + len(others) + len(broken))
+    if environment is not None:
+        metrics.steps(environment.spec.id, stepped, seconds)
+        transitions.environment_seconds += _scaled(seconds, stepped)
+    stop = start + len(done) + len(others) + len(broken)
+    stepped_rows: Sequence[int] = range(start, stop)
+    call_ids, indices = rows.call_ids[start:stop], rows.indices[start:stop]
+    if others or broken:
+        left = {*others, *(each.row for each in broken)}
+        stayed = [row not in left for row in stepped_rows]
+        call_ids, indices = list(compress(call_ids, stayed)), list(compress(indices, stayed))
+        stepped_rows = list(compress(stepped_rows, stayed))
+
+    def session_at(place: int) -> Session:
+        return table[rows.session_ids[stepped_rows[place]]]
+
+    for place, problem in transitions.take(call_ids, indices, done, session_at).items():
+        broken.append(Broken(stepped_rows[place], session_at(place), problem))
+    return others, broken, stop
+
+
+def _fill_reply(reply: pb.Reply, call_id: int, transition: Transition, next_index: int, session: Session) -> None:
+    """Writes the reply to a turn, as a message of its own, into an empty one, and keeps it in the session."""
+    reply.call_id = call_id
+    fill_transition(reply.step.transition, transition)
+    reply.step.next_step_index = next_index
+    session.last_reply = reply.step.transition.SerializeToString()
+
+
+def _scaled(sample: list[float], count: int) -> float:
+    """The seconds of `count` steps of which a sample was timed."""
+    return sum(sample) * count / len(sample) if sample else 0.0

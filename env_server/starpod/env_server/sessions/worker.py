@@ -1,0 +1,219 @@
+"""A server process: what its calls share, which sessions it admits, how they end, and what failures are called."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from starpod.env_server.config import ServerLimits
+from starpod.env_server.effects import Journal
+from starpod.env_server.environment import Busy, Concurrency, Environment, OptionsError, Unavailable
+from starpod.env_server.episode import EpisodeOver, Want
+from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.limits import RECEIVED_SECONDS, LoopShare, Tenant
+from starpod.env_server.metrics import Metrics
+from starpod.env_server.processes.hosts import EnvironmentBug, Host, HostDied, LocalHost, Pools, StateTooLarge
+from starpod.env_server.processes.process_host import ProcessHost
+from starpod.env_server.registry import Registry
+from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
+from starpod.env_server.sessions.requests import LARGE_BYTES
+from starpod.env_server.sessions.rules import out_of_order, unsupported
+from starpod.env_server.sessions.seal import SnapshotSeal
+from starpod.env_server.sessions.session import Session, SessionTable
+from starpod.env_server.state import StateError
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.5
+
+
+class Worker:
+    """One event loop, no locks but the sessions' own.
+
+    draining: takes no new sessions. live_sessions: of all tenants, those in the making among them.
+    large_bytes: of large requests since memory was last given back.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        limits: ServerLimits,
+        metrics: Metrics,
+        threads: int,
+        sandbox: Sandbox = UNTRUSTING,
+        seal: SnapshotSeal | None = None,
+        thread_seconds: float = 600.0,
+        journal: Journal | None = None,
+    ) -> None:
+        self.registry = registry
+        self.limits = limits
+        self.metrics = metrics
+        self.sandbox = sandbox
+        self.seal = seal or SnapshotSeal()
+        self.journal = journal or Journal()
+        self.instance_id = secrets.token_hex(8)
+        self.draining = False
+        self.live_sessions = 0
+        self.share = LoopShare()
+        self.large_bytes = 0
+        self.pools = Pools.of(threads, thread_seconds)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # --- admission -------------------------------------------------------------------------------------------------
+
+    def admit(self, table: SessionTable, count: int) -> None:
+        """Counts sessions to be made, all at once: others may be in the making. Raises DRAINING or OVERLOADED."""
+        if self.draining:
+            raise CallError("DRAINING", "this server is going away and takes no new sessions; use another one")
+        if self.live_sessions + count > self.limits.max_sessions:
+            raise overloaded(
+                "max_sessions",
+                f"{self.live_sessions} of {self.limits.max_sessions} sessions are in use; "
+                "close some, try again later or use another server",
+                _RETRY_SECONDS,
+            )
+        table.tenant.check_sessions(count)
+        self.discount(table, -count)
+
+    def discount(self, table: SessionTable, count: int) -> None:
+        """So many sessions are gone, or were never made."""
+        self.live_sessions -= count
+        table.tenant.sessions -= count
+
+    def check_in_flight(self) -> None:
+        """Raises OVERLOADED if as many calls are being worked on as may be."""
+        limit = self.limits.max_calls_in_flight
+        if self.metrics.calls_in_flight >= limit:
+            raise overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
+
+    def host(self, environment: type[Environment], want: Want) -> Host:
+        self.make_room(environment)
+        if environment.spec.concurrency is Concurrency.PROCESS:
+            return ProcessHost(environment, self.sandbox)
+        return LocalHost(environment, self.pools, self.journal, want)
+
+    def make_room(self, environment: type[Environment]) -> None:
+        if environment.spec.concurrency is Concurrency.PROCESS and ProcessHost.alive >= self.limits.max_processes:
+            raise overloaded(
+                "max_processes", f"all {self.limits.max_processes} environment processes are in use", _RETRY_SECONDS
+            )
+
+    def count_received(self, tenant: Tenant, size: int) -> None:
+        """Counts what a large request costs before anybody sees it."""
+        if size > LARGE_BYTES:
+            self.large_bytes += size
+            tenant.spent += size * RECEIVED_SECONDS
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Holds on to a call whose caller may go away: what was begun is finished, and in flight until it is."""
+        self._tasks.add(task)
+        self.metrics.calls_in_flight += 1
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self.metrics.calls_in_flight -= 1
+
+    # --- the end of sessions ---------------------------------------------------------------------------------------
+
+    def drop(self, table: SessionTable, session: Session) -> None:
+        """Takes a session out of the table and frees what it holds, once the calls that came before are done.
+
+        Nobody waits for that: one of them may hang. Harmless to repeat.
+        """
+        if table.pop(session.id, None) is not None:
+            self.discount(table, 1)
+            self.metrics.live(session.environment.spec.id, -1)
+            if not session.pending:
+                session.close()
+                return
+            task = asyncio.get_running_loop().create_task(_close_in_turn(session))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def extend_leases(self, tables: Sequence[SessionTable], seconds: float) -> None:
+        """For the time in which this process stood still, and nobody could renew anything."""
+        now = time.monotonic()
+        for table in tables:
+            for session in table.values():
+                session.touched = min(now, session.touched + seconds)
+
+    def reap(self, tables: Sequence[SessionTable]) -> int:
+        """Drops sessions whose lease ran out; returns how many."""
+        now = time.monotonic()
+        count = 0
+        for table in tables:
+            for session in table.expired(now):
+                self.metrics.reaped(session.environment.spec.id)
+                self.drop(table, session)
+                count += 1
+            table.forget_reservations(now)
+        return count
+
+    def shut_down(self, tables: Sequence[SessionTable]) -> None:
+        """Drops every session."""
+        for table in tables:
+            for session in list(table.values()):
+                self.drop(table, session)
+        self.pools.shut_down()
+
+    # --- failures --------------------------------------------------------------------------------------------------
+
+    async def guard(self, session: Session, work: Awaitable[Any], verb: str) -> Any:
+        """Awaits the environment's own work and turns its failures into errors of the contract."""
+        try:
+            return await work
+        except EpisodeOver:
+            raise out_of_order(session, session.epoch, session.next_index) from None
+        except OptionsError as error:
+            raise bad_argument("options", str(error)) from error
+        except Busy as busy:
+            raise overloaded("environment", busy.message, busy.retry_after) from busy
+        except Unavailable as missing:
+            raise unsupported(session.environment, "render", f"cannot draw here: {missing}") from missing
+        except StateError as error:
+            raise unsupported(session.environment, "snapshot", str(error)) from error
+        except StateTooLarge as error:
+            raise CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"}) from error
+        except HostDied as death:
+            kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
+            session.lose(f"its environment {kind} {death}")
+            self.metrics.lost(session.environment.spec.id)
+            logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
+            session.check()
+        except EnvironmentBug as bug:
+            raise self._bug(session, bug, verb) from bug
+
+    def break_off(self, session: Session, error: Exception | SystemExit) -> CallError:
+        """ENVIRONMENT_BUG about a Step that broke, or that cannot be told though it was played: the session is lost."""
+        bug = EnvironmentBug.from_exception(error, intact=False)
+        bug.__cause__ = error
+        return self._bug(session, bug, "Step")
+
+    def _bug(self, session: Session, bug: EnvironmentBug, verb: str) -> CallError:
+        """ENVIRONMENT_BUG; gives the session up if its state can no longer be trusted."""
+        logger.error("environment bug: %s", bug, extra={"session": session.id, "verb": verb}, exc_info=bug.__cause__)
+        if not bug.intact and not session.lost:
+            session.lose(f"{bug} in {verb}")
+            self.metrics.lost(session.environment.spec.id)
+        return CallError(
+            "ENVIRONMENT_BUG",
+            f"{session.environment.spec.id}: {verb} raised {bug}" + ("" if bug.intact else "; the session is lost"),
+            {"session": "intact" if bug.intact else "lost", "exception": bug.exception},
+        )
+
+    def as_call_error(self, error: Exception) -> CallError:
+        """The error as the contract has it; anything unforeseen is a bug of the server and is logged."""
+        if isinstance(error, CallError):
+            return error
+        logger.error("server bug: %r", error, exc_info=error)
+        return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}; its log tells more")
+
+
+async def _close_in_turn(session: Session) -> None:
+    async with session.turn_taking():
+        session.close()

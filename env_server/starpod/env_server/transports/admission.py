@@ -1,0 +1,298 @@
+"""Admission of calls by their headers: tokens, calls at once, and bounds of their own for health and reflection.
+
+gRPC asks a generic handler for the method before it reads a request. What is refused here costs the server its headers
+alone, and is told why; gRPC's own limit of calls would refuse every tenant at once, without details.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from weakref import WeakValueDictionary
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from grpc_status import rpc_status
+
+from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.limits import LoopShare, Tenant
+from starpod.env_server.metrics import Metrics
+from starpod.env_server.sessions.requests import parse
+from starpod.env_server.transports.auth import Authenticator
+from starpod.env_server.transports.connections import address_of
+
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Details = grpc.HandlerCallDetails
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+R = TypeVar("R")
+
+_PER_CONNECTION = 16
+_ADDRESS_SHARE = 4
+"""One address may have a quarter of the calls that need no token."""
+_REQUEST_SECONDS = 5.0
+"""How long the request of a call that needs no token may take to arrive."""
+_REQUEST_BYTES = 4_096
+_READ_AHEAD = 32
+"""Open calls of a tenant whose requests are read as they come, where several have tokens."""
+_BODY_SECONDS = 60.0
+"""How long a request may take to arrive for which others wait."""
+_READ_AT_ONCE = 4
+_RETRY_SECONDS = 1.0
+
+
+class OpenCalls:
+    """Counts open calls of the contract over all transports, and lets in those with a valid token, up to `limit`.
+
+    An open call is one whose headers have come, though its request may never do. Where several tenants have tokens, one
+    may have half of them.
+    """
+
+    def __init__(self, authenticator: Authenticator, share: LoopShare, limit: int) -> None:
+        self._authenticator = authenticator
+        self._share = share
+        self._limit = limit
+        self._open: Counter[str] = Counter()
+        self._all = 0
+
+    def begin(self, metadata: Iterable[tuple[str, Any]] | None) -> Tenant:
+        """Lets a call in until `end`. Raises UNAUTHENTICATED or OVERLOADED."""
+        tenant = self._authenticator.identify(metadata).tenant
+        limit = self._limit if self._alone else self._limit // 2
+        if self._all >= self._limit or self._open[tenant.id] >= limit:
+            raise overloaded("max_calls_in_flight", f"{limit} calls are open; try again later", _RETRY_SECONDS)
+        self._count(tenant.id, 1)
+        return tenant
+
+    def end(self, tenant: Tenant) -> None:
+        self._count(tenant.id, -1)
+
+    @contextmanager
+    def hold(self, metadata: Iterable[tuple[str, Any]] | None) -> Iterator[Tenant]:
+        """Lets a call in while the context lasts. Raises as `begin` does."""
+        tenant = self.begin(metadata)
+        try:
+            yield tenant
+        finally:
+            self.end(tenant)
+
+    def in_turn(self, tenant: Tenant) -> bool:
+        """Whether requests of the tenant are read one after the other: it has many calls open, and is not alone."""
+        return not self._alone and self._open[tenant.id] > _READ_AHEAD
+
+    async def read(self, tenant: Tenant, receive: Callable[[], Awaitable[R]]) -> R:
+        """A request, after those before it and when it is the tenant's turn: to receive many large ones takes the event
+        loop's time, too. Raises DEADLINE."""
+        async with tenant.reading:
+            if self._share.exceeded(tenant):
+                await self._share.wait(tenant)
+            return await receive_in_time(receive)
+
+    @property
+    def _alone(self) -> bool:
+        return len(self._authenticator.tenants) == 1
+
+    def _count(self, tenant: str, change: int) -> None:
+        self._all += change
+        self._open[tenant] += change
+        if not self._open[tenant]:
+            del self._open[tenant]
+
+
+async def receive_in_time(receive: Callable[[], Awaitable[R]]) -> R:
+    """Awaits `receive` and returns its result. Raises DEADLINE if it takes a minute."""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            return await receive()
+    except TimeoutError:
+        raise CallError("DEADLINE", f"no request came within {_BODY_SECONDS:g} s") from None
+
+
+class ContractAdmission(grpc.GenericRpcHandler):
+    """Admits gRPC calls of the contract as OpenCalls says."""
+
+    def __init__(self, contract: grpc.GenericRpcHandler, calls: OpenCalls, metrics: Metrics, share: LoopShare) -> None:
+        self._contract = contract
+        self._calls = calls
+        self._metrics = metrics
+        self._share = share
+
+    def service(self, handler_call_details: Details) -> Handler | None:
+        self._share.accepted()  # of any service: this one is asked first
+        handler = self._contract.service(handler_call_details)
+        if handler is None:
+            return None
+        try:
+            tenant = self._calls.begin(handler_call_details.invocation_metadata)
+        except CallError as error:
+            self._metrics.error(handler_call_details.method.rpartition("/")[2], error.reason)
+            return _refusal(error)
+        task = asyncio.current_task()
+        assert task is not None, "gRPC looks for handlers in the task of the call"
+        task.add_done_callback(functools.partial(self._end, tenant))
+        behaviour: Any = handler.unary_unary
+        if behaviour is None or not self._calls.in_turn(tenant):
+            return handler
+        return self._read_in_turn(behaviour, handler.response_serializer, tenant)
+
+    def _end(self, tenant: Tenant, call: asyncio.Task[Any]) -> None:
+        self._calls.end(tenant)
+        if call.cancelled():  # which gRPC does where the caller is gone, or its deadline has passed
+            self._metrics.hang_ups["grpc"] += 1
+
+    def _read_in_turn(self, behaviour: Any, write: Any, tenant: Tenant) -> Handler:
+        """The same call, whose request is read in turn."""
+
+        async def serve(_: object, context: Context) -> None:
+            try:
+                received = [await self._calls.read(tenant, context.read)]
+            except CallError as error:
+                await _abort(context, error)
+            if received[0] is not grpc.aio.EOF:
+                # Not by a name: the frames of what aborts a call are held for a while.
+                await context.write(await behaviour(received.pop(), context))
+
+        return grpc.stream_stream_rpc_method_handler(serve, None, write)
+
+
+class OpenAdmission(grpc.GenericRpcHandler):
+    """Bounds the calls that need no token: health, reflection, and pages and refusals over HTTP.
+
+    limit: calls that wait (Watch, reflection) at once, and as many that do not (Check). A quarter of them may come from
+    one address, 16 over one connection: who holds all that they can get keeps nobody else from asking.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._waiting = _Bound(limit)
+        self._passing = _Bound(limit)
+        self._turn = asyncio.Lock()
+        self._reading: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._handlers: dict[str, Handler] = {}
+
+    def add(self, file: Any, servicer: Any) -> None:
+        """Serves the services of a proto file, given by its descriptor."""
+        for service in file.services_by_name.values():
+            for method in service.methods:
+                self._handlers[f"/{service.full_name}/{method.name}"] = self._handler(method, servicer)
+
+    def service(self, handler_call_details: Details) -> Handler | None:
+        return self._handlers.get(handler_call_details.method)
+
+    @asynccontextmanager
+    async def take_turn(self, peer: str) -> AsyncIterator[None]:
+        """Counts a stranger's request over HTTP while it is answered. Raises OVERLOADED beyond the bounds.
+
+        Answers, refusals included, begin one in a round of the event loop: who has a thousand connections and repeats
+        each request as soon as it is answered would have all of the loop.
+        """
+        async with self._turn:
+            await asyncio.sleep(0)
+        with self._passing.hold(peer):
+            yield
+
+    def _handler(self, method: MethodDescriptor, servicer: Any) -> Handler:
+        bound = self._waiting if method.server_streaming else self._passing
+        behaviour = getattr(servicer, method.name)
+
+        async def serve(_: object, context: Context) -> None:
+            peer = context.peer()
+            requests = _Requests(kind, context, self._slot(peer))
+            try:
+                with bound.hold(peer):
+                    if method.client_streaming:
+                        async for response in behaviour(requests, context):
+                            await context.write(response)
+                    elif (request := await requests.read()) is grpc.aio.EOF:
+                        return
+                    elif method.server_streaming:
+                        await behaviour(request, context)
+                    else:
+                        await context.write(await behaviour(request, context))
+            except CallError as error:
+                await _abort(context, error)
+
+        # As a stream whatever the call is: a stream's handler runs before anything is read.
+        kind = message_factory.GetMessageClass(method.input_type)
+        write = message_factory.GetMessageClass(method.output_type).SerializeToString
+        return grpc.stream_stream_rpc_method_handler(serve, None, write)
+
+    def _slot(self, peer: str) -> asyncio.Semaphore:
+        """For reading requests of this address."""
+        address = address_of(peer)[0]
+        slot = self._reading.get(address)
+        if slot is None:
+            slot = self._reading[address] = asyncio.Semaphore(_READ_AT_ONCE)
+        return slot
+
+
+class _Requests:
+    """The requests of one call. They are read a few at a time per address, since gRPC takes any that fits a message."""
+
+    def __init__(self, kind: type[Message], context: Context, slot: asyncio.Semaphore) -> None:
+        self._kind = kind
+        self.context = context
+        self._slot = slot
+
+    async def read(self) -> Any:
+        """The next one, or EOF. Raises DEADLINE, and BAD_ARGUMENT for more than any of these services has to say."""
+        try:
+            async with asyncio.timeout(_REQUEST_SECONDS), self._slot:
+                data = await self.context.read()
+        except TimeoutError:
+            raise CallError("DEADLINE", f"no request came within {_REQUEST_SECONDS:g} s") from None
+        if data is grpc.aio.EOF:
+            return data
+        if len(data) > _REQUEST_BYTES:
+            raise bad_argument("request", f"has {len(data)} bytes; at most {_REQUEST_BYTES} are read")
+        return parse(self._kind, data)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while (request := await self.read()) is not grpc.aio.EOF:
+            yield request
+
+
+class _Bound:
+    """Calls at once: in all, from one address, over one connection."""
+
+    def __init__(self, limit: int) -> None:
+        self._limits = (limit, max(_PER_CONNECTION, limit // _ADDRESS_SHARE), _PER_CONNECTION)
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def hold(self, peer: str) -> Iterator[None]:
+        """Counts a call of a peer (gRPC's name of the connection) while it lasts. Raises OVERLOADED."""
+        keys = ("all", address_of(peer)[0], peer)
+        for key, limit, whose in zip(
+            keys, self._limits, ("all callers", "your address", "your connection"), strict=True
+        ):
+            if self._held[key] >= limit:
+                problem = f"{limit} calls of {whose} that need no token are open; end some, or try again later"
+                raise overloaded("max_health_calls", problem, _RETRY_SECONDS)
+        self._held.update(keys)
+        try:
+            yield
+        finally:
+            self._held.subtract(keys)
+            for key in keys:
+                if not self._held[key]:
+                    del self._held[key]
+
+
+def _refusal(error: CallError) -> Handler:
+    async def refuse(requests: Any, context: Context) -> None:
+        await _abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+async def _abort(context: Context, error: CallError) -> NoReturn:
+    status = rpc_status.to_status(error.status())
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort raises")

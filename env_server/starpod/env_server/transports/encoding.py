@@ -1,0 +1,112 @@
+"""Requests and replies as JSON (ProtoJSON), with the work per byte of a request bounded before it is parsed."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeVar
+
+from google.protobuf import json_format, struct_pb2
+from google.protobuf.message import Message
+
+from starpod.env_server.config import ServerLimits
+from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.sessions.requests import check_size, count_json
+from starpod.v1 import environment_pb2 as pb
+
+M = TypeVar("M", bound=Message)
+
+_VALUES_OF_AN_ACTION = 4
+_OTHER_VALUES = 1_024
+STREAM_VALUES = 32_768
+"""Values in the JSON of one batch."""
+_ESCAPED = 2
+"""JSON may have so many bytes for one of the message: escapes and base64."""
+
+
+def max_bytes(kind: type[Message], limits: ServerLimits) -> int:
+    """Bytes of the largest body that may hold such a request; 0: no limit. A snapshot grows in base64."""
+    return limits.max_message_bytes * 4 // 3 if kind is pb.RestoreRequest else limits.max_message_bytes
+
+
+def body_too_large(size: int, most: int) -> CallError:
+    return CallError(
+        "TOO_LARGE", f"the body has {size} bytes; this server takes at most {most}", {"limit": "max_message_bytes"}
+    )
+
+
+def read_json(kind: type[M], data: bytes, limits: ServerLimits) -> M:
+    """The request in a body. Raises BAD_ARGUMENT; TOO_LARGE for a snapshot beyond what there may be."""
+    if kind is not pb.StreamRequest:
+        check_size(kind, len(data) // _ESCAPED, limits)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise bad_argument("request", f"is not UTF-8: {error}") from error
+    most = _max_values(kind, limits)
+    if count_json(text, most) > most:
+        raise bad_argument("request", f"holds more than {most} JSON values; send less at once")
+    try:
+        request = json_format.Parse(text, kind(), ignore_unknown_fields=True)
+    except (ValueError, RecursionError, json_format.Error) as error:
+        problem = str(error) or "it is nested too deeply"
+    else:
+        if kind is not pb.StreamRequest:
+            check_size(kind, request.ByteSize(), limits)
+        if kind is pb.ForkRequest or (kind is pb.StreamRequest and '"randomness"' in text):
+            _check_enum(text, kind)
+        return request
+    raise bad_argument("request", f"is no {kind.DESCRIPTOR.full_name} in JSON: {problem}")
+
+
+def write_json(message: Message) -> bytes:
+    """A message with the names of the proto, fields that have their default value included."""
+    try:
+        value = _to_dict(message)
+    except (ValueError, json_format.Error):  # a number that JSON does not have, in a Struct
+        copy = type(message)()
+        copy.CopyFrom(message)
+        _spell_numbers(copy)
+        value = _to_dict(copy)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _to_dict(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def _max_values(kind: type[Message], limits: ServerLimits) -> int:
+    if kind is pb.StreamRequest:
+        return STREAM_VALUES
+    if kind in (pb.RenewRequest, pb.CloseRequest):
+        return limits.max_sessions + _OTHER_VALUES
+    return limits.max_values + _VALUES_OF_AN_ACTION * limits.max_step_actions + _OTHER_VALUES
+
+
+def _check_enum(text: str, kind: type[Message]) -> None:
+    """Raises BAD_ARGUMENT for a `randomness` that is none. Who ignores unknown fields ignores unknown names of an enum,
+    too: the copies would be others than asked."""
+    given = json.loads(text)
+    forks = [given] if kind is pb.ForkRequest else [call.get("fork") for call in given.get("calls") or ()]
+    for fork in forks:
+        randomness = fork and fork.get("randomness")
+        if isinstance(randomness, str) and randomness not in pb.ForkRandomness.keys():  # noqa: SIM118 - no mapping
+            names = " or ".join(pb.ForkRandomness.keys()[1:])
+            raise bad_argument("randomness", f"is {randomness!r}; use {names}")
+
+
+def _spell_numbers(message: Message) -> None:
+    """Spells numbers of Structs that are infinite or none as ProtoJSON spells them elsewhere: as strings."""
+    if isinstance(message, struct_pb2.Value) and not math.isfinite(number := message.number_value):
+        message.string_value = "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if field.message_type.GetOptions().map_entry:
+            inside = value.values() if field.message_type.fields_by_name["value"].message_type else ()
+        else:
+            inside = value if field.is_repeated else (value,)
+        for each in inside:
+            _spell_numbers(each)

@@ -1,0 +1,285 @@
+"""The ASGI application of the contract: the same calls and admission as over gRPC, with JSON in and out."""
+
+from __future__ import annotations
+
+import functools
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import Message
+
+from starpod.env_server.errors import CallError
+from starpod.env_server.limits import Tenant
+from starpod.env_server.sessions.responses import too_large
+from starpod.env_server.sessions.worker import Worker
+from starpod.env_server.timing import begin, clock
+from starpod.env_server.transports.admission import OpenAdmission, OpenCalls, receive_in_time
+from starpod.env_server.transports.encoding import max_bytes, read_json, write_json
+from starpod.env_server.transports.http.exchange import Exchange, Headers, Receive, Refused, Scope, Send, write_status
+from starpod.env_server.transports.http.openapi import openapi
+from starpod.env_server.transports.http.page import Page
+from starpod.env_server.transports.http.routes import Route, find
+from starpod.env_server.transports.service import Body, EnvironmentService
+from starpod.v1 import environment_pb2 as pb
+
+if TYPE_CHECKING:
+    from starpod.env_server.transports.mcp.service import MCPService
+    from starpod.env_server.transports.ors import ORSService
+
+HEALTH, OPENAPI, PAGE = "/v1/health", "/openapi.json", "/docs"
+_SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+
+
+class HTTPService:
+    """Serves the contract's methods and their health. hosts: names that a Host header may have, besides addresses."""
+
+    def __init__(
+        self,
+        service: EnvironmentService,
+        worker: Worker,
+        calls: OpenCalls,
+        strangers: OpenAdmission,
+        *,
+        hosts: tuple[str, ...],
+        endpoints: tuple[str, ...],
+        mcp: MCPService | None = None,
+        ors: ORSService | None = None,
+    ) -> None:
+        self._service = service
+        self._worker = worker
+        self._calls = calls
+        self._open = strangers
+        self._hosts = frozenset(name.lower() for name in ("localhost", *hosts))
+        self._endpoints = endpoints
+        self._mcp = mcp
+        self._ors = ors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._worker.share.accepted()
+        exchange = Exchange(scope, receive, send)
+        try:
+            exchange.check_host(self._hosts)
+            if exchange.path in (HEALTH, OPENAPI, PAGE):
+                async with self._open.take_turn(exchange.peer):
+                    await self._answer_anyone(exchange, scope)
+                return
+            if self._mcp is not None and f"{exchange.path}/".startswith("/mcp/"):
+                self._mcp.check(exchange)
+                await self._serve_mcp(self._mcp, exchange, scope, send)
+                return
+            found = find(exchange.path)
+            if found is None and self._ors is not None:
+                await self._serve_ors(self._ors, exchange)
+                return
+            if found is None:
+                raise Refused(HTTPStatus.NOT_FOUND, _no_such("path", exchange.path))
+            route, value = found
+            if exchange.verb != route.verb:
+                error = _no_such("method", exchange.verb)
+                raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, error, (("allow", route.verb),))
+        except Refused as refused:
+            await self._refuse(exchange, refused.error, refused.status, refused.headers)
+            return
+        except CallError as error:
+            await exchange.fail(error)
+            return
+        if route.method.server_streaming:
+            await self._stream(exchange)
+        else:
+            await self._unary(exchange, route, value)
+
+    async def _answer_anyone(self, exchange: Exchange, scope: Scope) -> None:
+        """Answers a request that needs no token."""
+        if exchange.path == HEALTH:
+            await self._health(exchange, scope["query_string"])
+        elif exchange.path == OPENAPI:
+            await exchange.respond(openapi())
+        else:
+            body = self._page.at(f"{scope['scheme']}://{exchange.header('host')}")
+            await exchange.respond(body, content_type="text/html; charset=utf-8")
+
+    @functools.cached_property
+    def _page(self) -> Page:
+        return Page(list(self._worker.registry))
+
+    async def _refuse(
+        self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
+    ) -> None:
+        """Refuses a request that anybody can make, within the bounds of those that need no token."""
+        try:
+            async with self._open.take_turn(exchange.peer):
+                await exchange.fail(error, status, headers)
+        except CallError as beyond:
+            await exchange.fail(beyond)
+
+    async def _fail(
+        self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
+    ) -> None:
+        """Answers a call that failed; one without a valid token as any request of a stranger."""
+        if error.reason == "UNAUTHENTICATED":
+            await self._refuse(exchange, error, status, headers)
+        else:
+            await exchange.fail(error, status, headers)
+
+    async def _unary(self, exchange: Exchange, route: Route, value: str) -> None:
+        timing = begin(clock())
+        status: HTTPStatus | None = None
+        with self._service.tracer.span(route.name, exchange.metadata):
+            try:
+                with self._calls.hold(exchange.metadata) as tenant:
+                    body = await self._receive(exchange, route, tenant)
+
+                    async def read(tenant: Tenant) -> Message:
+                        request = read_json(route.request, body.take() or b"{}", self._worker.limits)
+                        if route.field:
+                            setattr(request, route.field, value)
+                        return request
+
+                    reply = await self._service.answer(route.name, tenant, body.size, read)
+                    with tenant.working:
+                        data = self._write(reply)
+                await exchange.respond(data, headers=timing.trailer())
+                return
+            except ConnectionError:
+                return
+            except Refused as refused:
+                failure, status = refused.error, refused.status
+                self._worker.metrics.error(route.name, failure.reason)
+            except Exception as error:
+                failure = self._service.failure(route.name, error)
+            await self._fail(exchange, failure, status, timing.trailer())
+
+    async def _stream(self, exchange: Exchange) -> None:
+        """A Stream of one message, whose replies come as events while they finish."""
+        events = _Events(exchange)
+        with self._service.tracer.span("Stream", exchange.metadata):
+            try:
+                with self._calls.hold(exchange.metadata) as tenant:
+                    body = await self._receive(exchange, None, tenant)
+                    await self._worker.share.wait(tenant)
+                    with tenant.working:
+                        request = read_json(pb.StreamRequest, body.take(), self._worker.limits)
+                        events.request = request.SerializeToString()
+                    del request
+                    await self._service.stream(events, exchange.metadata, exchange.peer)
+                await events.end()
+                return
+            except ConnectionError:
+                return
+            except Refused as refused:
+                self._worker.metrics.error("Stream", refused.error.reason)
+                await exchange.fail(refused.error, refused.status)
+                return
+            except Exception as error:
+                failure = self._service.failure("Stream", error)
+            if events.started:
+                await events.fail(failure)
+            else:
+                await self._fail(exchange, failure)
+
+    async def _serve_mcp(self, mcp: MCPService, exchange: Exchange, scope: Scope, send: Send) -> None:
+        with self._service.tracer.span("MCP", exchange.metadata):
+            try:
+                with self._calls.hold(exchange.metadata) as tenant:
+                    body = await self._receive(exchange, None, tenant)
+                    await mcp.serve(scope, body.take(), send, tenant)
+                return
+            except ConnectionError:
+                return
+            except Refused as refused:
+                self._worker.metrics.error("MCP", refused.error.reason)
+                await exchange.fail(refused.error, refused.status)
+                return
+            except CallError as error:
+                failure = self._service.failure("MCP", error)
+            await self._fail(exchange, failure)
+
+    async def _serve_ors(self, ors: ORSService, exchange: Exchange) -> None:
+        if (key := exchange.header("x-api-key")) and not exchange.header("authorization"):
+            exchange.metadata.append(("authorization", f"Bearer {key}"))
+        with self._service.tracer.span("ORS", exchange.metadata):
+            try:
+                with self._calls.hold(exchange.metadata) as tenant:
+                    # Some of its requests have no body. A page of another site cannot send their header.
+                    empty = exchange.header("content-length") in ("", "0") and exchange.header("x-session-id")
+                    body = Body(b"") if empty else await self._receive(exchange, None, tenant)
+                    self._worker.count_received(tenant, body.size)
+                    tenant.take_calls(1, body.size)
+                    await ors.answer(exchange, body.take(), tenant)
+                return
+            except ConnectionError:
+                return
+            except Refused as refused:
+                self._worker.metrics.error("ORS", refused.error.reason)
+                await exchange.fail(refused.error, refused.status)
+                return
+            except Exception as error:
+                failure = self._service.failure("ORS", error)
+            await self._fail(exchange, failure)
+
+    async def _receive(self, exchange: Exchange, route: Route | None, tenant: Tenant) -> Body:
+        if exchange.verb != "POST":
+            return Body(b"")
+        exchange.check_body(max_bytes(route.request if route else pb.StreamRequest, self._worker.limits))
+        if self._calls.in_turn(tenant):
+            return Body(await self._calls.read(tenant, exchange.body))
+        return Body(await receive_in_time(exchange.body))
+
+    def _write(self, reply: Message) -> bytes:
+        if isinstance(reply, pb.DescribeResponse):
+            # What holds over HTTP.
+            reply.capabilities.stream = False
+            reply.endpoints[:] = self._endpoints
+        size, limit = reply.ByteSize(), self._worker.limits.max_message_bytes
+        if limit and size > limit:
+            raise too_large(size, limit)
+        return write_json(reply)
+
+    async def _health(self, exchange: Exchange, query: bytes) -> None:
+        """As grpc.health.v1: of a service, or of all."""
+        service = query.decode("latin-1").partition("service=")[2]
+        if service not in ("", _SERVICE, *self._worker.registry.ids):
+            await exchange.fail(CallError("UNKNOWN_ENVIRONMENT", f"this server has no service {service[:80]!r}"))
+            return
+        if self._worker.draining:
+            await exchange.respond(b'{"status":"NOT_SERVING"}', HTTPStatus.SERVICE_UNAVAILABLE)
+        else:
+            await exchange.respond(b'{"status":"SERVING"}')
+
+
+class _Events:
+    """A Stream's connection: one message in, server-sent events out. started: whether the response has begun."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.started = False
+        self.request = b""
+
+    async def read(self) -> Any:
+        if not self.request:
+            return grpc.aio.EOF
+        data, self.request = self.request, b""
+        return data
+
+    async def write(self, message: pb.StreamResponse) -> None:
+        await self._start()
+        await self._exchange.send_event(write_json(message))
+
+    async def fail(self, failure: CallError) -> None:
+        await self._exchange.send_event(write_status(failure.status()), "error")
+        await self._exchange.end_events()
+
+    async def end(self) -> None:
+        await self._start()
+        await self._exchange.end_events()
+
+    async def _start(self) -> None:
+        if not self.started:
+            self.started = True
+            await self._exchange.start_events()
+
+
+def _no_such(what: str, value: str) -> CallError:
+    problem = f"there is no {what} {value[:80]!r} here; GET /docs shows what there is, /openapi.json lists it"
+    return CallError("BAD_ARGUMENT", problem, violations=[(what, problem)])

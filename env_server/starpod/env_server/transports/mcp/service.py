@@ -1,0 +1,322 @@
+"""The MCP server of a worker: tool calls become calls of the contract, on a session for each name in the URL.
+
+Programs may bring what no tool has an argument for: further fields of the request, as ProtoJSON in `_meta`. Then the
+reply is in the result's `_meta`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+)
+
+from starpod.env_server import convert
+from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.limits import Tenant
+from starpod.env_server.sessions.requests import count_json
+from starpod.env_server.sessions.worker import Worker
+from starpod.env_server.transports.encoding import STREAM_VALUES, read_json
+from starpod.env_server.transports.http.exchange import Exchange, Refused, Scope, Send
+from starpod.env_server.transports.http.exchange import Message as Sent
+from starpod.env_server.transports.mcp.tools import failure_of, list_tools, meta_of, picture_of, result_of
+from starpod.env_server.transports.service import EnvironmentService, server_version
+from starpod.env_server.transports.tools import actions_of
+from starpod.v1 import environment_pb2 as pb
+
+PATH = "/mcp"
+_NAME_CHARACTERS = 128
+_CALLER = "starpod.caller"
+_MCP_SESSION = b"mcp-session-id"
+_TOOL_CALL, _INITIALIZE = b'"tools/call"', b'"initialize"'
+_REQUEST = "starpod.v1/request"
+"""Key of `_meta`: fields of the contract's request."""
+Fields = Mapping[str, Any]
+M = TypeVar("M", bound=Message)
+
+
+def _method(body: bytes) -> object:
+    """The method that a message names. None if the body is no message, of which the SDK tells the caller."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return message.get("method") if isinstance(message, dict) else None
+
+
+@dataclass(eq=False)
+class _Played:
+    """The session behind a name, and what was last asked of it in which MCP session.
+
+    turn: one call at a time, in the order in which they come. forked: the Fork that made it, and its reply.
+    """
+
+    session_id: str = ""
+    epoch: int = 0
+    step_index: int = 0
+    last: bytes = b""
+    result: CallToolResult | None = None
+    forked: tuple[pb.ForkRequest, pb.ForkResponse] | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def stands_at(self, session: pb.Session) -> bool:
+        return (self.session_id, self.epoch, self.step_index) == (session.session_id, session.epoch, session.step_index)
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """A caller, the environment that it plays, and the name of its session. mcp_session: the id of MCP's, if any."""
+
+    tenant: Tenant
+    environment: str
+    name: str
+    mcp_session: str
+
+
+class MCPService:
+    """Serves MCP's streamable HTTP at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME. Use while `run` runs."""
+
+    def __init__(self, service: EnvironmentService, worker: Worker) -> None:
+        self._service = service
+        self._worker = worker
+        self._played: dict[tuple[str, str, str], _Played] = {}
+        # The SDK tells of each request of the older protocol as of a session that ends.
+        logging.getLogger("mcp.server.streamable_http").setLevel(logging.WARNING)
+        server: Server[Any] = Server(
+            "starpod", version=server_version(), on_list_tools=self._list_tools, on_call_tool=self._call_tool
+        )
+        # Stateless: what the SDK would hold for a session of MCP is of no use to these tools, and would have to be
+        # bounded for each token beside the sessions of environments.
+        self._manager = StreamableHTTPSessionManager(
+            server, json_response=True, stateless=True, max_request_body_size=worker.limits.max_message_bytes
+        )
+
+    async def run(self, ready: asyncio.Event) -> None:
+        """Serves until it is cancelled."""
+        async with self._manager.run():
+            ready.set()
+            await asyncio.Event().wait()
+
+    def check(self, exchange: Exchange) -> None:
+        """Refuses what is no request of MCP here, by its headers. Raises Refused."""
+        if exchange.verb != "POST":
+            problem = f"is {exchange.verb[:20]}; there are no streams and sessions of MCP here to get or delete"
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, bad_argument("method", problem), (("allow", "POST"),))
+
+    async def serve(self, scope: Scope, body: bytes, send: Send, tenant: Tenant) -> None:
+        """Answers a request whose body has been received. Raises OVERLOADED, UNKNOWN_ENVIRONMENT and BAD_ARGUMENT."""
+        if _TOOL_CALL not in body:  # which count as the calls that they become
+            self._worker.count_received(tenant, len(body))
+            tenant.take_calls(1, len(body))
+        if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
+            raise bad_argument("request", f"holds more than {STREAM_VALUES} JSON values")
+        environment, _, name = scope["path"].removeprefix(PATH).strip("/").partition("/")
+        mcp_session = dict(scope["headers"]).get(_MCP_SESSION, b"").decode("latin-1")
+        name = name or mcp_session
+        if len(name) > _NAME_CHARACTERS:
+            raise bad_argument("name", f"has {len(name)} characters; use at most {_NAME_CHARACTERS}")
+        if not environment and len(ids := self._worker.registry.ids) == 1:
+            environment = ids[0]
+        found = self._worker.registry.find(environment, "")
+        scope[_CALLER] = _Caller(tenant, found.spec.id, name, mcp_session)
+        sent = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal sent
+            if sent:
+                await asyncio.Event().wait()  # until it is cancelled: the caller is not watched
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send_named(message: Sent) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (_MCP_SESSION, uuid.uuid4().hex.encode())]
+            await send(message)
+
+        # A client of the older protocol gets an id as it begins, and sends it with all else: its name, without a NAME.
+        beginning = not mcp_session and _INITIALIZE in body and _method(body) == "initialize"
+        await self._manager.handle_request(scope, receive, send_named if beginning else send)
+
+    # --- handlers of the SDK -----------------------------------------------------------------------------------------
+
+    async def _list_tools(self, context: Any, _: PaginatedRequestParams | None) -> ListToolsResult:
+        caller: _Caller = context.request.scope[_CALLER]
+        return ListToolsResult(tools=list_tools(self._spec(caller)))
+
+    async def _call_tool(self, context: Any, params: CallToolRequestParams) -> CallToolResult:
+        caller: _Caller = context.request.scope[_CALLER]
+        work = asyncio.get_running_loop().create_task(self._play(caller, context.request_id, params))
+        self._worker.keep(work)  # who gives up cancels its wait, not the work
+        return await asyncio.shield(work)
+
+    async def _play(self, caller: _Caller, request_id: Any, params: CallToolRequestParams) -> CallToolResult:
+        tool, arguments = params.name, params.arguments or {}
+        try:
+            more = (params.meta or {}).get(_REQUEST)
+            if more is not None and not isinstance(more, dict):
+                raise bad_argument(_REQUEST, "is no object")
+            if not caller.name:
+                raise bad_argument(
+                    "url", f"names no session; call {PATH}/{caller.environment}/NAME, with a NAME of yours"
+                )
+            played = self._find(caller.tenant, caller.environment, caller.name)
+            async with played.turn:
+                asked = hashlib.sha256(repr((caller.mcp_session, request_id, tool, arguments, more)).encode()).digest()
+                if caller.mcp_session and asked == played.last and played.result is not None:
+                    return played.result
+                reply, result = await self._call(caller, played, tool, arguments, more or {})
+                if more is not None:
+                    result.meta = meta_of(reply)
+                played.last, played.result = asked, result
+                return result
+        except Exception as error:
+            return failure_of(self._service.failure("MCP", error))
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    async def _call(
+        self, caller: _Caller, played: _Played, tool: str, arguments: Fields, more: Fields
+    ) -> tuple[Message, CallToolResult]:
+        """The reply of the contract, and the result that shows it. more: fields of the request beside the arguments."""
+        match tool:
+            case "reset":
+                return await self._reset(caller, played, arguments, more)
+            case "observe":
+                mode = "png" if arguments.get("image") else "text"
+                frame = await self._ask(caller, self._read(pb.RenderRequest, played, {"mode": mode, **more}))
+                return frame, picture_of(frame)
+            case "fork":
+                return await self._fork(caller, played, arguments, more)
+            case "close":
+                closed = await self._ask(caller, pb.CloseRequest(session_ids=[played.session_id]))
+                played.session_id = ""
+                return closed, result_of(None, {"closed": True})
+        given = {name: value for name, value in arguments.items() if name != "step_index"}
+        actions = [] if "actions" in more else actions_of(self._spec(caller), tool, given)
+        index = _number("step_index", arguments.get("step_index", played.step_index), 2**32)
+        step = self._read(pb.StepRequest, played, {"epoch": played.epoch, "step_index": index, **more})
+        step.actions.extend(actions)
+        reply: pb.StepResponse = await self._ask(caller, step)
+        played.step_index = reply.next_step_index
+        facts = {"next_step_index": reply.next_step_index}
+        return reply, result_of(reply.transition.observation, facts, reply.transition)
+
+    def _read(self, kind: type[M], played: _Played, fields: Fields) -> M:
+        """A request about the session. Raises BAD_ARGUMENT."""
+        return read_json(kind, json.dumps({**fields, "session_id": played.session_id}).encode(), self._worker.limits)
+
+    async def _reset(
+        self, caller: _Caller, played: _Played, arguments: Fields, more: Fields
+    ) -> tuple[Message, CallToolResult]:
+        fields = dict(more)
+        want = more.get("want") or {}
+        if not isinstance(want, dict):
+            raise bad_argument("want", "is no object")
+        if not more or "image" in arguments:
+            fields["want"] = {**want, "image": arguments.get("image") is True}
+        if arguments.get("seed") is not None:
+            fields["seed"] = _number("seed", arguments["seed"], 2**64)
+        options = arguments.get("options")
+        if options is not None:
+            if not isinstance(options, dict):
+                raise bad_argument("options", "is no object")
+            fields["options"] = options
+        alive = "epoch" in more or await self._alive(caller, played)
+        if alive:
+            request: Message = self._read(pb.ResetRequest, played, {"epoch": played.epoch, **fields})
+        else:
+            request = self._read(pb.OpenRequest, played, {**fields, "environment_id": caller.environment})
+            _expect_one(request)
+        reply = await self._ask(caller, request)
+        session = reply.session if alive else reply.sessions[0]
+        self._take(played, session)
+        facts = {"seed": str(session.seed), "next_step_index": session.step_index}
+        return reply, result_of(session.observation, facts, text=reply.instructions)
+
+    async def _fork(
+        self, caller: _Caller, played: _Played, arguments: Fields, more: Fields
+    ) -> tuple[Message, CallToolResult]:
+        name = arguments.get("name")
+        if not isinstance(name, str) or not name or "/" in name or len(name) > _NAME_CHARACTERS:
+            raise bad_argument("name", f"is no name of at most {_NAME_CHARACTERS} characters without a slash")
+        copy = self._find(caller.tenant, caller.environment, name)
+        place = {"epoch": played.epoch, "step_index": played.step_index}
+        fork = _expect_one(self._read(pb.ForkRequest, played, {**place, **more}))
+        if copy is played or await self._alive(caller, copy):
+            # Asked again, such as after a lost reply, while nobody has played the copy: it is what was asked for.
+            if copy.forked is None or copy.forked[0] != fork or not copy.stands_at(copy.forked[1].sessions[0]):
+                raise bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
+            reply = copy.forked[1]
+        else:
+            reply = await self._ask(caller, fork)
+            self._take(copy, reply.sessions[0])
+            copy.forked = fork, reply
+        return reply, result_of(
+            None, {"url": f"{PATH}/{caller.environment}/{name}", "next_step_index": copy.step_index}
+        )
+
+    async def _alive(self, caller: _Caller, played: _Played) -> bool:
+        session_ids = [played.session_id]
+        return (
+            bool(played.session_id) and not (await self._ask(caller, pb.RenewRequest(session_ids=session_ids))).missing
+        )
+
+    async def _ask(self, caller: _Caller, request: Message) -> Any:
+        """The reply to a call of the contract, by the same way as over gRPC."""
+        if getattr(request, "session_id", "-") == "":
+            raise CallError("UNKNOWN_SESSION", "no episode has begun: call reset")
+
+        return await self._service.ask(caller.tenant, request)
+
+    def _spec(self, caller: _Caller) -> pb.EnvironmentSpec:
+        return convert.spec_to(self._worker.registry.find(caller.environment, ""))
+
+    def _find(self, tenant: Tenant, environment: str, name: str) -> _Played:
+        key = (tenant.id, environment, name)
+        played = self._played.get(key)
+        if played is None:
+            if len(self._played) >= self._worker.limits.max_sessions:
+                self._forget()
+            played = self._played[key] = _Played()
+        return played
+
+    def _forget(self) -> None:
+        """Forgets names whose session is gone: there are no more names than sessions."""
+        alive = {session_id for table in self._service.tables.values() for session_id in table}
+        self._played = {
+            key: played for key, played in self._played.items() if played.session_id in alive or played.turn.locked()
+        }
+        if len(self._played) >= self._worker.limits.max_sessions:
+            raise CallError("OVERLOADED", "all sessions are in use", {"limit": "max_sessions"}, retry_after=0.5)
+
+    @staticmethod
+    def _take(played: _Played, session: pb.Session) -> None:
+        played.session_id, played.epoch, played.step_index = session.session_id, session.epoch, session.step_index
+
+
+def _expect_one(request: Any) -> Any:
+    """The Open or Fork. Raises BAD_ARGUMENT where it makes several sessions."""
+    if request.count > 1:
+        raise bad_argument("count", f"is {request.count}; a name is that of one session")
+    return request
+
+
+def _number(name: str, value: object, end: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
+        raise bad_argument(name, f"is no whole number from 0 to {end - 1}")
+    return value

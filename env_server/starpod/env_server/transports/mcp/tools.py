@@ -1,0 +1,108 @@
+"""The tools of an environment and the results of calling them, in MCP's words."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from google.protobuf.message import Message
+from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
+
+from starpod.env_server.errors import CallError
+from starpod.env_server.transports.encoding import write_json
+from starpod.env_server.transports import tools as turns
+from starpod.env_server.transports.tools import Schema, turn_tools
+from starpod.v1 import environment_pb2 as pb
+
+_STEP_INDEX: Schema = {
+    "type": "integer",
+    "minimum": 0,
+    "description": "The turn's place in its episode, next_step_index of the last result. The same call with the same "
+    "step_index again is not played again: it has the same result.",
+}
+_RESET, _OBSERVE, _FORK, _CLOSE = "reset", "observe", "fork", "close"
+_REPLY = "starpod.v1/reply"
+OWN = (_RESET, turns.STEP, _OBSERVE, _FORK, _CLOSE)
+
+
+def list_tools(spec: pb.EnvironmentSpec) -> list[Tool]:
+    """The tools of an environment. An environment's own tool of a name that is taken is left to `step`."""
+    options = json.loads(spec.options_schema_json or "{}")
+    definitions = options.pop("$defs", {})  # to which options refer from the schema's root
+    pictures = "png" in spec.render_modes
+    beginning: Schema = {
+        "seed": {"type": "integer", "minimum": 0, "description": "Fixes the start."},
+        "options": options,
+        **({"image": {"type": "boolean", "description": "Show pictures, too."}} if pictures else {}),
+    }
+    looking: Schema = {"image": {"type": "boolean", "description": "As a picture."}} if pictures else {}
+    tools = [
+        _tool(_RESET, f"Begin a new episode of {spec.title}. {spec.instructions}", beginning, definitions=definitions),
+        _tool(_OBSERVE, "Show the present state.", looking),
+        _tool(_CLOSE, "End the session and free what it holds.", {}),
+    ]
+    tools += [
+        Tool(name=name, description=description, input_schema=_with_step_index(schema))
+        for name, description, schema in turn_tools(spec, OWN)
+    ]
+    if spec.capabilities.fork:
+        name = {"type": "string", "description": "The copy is played at this server's URL with this name at its end."}
+        tools.append(_tool(_FORK, "Copy the session in its present state.", {"name": name}, "name"))
+    return tools
+
+
+def result_of(
+    observation: pb.Observation | None, facts: dict[str, Any], message: Message | None = None, text: str = ""
+) -> CallToolResult:
+    """The result of a call: the observation's parts as content, all else as a line of JSON and as structured content.
+
+    message: a Transition, whose fields but the observation are facts, too.
+    """
+    if message is not None:
+        facts = {**json.loads(write_json(message)), **facts}
+        facts.pop("observation", None)
+    content: list[ContentBlock] = [TextContent(text=text)] if text else []
+    content += [_content(part) for part in observation.parts] if observation else []
+    told = {key: value for key, value in facts.items() if value not in ([], {}, "")}
+    content.append(TextContent(text=json.dumps(told)))
+    return CallToolResult(content=content, structured_content=facts)
+
+
+def meta_of(reply: Message) -> dict[str, Any]:
+    """A reply of the contract as a result's `_meta`."""
+    return {_REPLY: json.loads(write_json(reply))}
+
+
+def picture_of(reply: pb.RenderResponse) -> CallToolResult:
+    if reply.mime.startswith("text/"):
+        return CallToolResult(content=[TextContent(text=reply.data.decode(errors="replace"))])
+    return CallToolResult(content=[ImageContent(data=base64.b64encode(reply.data).decode(), mime_type=reply.mime)])
+
+
+def failure_of(error: CallError) -> CallToolResult:
+    """An error with the contract's details."""
+    status = json.loads(write_json(error.status()))
+    return CallToolResult(content=[TextContent(text=str(error))], structured_content=status, is_error=True)
+
+
+def _content(part: pb.Part) -> ContentBlock:
+    match part.WhichOneof("kind"):
+        case "image":
+            return ImageContent(data=base64.b64encode(part.image.data).decode(), mime_type=part.image.mime)
+        case "tensor":
+            return TextContent(text=write_json(part.tensor).decode())
+        case "json":
+            return TextContent(text=part.json)
+    return TextContent(text=part.text)
+
+
+def _tool(name: str, description: str, properties: Schema, *required: str, definitions: Schema | None = None) -> Tool:
+    schema = {"type": "object", "properties": properties, "required": list(required)}
+    if definitions:
+        schema["$defs"] = definitions
+    return Tool(name=name, description=description, input_schema=schema)
+
+
+def _with_step_index(schema: Schema) -> Schema:
+    return {**schema, "properties": {"step_index": _STEP_INDEX, **schema.get("properties", {})}}

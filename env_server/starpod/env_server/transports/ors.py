@@ -1,0 +1,303 @@
+"""The environments as a server of the Open Reward Standard: tasks are seeds, calls of tools are turns.
+
+A call's `task_id`, by which the standard has a broken reply asked for again, is the turn's step index: so it is played
+once, however often and however late it is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from starpod.env_server import convert
+from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.limits import Tenant
+from starpod.env_server.sessions.requests import count_json
+from starpod.env_server.sessions.worker import Worker
+from starpod.env_server.transports.encoding import STREAM_VALUES, read_json, write_json
+from starpod.env_server.transports.http.exchange import Exchange, Refused
+from starpod.env_server.transports.service import EnvironmentService, server_version
+from starpod.env_server.transports.tools import actions_of, turn_tools
+from starpod.v1 import environment_pb2 as pb
+
+SPLITS = {"train": range(1_000), "test": range(1_000_000, 1_000_200)}
+"""The seeds that are tasks, by the name and type of their split."""
+
+_SESSION = "x-session-id"
+_NAME_BYTES = 128
+_PING_SECONDS = 10.0
+_CHUNK = re.compile(r".{1,4096} *")
+"""Clients strip the spaces before a piece."""
+_INDEX = re.compile(r"[0-9]{1,10}")
+_REASONS = {"EPISODE_OVER": "episode_finished", "BAD_ARGUMENT": "input_validation"}
+"""Of calls that a policy got wrong, in the standard's words."""
+
+Json = dict[str, Any]
+
+
+@dataclass(eq=False)
+class _Played:
+    """The session behind an id of a caller's. prompt: what it began with. turn: one call at a time."""
+
+    environment: str
+    session_id: str = ""
+    epoch: int = 0
+    step_index: int = 0
+    prompt: Sequence[Json] = ()
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class ORSService:
+    """Answers the standard's paths, which stand at the server's root."""
+
+    def __init__(self, service: EnvironmentService, worker: Worker) -> None:
+        self._service = service
+        self._worker = worker
+        self._played: dict[tuple[str, str], _Played] = {}
+
+    async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
+        """Raises CallError, and Refused for what is no path of the standard."""
+        if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
+            raise bad_argument("request", f"holds more than {STREAM_VALUES} JSON values")
+        given = _object(body)
+        environment, _, last = exchange.path.strip("/").rpartition("/")
+        match exchange.verb, last:
+            case "POST", "call":
+                await self._call(exchange, tenant, given)
+                return
+            case "POST", "create_session":
+                await exchange.start_events()
+                await exchange.send_event(uuid.uuid4().hex.encode(), "task_id")
+                await exchange.send_event(b"", "end")
+                await exchange.end_events()
+                return
+        await exchange.respond(json.dumps(await self._found(exchange, tenant, environment, last, given)).encode())
+
+    async def _found(self, exchange: Exchange, tenant: Tenant, environment: str, last: str, given: Json) -> Any:
+        """The reply to all else."""
+        match exchange.verb, last:
+            case "GET", "list_environments":
+                return self._worker.registry.ids
+            case "GET", "health":
+                return {"status": "ok"}
+            case "GET", "version":
+                return {"version": server_version(), "build_sha": None}
+            case "GET", "splits":
+                return [{"name": name, "type": name} for name in SPLITS]
+            case "GET", "tools" | "task_tools":
+                return self._tools(environment or self._session(exchange, tenant).environment)
+            case "GET", "prompt":
+                return self._session(exchange, tenant).prompt
+            case "POST", "tasks":
+                return self._tasks(environment, [{"seed": seed} for seed in _split(given)])
+            case "POST", "num_tasks":
+                return {"num_tasks": len(_split(given))}
+            case "POST", "task":
+                return {"task": {"seed": _seed(given)}, "env_name": self._id(environment)}
+            case "POST", "task_range":
+                seeds = _split(given)[_place(given, "start") : _place(given, "stop")]
+                return self._tasks(environment, [{"seed": seed} for seed in seeds])
+            case "POST", "create":
+                return await self._create(exchange, tenant, given)
+            case "POST", "ping":
+                played = self._session(exchange, tenant)
+                if (await self._service.ask(tenant, pb.RenewRequest(session_ids=[played.session_id]))).missing:
+                    raise CallError("UNKNOWN_SESSION", "the session is gone: its lease has expired, or it was deleted")
+                return {"status": "ok"}
+            case "POST", "delete" | "delete_session":
+                id = _session_id(exchange)
+                if last == "delete" and (gone := self._played.pop((tenant.id, id), None)) is not None:
+                    await self._service.ask(tenant, pb.CloseRequest(session_ids=[gone.session_id]))
+                return {"sid": id}
+        problem = f"there is no {exchange.verb} {exchange.path[:80]} here"
+        raise Refused(HTTPStatus.NOT_FOUND, bad_argument("path", problem))
+
+    # --- tasks and tools ---------------------------------------------------------------------------------------------
+
+    def _id(self, name: str) -> str:
+        """The environment of a path; the only one where there is none in it."""
+        if not name and len(ids := self._worker.registry.ids) == 1:
+            name = ids[0]
+        return self._worker.registry.find(name, "").spec.id
+
+    def _tasks(self, environment: str, tasks: list[Json]) -> Json:
+        return {"tasks": tasks, "env_name": self._id(environment)}
+
+    def _tools(self, environment: str) -> Json:
+        spec = convert.spec_to(self._worker.registry.find(self._id(environment), ""))
+        tools = [
+            {"name": name, "description": description, "input_schema": schema}
+            for name, description, schema in turn_tools(spec)
+        ]
+        blocks = ["text", "image"]
+        return {"tools": tools, "terminal_tool": None, "supports_score_group": False, "message_block_types": blocks}
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def _session(self, exchange: Exchange, tenant: Tenant) -> _Played:
+        played = self._played.get((tenant.id, _session_id(exchange)))
+        if played is None:
+            raise CallError("UNKNOWN_SESSION", "there is no session of this id: create it first")
+        return played
+
+    async def _create(self, exchange: Exchange, tenant: Tenant, given: Json) -> Json:
+        id = _session_id(exchange)
+        if given.get("toolset_name"):
+            raise bad_argument("toolset_name", "names tools of the caller's; here are the environment's alone")
+        task = given.get("task_spec")
+        if task is None:
+            task = {"seed": _seed(given)}
+        if not isinstance(task, dict) or not isinstance(task.get("options", {}), dict):
+            raise bad_argument("task_spec", 'is no task; a task is {"seed": 7}, perhaps with "options": {...}')
+        name = given.get("env_name")
+        if name is not None and not isinstance(name, str):
+            raise bad_argument("env_name", "is no text")
+        environment = self._id(name or "")
+        # The id is the key: a repeated request has the same session.
+        fields = {"environment_id": environment, "seed": _number("seed", task.get("seed", 0), 2**64), "key": id}
+        opening = json.dumps({**fields, "options": task.get("options", {})}).encode()
+        reply: pb.OpenResponse = await self._service.ask(
+            tenant, read_json(pb.OpenRequest, opening, self._worker.limits)
+        )
+        session = reply.sessions[0]
+        if session.session_id not in self._service.tables[tenant.id]:  # a key outlives its session
+            raise CallError("UNKNOWN_SESSION", "the session of this id was deleted, or its lease expired: use a new id")
+        known = self._played.get((tenant.id, id))
+        if known is None or known.session_id != session.session_id:
+            self._forget()
+            texts = filter(None, [reply.instructions])
+            prompt = [*({"type": "text", "text": text} for text in texts), *_blocks(session.observation)]
+            played = _Played(environment, session.session_id, session.epoch, session.step_index, prompt)
+            self._played[tenant.id, id] = played
+        return {"sid": id}
+
+    def _forget(self) -> None:
+        """Forgets ids whose session is gone, when there are as many as there may be sessions."""
+        if len(self._played) < self._worker.limits.max_sessions:
+            return
+        alive = {session_id for table in self._service.tables.values() for session_id in table}
+        self._played = {key: played for key, played in self._played.items() if played.session_id in alive}
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    async def _call(self, exchange: Exchange, tenant: Tenant, given: Json) -> None:
+        played = self._session(exchange, tenant)
+        name, arguments, asked = given.get("name"), given.get("input"), _index(given)
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise bad_argument("name, input", "are no call of a tool: a name and an object")
+        await exchange.start_events()
+        try:
+            async with played.turn:
+                index = played.step_index if asked is None else asked
+                await exchange.send_event(str(index).encode(), "task_id")
+                work = asyncio.get_running_loop().create_task(self._play(tenant, played, index, name, arguments))
+                self._worker.keep(work)  # who gives up cancels its wait, not the work
+                while not (await asyncio.wait({work}, timeout=_PING_SECONDS))[0]:
+                    await exchange.send_event(b"", "ping")
+            pieces = _CHUNK.findall(json.dumps(work.result()))
+        except Exception as error:  # an event, since the response has begun; a line, since that is all an event has
+            told = " ".join(str(self._service.failure("ORS", error)).splitlines())
+            await exchange.send_event(told.encode(errors="replace"), "error")
+        else:
+            for place, piece in enumerate(pieces, 1):
+                await exchange.send_event(piece.encode(), "end" if place == len(pieces) else "chunk")
+        await exchange.end_events()
+
+    async def _play(self, tenant: Tenant, played: _Played, index: int, name: str, arguments: Mapping[str, Any]) -> Json:
+        """A call's result: what the policy got wrong is one, too. Raises CallError where it did nothing wrong."""
+        try:
+            actions = actions_of(convert.spec_to(self._worker.registry.find(played.environment, "")), name, arguments)
+            step = pb.StepRequest(session_id=played.session_id, epoch=played.epoch, step_index=index, actions=actions)
+            reply: pb.StepResponse = await self._service.ask(tenant, step)
+        except CallError as error:
+            if error.reason not in _REASONS:
+                raise
+            unknown = any(path == "name" for path, _ in error.violations)
+            return {"ok": False, "error": error.message, "reason": "not_found" if unknown else _REASONS[error.reason]}
+        played.step_index = max(played.step_index, reply.next_step_index)
+        transition = reply.transition
+        metadata = json.loads(write_json(transition))
+        metadata.pop("observation", None)
+        output = {
+            "blocks": _blocks(transition.observation),
+            "metadata": metadata,
+            "reward": transition.reward,
+            "finished": transition.terminated or transition.truncated,
+        }
+        return {"ok": True, "output": output}
+
+
+def _blocks(observation: pb.Observation) -> list[Json]:
+    return [_block(part) for part in observation.parts]
+
+
+def _block(part: pb.Part) -> Json:
+    match part.WhichOneof("kind"):
+        case "image":
+            return {"type": "image", "data": base64.b64encode(part.image.data).decode(), "mimeType": part.image.mime}
+        case "tensor":
+            return {"type": "text", "text": write_json(part.tensor).decode()}
+        case "json":
+            return {"type": "text", "text": part.json}
+    return {"type": "text", "text": part.text}
+
+
+def _session_id(exchange: Exchange) -> str:
+    id = exchange.header(_SESSION).strip()
+    if not 0 < len(id.encode()) <= _NAME_BYTES:
+        raise bad_argument(_SESSION, f"is no id of 1 to {_NAME_BYTES} bytes")
+    return id
+
+
+def _object(body: bytes) -> Json:
+    try:
+        given = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise bad_argument("request", f"is no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise bad_argument("request", "is no JSON object")
+    return given
+
+
+def _split(given: Json) -> range:
+    name = given.get("split")
+    if not isinstance(name, str) or name not in SPLITS:
+        shown = repr(name[:80]) if isinstance(name, str) else "no text"
+        raise bad_argument("split", f"is {shown}; there are {', '.join(SPLITS)}")
+    return SPLITS[name]
+
+
+def _seed(given: Json) -> int:
+    seeds = _split(given)
+    return seeds[_number("index", given.get("index"), len(seeds))]
+
+
+def _place(given: Json, name: str) -> int | None:
+    """An end of a range of tasks, as a slice has it."""
+    value = given.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise bad_argument(name, "is no whole number")
+    return value
+
+
+def _index(given: Json) -> int | None:
+    """The turn that is asked for again; None for a new one."""
+    value = given.get("task_id")
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _INDEX.fullmatch(value) or int(value) >= 2**32:
+        raise bad_argument("task_id", "is none that this server gave")
+    return int(value)
+
+
+def _number(name: str, value: object, end: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
+        raise bad_argument(name, f"is no whole number from 0 to {end - 1}")
+    return value

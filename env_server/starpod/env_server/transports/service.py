@@ -1,0 +1,238 @@
+"""The contract's unary methods and Stream, with who calls, deadlines and errors; and their gRPC handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.message import Message
+from grpc_status import rpc_status
+
+from starpod.env_server import convert
+from starpod.env_server.environment import Concurrency, Environment
+from starpod.env_server.errors import CallError, overloaded, release
+from starpod.env_server.limits import Tenant
+from starpod.env_server.processes.process_host import ProcessHost
+from starpod.env_server.sessions.calls import Calls
+from starpod.env_server.sessions.requests import check_size, extra_members, is_large, measure, parse
+from starpod.env_server.sessions.session import SessionTable
+from starpod.env_server.timing import begin, clock
+from starpod.env_server.tracing import Tracer
+from starpod.env_server.transports.auth import Authenticator
+from starpod.env_server.transports.eager import run_eagerly
+from starpod.env_server.transports.stream import StreamConnection, StreamServer
+from starpod.v1 import environment_pb2 as pb
+
+PROTOCOL_VERSION = "1.0"
+Verb = Callable[[SessionTable, Any], Coroutine[Any, Any, Message]]
+Metadata = Iterable[tuple[str, Any]]
+Read = Callable[[Tenant], Awaitable[Message]]
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Body:
+    """The bytes of a request, held until they are taken. size: of them."""
+
+    __slots__ = ("_data", "size")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def take(self) -> bytes:
+        data, self._data = self._data, b""
+        return data
+
+
+class EnvironmentService:
+    """Serves the contract. Each tenant sees its own sessions alone."""
+
+    def __init__(
+        self, calls: Calls, authenticator: Authenticator, tracer: Tracer, endpoints: tuple[str, ...] = ()
+    ) -> None:
+        self._calls = calls
+        self._worker = calls.worker
+        self._authenticator = authenticator
+        self.tracer = tracer
+        self._endpoints = endpoints
+        self.tables: dict[str, SessionTable] = {}
+        self.stream_peers: Counter[str] = Counter()
+        """gRPC's names of the connections with a Stream."""
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The calls of the contract. They take bytes: what is in them is looked at when it is the caller's turn."""
+        contract = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
+        by_name: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        for method in contract.methods:
+            write = message_factory.GetMessageClass(method.output_type).SerializeToString
+            if method.client_streaming:
+                by_name[method.name] = grpc.stream_stream_rpc_method_handler(self._stream, None, write)
+            else:
+                kind = message_factory.GetMessageClass(method.input_type)
+                behaviour = functools.partial(self._unary, method.name, kind)
+                by_name[method.name] = grpc.unary_unary_rpc_method_handler(behaviour, None, write)
+        return grpc.method_handlers_generic_handler(contract.full_name, by_name)
+
+    async def describe(self, _: SessionTable, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        registry = self._worker.registry
+        hosted = registry.versions(request.environment_id) if request.environment_id else registry
+        specs = [convert.spec_to(environment) for environment in hosted]
+        limits = self._worker.limits
+        response = pb.DescribeResponse(
+            protocol_version=PROTOCOL_VERSION,
+            server_name="starpod",
+            server_version=server_version(),
+            instance_id=self._worker.instance_id,
+            capabilities=pb.ServerCapabilities(stream=True, step_columns=True),
+            limits=pb.ServerLimits(
+                max_sessions=limits.max_sessions,
+                max_message_bytes=limits.max_message_bytes,
+                max_calls_in_flight=limits.max_calls_in_flight,
+                max_snapshot_bytes=limits.max_snapshot_bytes,
+                max_group=limits.max_group,
+                max_step_actions=limits.max_step_actions,
+                max_step_bytes=limits.max_step_bytes,
+                max_options_bytes=limits.max_options_bytes,
+                max_values=limits.max_values,
+                default_lease_seconds=limits.default_lease_seconds,
+                max_lease_seconds=limits.max_lease_seconds,
+            ),
+            endpoints=self._endpoints,
+            environments=specs,
+            live_sessions=self._worker.live_sessions,
+            draining=self._worker.draining,
+        )
+        for environment, spec in zip(hosted, response.environments, strict=True):
+            self._describe_confinement(environment, spec)
+            if environment.spec.effects and not self._worker.journal.durable:
+                spec.capabilities.deterministic = False  # what was replied goes with this process
+        return response
+
+    def _describe_confinement(self, environment: type[Environment], spec: pb.EnvironmentSpec) -> None:
+        """Of class `process` alone."""
+        if environment.spec.concurrency is Concurrency.PROCESS:
+            spec.confinement.mode = self._worker.sandbox.mode
+            if report := ProcessHost.confinements.get(environment):
+                spec.confinement.applied.extend(report.applied)
+                spec.confinement.missing.extend(report.reasons)
+
+    async def _stream(self, _: Any, context: Context) -> None:
+        metadata = context.invocation_metadata() or ()
+        with self.tracer.span("Stream", metadata):
+            try:
+                await self.stream(context, metadata, context.peer())
+                return
+            except grpc.aio.BaseError:
+                raise  # the connection's own, such as a caller who is gone
+            except Exception as error:
+                failure = self.failure("Stream", error)
+            await _abort(context, failure)
+
+    async def stream(self, connection: StreamConnection, metadata: Metadata, peer: str) -> None:
+        """Serves a Stream to its end. peer: gRPC's name of the connection. Raises as StreamServer does."""
+        grant = self._authenticator.identify(metadata)
+        if self._worker.metrics.streams >= (limit := self._worker.limits.max_streams):
+            raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
+        with grant.tenant.stream(), self._noted(peer):
+            await StreamServer(self._calls, self._table(grant.tenant), connection, grant).run()
+
+    @contextmanager
+    def _noted(self, peer: str) -> Iterator[None]:
+        self.stream_peers[peer] += 1
+        try:
+            yield
+        finally:
+            self.stream_peers[peer] -= 1
+            if not self.stream_peers[peer]:
+                del self.stream_peers[peer]
+
+    async def _unary(self, method: str, kind: type[Message], data: bytes, context: Context) -> Any:
+        timing = begin(clock())
+        body = Body(data)
+        del data
+        metadata = context.invocation_metadata() or ()
+        with self.tracer.span(method, metadata):
+            try:
+                tenant = self._authenticator.identify(metadata).tenant
+                reply = await self.answer(method, tenant, body.size, functools.partial(self._read, kind, body))
+                context.set_trailing_metadata(timing.trailer())
+                return reply
+            except Exception as error:
+                failure = self.failure(method, error)
+            body.take()  # the frames of what aborts a call are held for a while
+            return await _abort(context, failure, timing.trailer())
+
+    async def _read(self, kind: type[Message], body: Body, tenant: Tenant) -> Message:
+        data = body.take()
+        check_size(kind, len(data), self._worker.limits)
+        if is_large(data):
+            for _ in measure(kind, data):
+                await self._worker.share.pause(tenant)
+        return parse(kind, data)
+
+    async def answer(self, method: str, tenant: Tenant, size: int, read: Read) -> Message:
+        """The reply to a unary call. size: bytes of the request; read: makes the request of them, when it is the
+        tenant's turn. Raises CallError, and what `failure` makes one of."""
+        if method != "Describe":
+            self._worker.check_in_flight()
+        self._worker.count_received(tenant, size)
+        tenant.take_calls(1, size)
+        with tenant.working:
+            reply, task = run_eagerly(self._serve(tenant, method, read), tenant)
+        if task is None:
+            assert reply is not None
+            return reply
+        # A caller who gives up cancels its wait, not the work: it is finished and cached.
+        self._worker.keep(task)
+        return await asyncio.shield(task)
+
+    async def ask(self, tenant: Tenant, request: Message) -> Any:
+        """The reply to a request of the contract that another protocol's call has become. Raises as `answer` does."""
+
+        async def read(_: Tenant) -> Message:
+            return request
+
+        return await self.answer(type(request).__name__.removesuffix("Request"), tenant, request.ByteSize(), read)
+
+    async def _serve(self, tenant: Tenant, method: str, read: Read) -> Message:
+        """Reads the request and does what it asks for, when it is the tenant's turn."""
+        await self._worker.share.wait(tenant)
+        request = await read(tenant)
+        tenant.charge(extra_members(request))
+        verb: Verb = getattr(self if method == "Describe" else self._calls, method.lower())
+        return await verb(self._table(tenant), request)
+
+    def _table(self, tenant: Tenant) -> SessionTable:
+        table = self.tables.get(tenant.id)
+        if table is None:
+            table = self.tables[tenant.id] = SessionTable(tenant)
+        return table
+
+    def failure(self, method: str, error: Exception) -> CallError:
+        """The error as it is told. What the exception holds besides, such as the request, is freed."""
+        failure = self._worker.as_call_error(error)
+        self._worker.metrics.error(method, failure.reason)
+        release(error)
+        return failure
+
+
+async def _abort(context: Context, failure: CallError, trailer: tuple[tuple[str, str], ...] = ()) -> NoReturn:
+    status = rpc_status.to_status(failure.status())
+    await context.abort(status.code, status.details, (*status.trailing_metadata, *trailer))
+    raise AssertionError("abort raises")
+
+
+def server_version() -> str:
+    try:
+        return version("starpod")
+    except PackageNotFoundError:
+        return "unknown"

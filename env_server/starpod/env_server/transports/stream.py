@@ -1,0 +1,348 @@
+"""The Stream call: batches in, batches out, out of order as calls finish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+from google.rpc import status_pb2
+
+from starpod.env_server.errors import CallError, bad_argument, overloaded, release
+from starpod.env_server.limits import SLICE_SECONDS
+from starpod.env_server.sessions.calls import Calls
+from starpod.env_server.sessions.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, step_rows
+from starpod.env_server.sessions.requests import check_texts, count_bytes, extra_members, is_large, measure, parse
+from starpod.env_server.sessions.responses import split_response
+from starpod.env_server.sessions.session import SessionTable
+from starpod.env_server.timing import Timing, begin, clock
+from starpod.env_server.transports.auth import Grant
+from starpod.env_server.transports.eager import run_eagerly
+from starpod.v1 import environment_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+VERBS = ("open", "reset", "step", "render", "fork", "snapshot", "restore", "renew", "close")
+CALLS_AT_ONCE = 65_536
+"""Calls and rows in one message: six bytes can be a row, and each is answered."""
+_MESSAGE_BYTES = 512 * 1024
+"""What a message of many rows may have, about. Buffers of many megabytes cost more than they save."""
+_UNSENT_BYTES = 8 * 2**20
+"""Replies that wait for a caller who does not read; while there are more, nothing further of his is read."""
+_CREATING = ("open", "fork", "restore")
+_BULKY = ("render", "snapshot")
+_BULKY_AT_ONCE = 16
+"""Calls in flight on one stream whose replies may be as large as a message. Those beyond are refused: to wait with
+them would keep all other sessions waiting, or change the order of a session's calls."""
+_RAGGED_ROWS = 4_096
+"""Columns that do not fit together end the stream if they are longer: the errors would be more than the rows."""
+_RETRY_SECONDS = 0.1
+
+
+class StreamConnection(Protocol):
+    """Transport of a Stream. Both methods may wait; `read` returns grpc.aio.EOF at the caller's end."""
+
+    async def read(self) -> Any: ...
+
+    async def write(self, message: pb.StreamResponse) -> None: ...
+
+
+class StreamServer:
+    """One connected stream. Its calls outlive it: what was received is finished and cached even if nobody listens."""
+
+    def __init__(self, calls: Calls, table: SessionTable, connection: StreamConnection, grant: Grant) -> None:
+        self._calls = calls
+        self._worker = calls.worker
+        self._table = table
+        self._connection = connection
+        self._grant = grant
+        self._tenant = grant.tenant
+        self._rows_at_once = ROWS_AT_ONCE
+        self._unsent = 0
+        self._bulky = 0
+        self._room = asyncio.Event()
+        self._writing = asyncio.Lock()
+        # With their sizes: measuring a reply takes as long as writing it.
+        self._finished: list[tuple[pb.Reply, Timing, int]] = []
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> None:
+        """Until the client half-closes and everything is answered, or the stream breaks.
+
+        Raises UNAUTHENTICATED once the token does not hold any more, TOO_LARGE for a batch beyond all limits, and
+        BAD_ARGUMENT for bytes that are no message, or one of too many fields: then it cannot be said which calls they
+        were.
+        """
+        share = self._worker.share
+        self._worker.metrics.streams += 1
+        flusher = asyncio.get_running_loop().create_task(self._flush())
+        try:
+            while (data := await self._connection.read()) is not grpc.aio.EOF:
+                self._grant.check()
+                if self._unsent > _UNSENT_BYTES:
+                    await self._keep_up()
+                if share.exceeded(self._tenant):
+                    await share.wait(self._tenant)
+                self._worker.count_received(self._tenant, len(data))
+                if is_large(data):
+                    for _ in measure(pb.StreamRequest, data):
+                        await self._pause()
+                with self._tenant.working:
+                    message = parse(pb.StreamRequest, data)
+                size = len(data)
+                del data
+                await self._serve_message(message, size)
+                del message
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            async with self._writing:
+                flusher.cancel()
+            await self._write_finished()
+        finally:
+            flusher.cancel()
+            self._worker.metrics.streams -= 1
+
+    async def _serve_message(self, message: pb.StreamRequest, size: int) -> None:
+        arrived, transitions = clock(), Transitions()
+        count = len(message.calls) + len(message.steps.call_ids)
+        if count > CALLS_AT_ONCE:
+            problem = f"one message holds {count} calls; send at most {CALLS_AT_ONCE}"
+            raise CallError("TOO_LARGE", problem, {"limit": "calls_per_message"})
+        calls: list[tuple[pb.Call, str | None]] = []
+        extra = 0
+        if message.calls:
+            with self._tenant.working:
+                calls = [(call, call.WhichOneof("request")) for call in message.calls]
+                extra = sum(extra_members(getattr(call, verb)) for call, verb in calls if verb in _CREATING)
+        try:
+            self._tenant.take_calls(count + extra, size)
+        except CallError as error:
+            await self._refuse(message, error, arrived)
+            return
+        begun = 0
+        while begun < len(calls):
+            if begun:
+                await self._pause()
+            if self._unsent > _UNSENT_BYTES:
+                await self._keep_up()
+            with self._tenant.working:
+                begun = self._start_slice(calls, begun, arrived, transitions)
+            # A message for every slice would cost more than the slice. None waits for the tenant's next turn.
+            if (
+                transitions.message.ByteSize() > _MESSAGE_BYTES
+                or len(transitions) >= ROWS_AT_ONCE
+                or self._worker.share.exceeded(self._tenant)
+            ):
+                await self._write(transitions, arrived)
+                transitions = Transitions()
+        if not message.HasField("steps"):
+            await self._write(transitions, arrived)
+            return
+        try:
+            rows = Rows(message.steps)
+        except CallError as error:
+            await self._write(transitions, arrived)
+            if len(message.steps.call_ids) > _RAGGED_ROWS:
+                raise
+            await self._refuse(pb.StreamRequest(steps=message.steps), error, arrived)
+            return
+        total = len(rows)
+        if not total:
+            await self._write(transitions, arrived)  # the calls beside empty columns
+        limits = self._worker.limits
+        # The bytes of a row are looked at only where one may have too many.
+        large = size > limits.max_step_bytes
+        most = min(ROWS_AT_ONCE, 1 + total * _MESSAGE_BYTES // max(1, size))
+        stop, late = 0, clock() + SLICE_SECONDS
+        while (start := stop) < total:
+            stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, total), self._table)
+            broken = list[Broken]()
+            with self._tenant.working:
+                most_bytes = limits.max_step_bytes
+                if large and any(count_bytes(each, most_bytes) > most_bytes for each in rows.actions[start:stop]):
+                    others = list(range(start, stop))
+                else:
+                    others, broken, stop = step_rows(
+                        rows, start, stop, self._table, limits.max_step_actions, self._worker.metrics, transitions
+                    )
+                for row, session, cause in broken:
+                    status = self._status("Step", self._worker.break_off(session, cause))
+                    transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
+                for row in others:
+                    self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
+            over = clock() > late
+            # Rows that repeat a session come one by one: a message for each would cost more than they do.
+            if over or stop == total or transitions.columns or len(transitions) >= ROWS_AT_ONCE:
+                await self._write(transitions, arrived)
+                transitions = Transitions()
+            if over and stop < total:
+                await self._pause()
+                late = clock() + SLICE_SECONDS
+
+    async def _pause(self) -> None:
+        """Lets others have the event loop in the middle of a long batch."""
+        await self._worker.share.pause(self._tenant)
+
+    async def _keep_up(self) -> None:
+        """Waits while the caller does not take what was done for him: it would pile up."""
+        while self._unsent > _UNSENT_BYTES:
+            self._room.clear()
+            await self._room.wait()
+
+    async def _refuse(self, message: pb.StreamRequest, error: CallError, arrived: float) -> None:
+        """Answers every call and row of a message with the same error."""
+        self._worker.metrics.error("Stream", error.reason)
+        status = error.status()
+        call_ids = [*(call.call_id for call in message.calls), *message.steps.call_ids]
+        for start in range(0, len(call_ids), ROWS_AT_ONCE):
+            if start:
+                await self._pause()
+            transitions = Transitions()
+            for call_id in call_ids[start : start + ROWS_AT_ONCE]:
+                transitions.message.replies.append(pb.Reply(call_id=call_id, error=status))
+            await self._write(transitions, arrived)
+
+    def _start_slice(
+        self, calls: Sequence[tuple[pb.Call, str | None]], start: int, arrived: float, transitions: Transitions
+    ) -> int:
+        """Starts calls until they have taken SLICE_SECONDS or their replies are enough for a message.
+
+        Returns the place to go on from.
+        """
+        late, size = clock() + SLICE_SECONDS, 0
+        for place in range(start, len(calls)):
+            call, verb = calls[place]
+            bulky = verb in _BULKY
+            self._start(call.call_id, call.timeout_ms, self._serve(call, verb), arrived, transitions, bulky)
+            if bulky and transitions.message.replies:
+                size += transitions.message.replies[-1].ByteSize()
+            if size > _MESSAGE_BYTES or len(transitions) >= ROWS_AT_ONCE or clock() > late:
+                return place + 1
+        return len(calls)
+
+    def _start(
+        self,
+        call_id: int,
+        timeout_ms: int,
+        work: Coroutine[Any, Any, pb.Reply],
+        arrived: float,
+        transitions: Transitions,
+        bulky: bool = False,
+    ) -> None:
+        """Runs a call; its reply goes to `transitions` if it is there at once, else out by itself later."""
+        metrics = self._worker.metrics
+        try:
+            self._worker.check_in_flight()
+            if bulky and self._bulky >= _BULKY_AT_ONCE:
+                problem = f"{_BULKY_AT_ONCE} Renders and Snapshots of this stream are being worked on; try again later"
+                raise overloaded("large_replies", problem, _RETRY_SECONDS)
+        except CallError as error:
+            work.close()
+            metrics.error("Stream", error.reason)
+            transitions.message.replies.append(pb.Reply(call_id=call_id, error=error.status()))
+            return
+        timing = begin(arrived)
+        reply, task = run_eagerly(work, self._tenant)
+        if task is None:
+            assert reply is not None
+            transitions.message.replies.append(reply)
+            transitions.environment_seconds += timing.environment
+            return
+        self._worker.keep(task)
+        waiter = task if not timeout_ms else asyncio.get_running_loop().create_task(_expire(task, call_id, timeout_ms))
+        self._tasks.add(waiter)
+        if bulky:
+            self._bulky += 1
+            task.add_done_callback(self._count_down)
+        waiter.add_done_callback(partial(self._finish, timing))
+
+    def _count_down(self, _: asyncio.Task[pb.Reply]) -> None:
+        self._bulky -= 1
+
+    def _finish(self, timing: Timing, task: asyncio.Task[pb.Reply]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            size = task.result().ByteSize()
+            self._finished.append((task.result(), timing, size))
+            self._unsent += size
+            self._wake.set()
+
+    async def _serve(self, call: pb.Call, verb: str | None) -> pb.Reply:
+        try:
+            if verb is None:
+                raise bad_argument("call.request", f"is not set; set one of {', '.join(VERBS)}")
+            response = await getattr(self._calls, verb)(self._table, getattr(call, verb))
+            return pb.Reply(call_id=call.call_id, **{verb: response})
+        except Exception as error:
+            return pb.Reply(call_id=call.call_id, error=self._status(verb or "Stream", error))
+
+    async def _serve_row(self, rows: Rows, row: int) -> pb.Reply:
+        call_id, index, actions = rows.call_ids[row], rows.indices[row], rows.actions[row]
+        try:
+            session = self._table.find(rows.session_ids[row])
+            check_texts(actions, self._worker.limits)
+            transition = await self._calls.turn(session, rows.epochs[row], index, actions, None)
+            reply = pb.Reply(call_id=call_id)
+            reply.step.next_step_index = index + 1
+            self._calls.write_transition(reply.step.transition, session, transition)
+            return reply
+        except Exception as error:
+            return pb.Reply(call_id=call_id, error=self._status("Step", error))
+
+    def _status(self, verb: str, error: Exception) -> status_pb2.Status:
+        failure = self._worker.as_call_error(error)
+        self._worker.metrics.error(verb.capitalize(), failure.reason)
+        release(error)
+        return failure.status()
+
+    async def _flush(self) -> None:
+        """Sends what finishes later. While one batch is being written the next one gathers."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._write_finished()
+
+    async def _write_finished(self) -> None:
+        async with self._writing:
+            finished, self._finished = self._finished, []
+            if finished:
+                now = clock()
+                timing = pb.ServerTiming(
+                    environment_ms=1e3 * sum(timing.environment for _, timing, _ in finished),
+                    total_ms=1e3 * sum(now - timing.arrived for _, timing, _ in finished),
+                )
+                replies = [reply for reply, _, _ in finished]
+                await self._send(pb.StreamResponse(replies=replies, timing=timing))
+                self._unsent -= sum(size for _, _, size in finished)
+                self._room.set()
+
+    async def _write(self, transitions: Transitions, arrived: float) -> None:
+        response, count = transitions.message, len(transitions)
+        if count:
+            response.timing.environment_ms = 1e3 * transitions.environment_seconds
+            response.timing.total_ms = 1e3 * (clock() - arrived) * count
+            async with self._writing:
+                size = await self._send(response)
+            self._rows_at_once = max(1, min(ROWS_AT_ONCE, count * _MESSAGE_BYTES // size))
+
+    async def _send(self, response: pb.StreamResponse) -> int:
+        """Sends the message, in several where it is too large for one. Returns its size."""
+        size, limit = response.ByteSize(), self._worker.limits.max_message_bytes
+        if not limit or size <= limit:
+            await self._connection.write(response)
+            return size
+        for part in split_response(response, size, limit):
+            await self._connection.write(part)
+        return size
+
+
+async def _expire(task: asyncio.Task[pb.Reply], call_id: int, timeout_ms: int) -> pb.Reply:
+    done, _ = await asyncio.wait([task], timeout=timeout_ms / 1000)
+    if done:
+        return task.result()
+    error = CallError("DEADLINE", f"not done within {timeout_ms} ms; it goes on, so send the same call again")
+    return pb.Reply(call_id=call_id, error=error.status())

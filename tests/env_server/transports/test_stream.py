@@ -1,0 +1,223 @@
+"""The Stream call: columns equal calls, replies come as they finish, one bad call fails alone."""
+
+import asyncio
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from starpod.env_server.config import ServerLimits
+from starpod.env_server.sessions.columns import Transitions
+from starpod.env_server.sessions.session import SessionTable
+from starpod.env_server.timing import begin, clock
+from starpod.env_server.transports.auth import Grant
+from starpod.env_server.transports.stream import StreamServer
+from starpod.v1 import environment_pb2 as pb
+from tests.env_server.conftest import Client, Failure, Serve, Stream, columns, entered, step_request, text_of
+from tests.env_server.troublesome import Waiting
+from tests.waiting import eventually
+
+
+async def test_columns_equal_calls(client: Client) -> None:
+    turns = [("Right",), ("left", "RIGHT", "jump"), ("report",), (), ("Right", "stop", "Left")]
+    wants = [pb.Want(), pb.Want(state_key=True), pb.Want(score=True), pb.Want(valid_actions=True)]
+    by_call, by_column = [
+        [await client.open("walk-v1", seed=3, dynamics_seed=4, want=want) for want in wants] for _ in range(2)
+    ]
+    stream = Stream(client)
+    for index, actions in enumerate(turns):
+        streamed = await stream.ask(*((session, index, *actions) for session in by_column))
+        assert streamed == [await client.step(session, index, *actions) for session in by_call]
+
+
+@pytest.mark.parametrize(
+    ("texts", "size"),
+    [(["é" * 500], 0), (["é" * 513], 1026), (["😀" * 257], 1028), (["😀" * 128] * 3, 1536), (["a" * 1025], 1025)],
+)
+async def test_the_bytes_of_a_row_are_bounded(serve: Serve, texts: list[str], size: int) -> None:
+    client = await serve(limits=ServerLimits(max_step_bytes=1024))
+    session = await client.open("walk-v1")
+    (reply,) = await Stream(client).ask((session, 0, *texts))
+    assert reply == await client.step(session, 0, *texts) if not size else f"have {size} bytes" in reply.message
+
+
+@pytest.mark.parametrize("environment", ["walk-v1", "altering-v1", "waiting-v1"])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from(["Right", "Left", "report", "stop", "bug"])),
+        min_size=2,
+        max_size=8,
+    )
+)
+async def test_rows_of_one_message_equal_the_same_steps_one_by_one(
+    client: Client, environment: str, rows: list[tuple[int, int, str]]
+) -> None:
+    """In order, repeated or refused, and of sessions that end or break; each reply shows what its step showed."""
+    together, alone = [await client.group(environment, 3, seed=5) for _ in range(2)]
+    if environment == "waiting-v1":
+        rows = [(place, index, str(len(action) % 2)) for place, index, action in rows]
+    stream = Stream(client)
+    streamed = await stream.ask(*((together[place], index, action) for place, index, action in rows))
+    for got, (place, index, action) in zip(streamed, rows, strict=True):
+        try:
+            assert got == await client.step(alone[place], index, action)
+        except grpc.aio.AioRpcError as error:
+            assert got.message == error.details()
+    stream.call.cancel()
+    await client.close(*together, *alone)
+
+
+async def test_a_slow_environment_delays_nobody(client: Client) -> None:
+    slow, fast = await client.open("waiting-v1"), await client.open("walk-v1")
+    stream = Stream(client)
+    await stream.send((slow, 0, "gate"), (fast, 0, "Right"))
+    for index in range(1, 5):
+        await stream.until(index)
+        await stream.send((fast, index, "Right"))
+    await stream.until(5)
+    assert list(stream.replies) == [1, 2, 3, 4, 5]
+    Waiting.opened.set()
+    await stream.until(6)
+
+
+async def test_messages_are_written_one_at_a_time(client: Client) -> None:
+    """gRPC loses a message that is written while another is: what finished just before a batch waits for its turn."""
+
+    class Connection:
+        writing, most, replies = 0, 0, 0
+
+        async def write(self, message: pb.StreamResponse) -> None:
+            self.writing += 1
+            self.most = max(self.most, self.writing)
+            await asyncio.sleep(0.01)
+            self.writing -= 1
+            self.replies += len(message.replies)
+
+    async def reply() -> pb.Reply:
+        return pb.Reply(call_id=1)
+
+    connection, table = Connection(), SessionTable()
+    stream = StreamServer(client.server._service._calls, table, connection, Grant(table.tenant))
+    flusher = asyncio.create_task(stream._flush())
+    await asyncio.sleep(0)
+    late = asyncio.create_task(reply())
+    await late
+    stream._finish(begin(clock()), late)
+    batch = Transitions()
+    batch.message.replies.append(pb.Reply(call_id=2))
+    await stream._write(batch, clock())
+    await eventually(lambda: connection.replies == 2)
+    flusher.cancel()
+    assert connection.most == 1
+
+
+async def test_many_slow_renders_delay_nobody(client: Client) -> None:
+    slow, fast = await client.open("waiting-v1"), await client.open("walk-v1")
+    stream = Stream(client)
+    render = pb.RenderRequest(session_id=slow.session_id)
+    calls = [pb.Call(step=step_request(slow, 0, "gate")), *(pb.Call(render=render) for _ in range(18))]
+    await stream.send((fast, 0, "Right"), calls=calls)
+    await stream.until(3)
+    assert stream.replies.keys() == {0, 18, 19}
+    Waiting.opened.set()
+    await stream.until(20)
+    for number in (18, 19):
+        failure = stream.replies[number]
+        assert failure.limit == ("OVERLOADED", "large_replies") and failure.retry_after
+    assert {stream.replies[number].data for number in range(2, 18)} == {b"gate"}
+    (again,) = await stream.ask(calls=[pb.Call(render=render)])
+    assert again.data == b"gate"
+
+
+async def test_calls_on_one_session_keep_their_order_in_a_stream(client: Client) -> None:
+    session = await client.open("waiting-v1")
+    steps = [step_request(session, index, str(4 - index)) for index in range(3)]
+    last, *_ = await Stream(client).ask((session, 3, "1"), calls=[pb.Call(step=step) for step in steps])
+    assert text_of(last) == "4,3,2,1"
+
+
+async def test_one_bad_call_fails_alone(client: Client) -> None:
+    good, bug, none = await client.open("walk-v1"), await client.open("walk-v1"), pb.Session(session_id="none")
+    stream = Stream(client)
+    calls = [
+        pb.Call(),
+        pb.Call(step=step_request(good, 7, "Right")),
+        pb.Call(open=pb.OpenRequest(environment_id="walk-v1")),
+    ]
+    stepped, *failures, opened = await stream.ask((good, 0, "Right"), (none, 0, "Right"), (bug, 0, "bug"), calls=calls)
+    assert [each.reason for each in failures] == ["UNKNOWN_SESSION", "ENVIRONMENT_BUG", "BAD_ARGUMENT", "OUT_OF_ORDER"]
+    assert len(opened.sessions) == 1 and stepped.observation.parts
+    assert (await stream.ask((bug, 0, "Right")))[0].reason == "SESSION_LOST"
+
+
+async def test_columns_that_do_not_fit_fail_row_by_row(client: Client) -> None:
+    session = await client.open("walk-v1")
+    request = columns((session, 0, "Right"), (session, 1, "Right"))
+    del request.steps.epochs[1:]
+    assert [failure.fields for failure in await Stream(client).ask(request=request)] == [["steps.epochs"]] * 2
+    await client.step(session, 0, "Right")
+
+
+async def test_a_timeout_answers_and_the_work_goes_on(client: Client) -> None:
+    session = await client.open("waiting-v1")
+    stream = Stream(client)
+    step = step_request(session, 0, "gate")
+    (failure,) = await stream.ask(calls=[pb.Call(timeout_ms=50, step=step)])
+    assert (failure.code, failure.metadata["advice"]) == ("DEADLINE_EXCEEDED", "retry")
+    Waiting.opened.set()
+    assert text_of((await stream.ask(calls=[pb.Call(step=step)]))[0]) == "gate"
+
+
+async def test_half_close_finishes_what_was_received(client: Client) -> None:
+    session = await client.open("waiting-v1")
+    stream = Stream(client)
+    await stream.send((session, 0, "gate"))
+    await stream.call.done_writing()
+    await entered()
+    Waiting.opened.set()
+    await stream.until(1)
+    assert await stream.call.read() is grpc.aio.EOF
+    assert await stream.call.code() is grpc.StatusCode.OK
+
+
+async def test_cancelling_a_stream_leaves_its_sessions_and_their_work(client: Client) -> None:
+    session = await client.open("waiting-v1")
+    stream = Stream(client)
+    await stream.send((session, 0, "gate"))
+    await entered()
+    stream.call.cancel()
+    await eventually(lambda: not client.server.metrics.streams)
+    Waiting.opened.set()
+    assert text_of(await client.step(session, 0, "gate")) == "gate"
+
+
+async def test_calls_in_flight_are_bounded_in_a_stream_too(serve: Serve) -> None:
+    client = await serve(limits=ServerLimits(max_calls_in_flight=2))
+    sessions = [await client.open("waiting-v1") for _ in range(4)]
+    stream = Stream(client)
+    await stream.send(*((session, 0, "gate") for session in sessions))
+    await stream.until(2)
+    refused = list(stream.replies.values())
+    assert all(failure.limit == ("OVERLOADED", "max_calls_in_flight") and failure.retry_after for failure in refused)
+    Waiting.opened.set()
+    await stream.until(4)
+    assert sum(isinstance(reply, Failure) for reply in stream.replies.values()) == 2
+
+
+@pytest.mark.parametrize("rows", [1, 700, 1500])
+async def test_long_batches_are_answered_in_parts_and_whole(client: Client, rows: int) -> None:
+    sessions = await client.group("walk-v1", rows)
+    replies = await Stream(client).ask(*((session, 0, "Right") for session in sessions))
+    assert all(isinstance(reply, pb.Transition) for reply in replies)
+
+
+async def test_a_stream_that_ends_by_a_bug_of_the_server_says_so(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("starpod.env_server.transports.stream.step_rows", None)
+    stream = Stream(client)
+    await stream.send((await client.open("walk-v1"), 0, "Right"))
+    failure = await client.fails(stream.call.read())
+    assert (failure.code, failure.reason) == ("INTERNAL", "SERVER_BUG")
