@@ -112,15 +112,15 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         "tests/trainer/prompts/test_conversation.py::test_a_reply_that_was_cut_is_closed_outside_of_what_is_trained",
     ),
     "exactly once: a repeat with other actions gets the last reply": (
-        f"{SERVER}/sessions/rules.py",
-        "and digest_actions(actions) == session.last_request",
+        f"{SERVER}/sessions/session.py",
+        "and digest_actions(actions) == self.last_request",
         "and len(actions) > 0",
         "tests/env_server/sessions/test_calls.py::test_a_repeated_step_is_made_once",
     ),
     "exactly once: a step of an old epoch is made": (
-        f"{SERVER}/sessions/calls.py",
-        "if epoch != session.epoch or index != session.next_index:",
-        "if index != session.next_index:",
+        f"{SERVER}/sessions/session.py",
+        "if epoch == self.epoch:",
+        "if epoch <= self.epoch:",
         "tests/env_server/sessions/test_calls.py::test_a_repeated_step_is_made_once",
     ),
     "snapshots: the digest is not looked at": (

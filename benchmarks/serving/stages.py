@@ -28,7 +28,7 @@ from starpod.env_server.metrics import Metrics
 from starpod.env_server.registry import Registry
 from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.columns import Rows, Transitions, step_rows
-from starpod.env_server.sessions.session import SessionTable
+from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.sessions.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 

@@ -15,7 +15,7 @@ from starpod.env_server.config import ServerConfig
 from starpod.env_server.environment import Environment
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
-from starpod.env_server.sessions.session import SessionTable
+from starpod.env_server.sessions.table import SessionTable
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.env_server import troublesome

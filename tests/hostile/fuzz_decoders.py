@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["starpod.env_server", "msgpack"]):
     from starpod.env_server.processes.wire import BadReply, unpack
     from starpod.env_server.registry import parse_version_range
     from starpod.env_server.sessions.columns import Rows
-    from starpod.env_server.sessions.rules import parse_options
+    from starpod.env_server.sessions.requests import parse_options
     from starpod.env_server.state import StateError
     from starpod.v1 import environment_pb2 as pb
     from tests.env_server.troublesome import Walk

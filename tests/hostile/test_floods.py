@@ -209,10 +209,9 @@ def test_a_caller_who_never_reads(target: Target, environment: str, large: str) 
 
 def test_keys_that_are_never_used_again_are_bounded(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys outlive their sessions by a lease: opened and closed for ever, they need a bound of their own."""
-    from starpod.env_server.sessions import session as module
-    from starpod.env_server.sessions.session import SessionTable
+    from starpod.env_server.sessions import table as module
 
-    table = SessionTable()
+    table = module.SessionTable()
     assert module._REMEMBERED_BYTES == 256 * MEBIBYTE
     monkeypatch.setattr(module, "_REMEMBERED_BYTES", 10_000)
 

@@ -6,12 +6,15 @@ import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from starpod.v1 import environment_pb2 as pb
+
+if TYPE_CHECKING:
+    from starpod.env_server.environment import Environment
 
 DOMAIN = "starpod.v1"
 
@@ -150,3 +153,9 @@ def bad_argument(path: str, problem: str) -> CallError:
 def overloaded(limit: str, message: str, retry_after: float) -> CallError:
     """OVERLOADED at the named limit, with the seconds after which to try again."""
     return CallError("OVERLOADED", message, {"limit": limit}, retry_after=retry_after)
+
+
+def unsupported(environment: type[Environment], capability: str, problem: str) -> CallError:
+    """UNSUPPORTED: the environment lacks a capability."""
+    spec = environment.spec
+    return CallError("UNSUPPORTED", f"{spec.id} {spec.version} {problem}", {"capability": capability})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from starpod.env_server.config import ServerLimits
 from starpod.env_server.sessions.columns import Transitions
-from starpod.env_server.sessions.session import SessionTable
+from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.timing import begin, clock
 from starpod.env_server.transports.auth import Grant
 from starpod.env_server.transports.stream import StreamServer

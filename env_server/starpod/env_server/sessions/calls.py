@@ -18,23 +18,16 @@ from starpod.env_server.environment import (
     Limits,
 )
 from starpod.env_server.episode import Pictures, SavedEpisode, Transition, Want
-from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.errors import CallError, bad_argument, overloaded, unsupported
 from starpod.env_server.limits import SLICE_SECONDS
 from starpod.env_server.processes.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
 from starpod.env_server.processes.threads import Hung
 from starpod.env_server.seeding import derive_seed
-from starpod.env_server.sessions.requests import check_actions, check_options, snapshot_too_large
+from starpod.env_server.sessions.requests import check_actions, check_options, parse_options, snapshot_too_large
 from starpod.env_server.sessions.responses import ENVELOPE_BYTES, too_large
-from starpod.env_server.sessions.rules import (
-    describe_session,
-    digest_actions,
-    digest_snapshot,
-    out_of_order,
-    parse_options,
-    replay_reply,
-    unsupported,
-)
-from starpod.env_server.sessions.session import Session, SessionTable, digest_request
+from starpod.env_server.sessions.seal import digest_snapshot
+from starpod.env_server.sessions.session import Session, digest_request
+from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.state import StateError
 from starpod.env_server.timing import clock
@@ -82,7 +75,7 @@ class Calls:
                     plan = ResetPlan(options, limits, seed, dynamics_seed, want, pictures)
                     observation, instructions = await self._guard(session, host.reset(plan), "Open")
                     first = host if isinstance(host, LocalHost) else None
-                describe_session(response.sessions.add(), session, observation)
+                session.describe(response.sessions.add(), observation)
             self._describe_created(response, environment, instructions, limits, lease)
             created.keep(response)
         return response
@@ -106,7 +99,7 @@ class Calls:
         async with original.turn_taking():
             original.check()
             if (request.epoch, request.step_index) != (original.epoch, original.next_index):
-                raise out_of_order(original, request.epoch, request.step_index)
+                raise original.out_of_order(request.epoch, request.step_index)
             response = pb.ForkResponse()
             pictures: Pictures = {}
             async with _Cleanup(self.worker, table, members) as created:
@@ -135,7 +128,7 @@ class Calls:
                     session.next_index, session.over = original.next_index, original.over
                     created.add(session)
                     observation = await self._guard(original, _observe_copy(host, session.want, pictures), "Fork")
-                    describe_session(response.sessions.add(), session, observation)
+                    session.describe(response.sessions.add(), observation)
                 created.keep(response)
         return response
 
@@ -182,7 +175,7 @@ class Calls:
                 created.add(session)
                 await self._guard(session, self._of_snapshot(_load(host, state)), "Restore")
                 observation = await self._guard(session, self._of_snapshot(host.observe(want, pictures)), "Restore")
-                describe_session(response.sessions.add(), session, observation)
+                session.describe(response.sessions.add(), observation)
             first = created.sessions[0]
             instructions = await self._guard(first, self._of_snapshot(first.host.instructions()), "Restore")
             self._describe_created(response, environment, instructions, saved.limits, lease)
@@ -218,13 +211,8 @@ class Calls:
     async def reset(self, table: SessionTable, request: pb.ResetRequest) -> pb.ResetResponse:
         session = table.find(request.session_id)
         async with session.turn_taking():
-            session.check()
-            digest = digest_request(request)
-            if request.epoch != session.epoch:
-                repeated = request.epoch == session.epoch - 1 and session.next_index == 0
-                if repeated and isinstance(session.last_reply, bytes) and session.last_request == digest:
-                    return pb.ResetResponse.FromString(session.last_reply)
-                raise out_of_order(session, request.epoch, session.next_index)
+            if (earlier := session.earlier_reset(request)) is not None:
+                return earlier
             environment = session.environment
             options = session.options
             if request.HasField("options"):
@@ -241,15 +229,11 @@ class Calls:
             )
             plan = ResetPlan(options, limits, seed, dynamics_seed, want)
             observation, instructions = await self._guard(session, session.host.reset(plan), "Reset")
-            session.options, session.limits, session.want = options, limits, want
-            session.seed, session.dynamics_seed = seed, dynamics_seed
-            session.epoch += 1
-            session.next_index = 0
-            session.over = False
+            session.begin_episode(plan)
             response = pb.ResetResponse(instructions=instructions)
-            describe_session(response.session, session, observation)
+            session.describe(response.session, observation)
             convert.fill_limits(response.limits, limits)
-            session.last_request, session.last_reply = digest, response.SerializeToString()
+            session.last_request, session.last_reply = digest_request(request), response.SerializeToString()
             return response
 
     async def step(self, table: SessionTable, request: pb.StepRequest) -> pb.StepResponse:
@@ -282,25 +266,19 @@ class Calls:
     ) -> Transition | pb.Transition:
         """One turn, exactly once: what was answered to the same index and actions is answered again."""
         async with session.turn_taking():
-            session.check()
-            if epoch != session.epoch or index != session.next_index:
-                return replay_reply(session, epoch, index, actions)
-            if session.over:
-                raise out_of_order(session, epoch, index)
+            if (earlier := session.earlier_reply(epoch, index, actions)) is not None:
+                return earlier
             given = convert.actions_from(actions)
             started = time.perf_counter()
             transition: Transition | pb.Transition = await self._guard(
                 session, session.host.turn(given, want or session.want), "Step"
             )
             self.worker.metrics.step(session.environment.spec.id, time.perf_counter() - started)
-            session.next_index = index + 1
-            session.over = bool(transition.end_reason)
             if isinstance(transition, Transition) and not transition.plain:
                 message = pb.Transition()
                 self.write_transition(message, session, transition)
                 transition = message
-            session.last_request = digest_actions(actions)
-            session.last_reply = transition if isinstance(transition, Transition) else transition.SerializeToString()
+            session.keep_turn(actions, transition)
             return transition
 
     async def render(self, table: SessionTable, request: pb.RenderRequest) -> pb.RenderResponse:

@@ -13,8 +13,8 @@ from starpod.env_server.episode import Transition
 from starpod.env_server.errors import bad_argument
 from starpod.env_server.limits import SLICE_SECONDS
 from starpod.env_server.metrics import Metrics
-from starpod.env_server.sessions.rules import SHORT_TEXT, digest_actions
-from starpod.env_server.sessions.session import Session, SessionTable
+from starpod.env_server.sessions.session import SHORT_TEXT, Session, digest_actions
+from starpod.env_server.sessions.table import SessionTable
 from starpod.v1 import environment_pb2 as pb
 
 ROWS_AT_ONCE = 512

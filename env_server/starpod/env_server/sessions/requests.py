@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 from google.protobuf import struct_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+from pydantic import ValidationError
 
 from starpod.env_server.config import ServerLimits
-from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.environment import Environment, EnvironmentOptions
+from starpod.env_server.errors import MAX_VIOLATIONS, CallError, bad_argument
 from starpod.v1 import environment_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -181,6 +183,37 @@ def check_options(options: struct_pb2.Struct, limits: ServerLimits) -> None:
                 case "list_value":
                     below += value.list_value.values
         level = below
+
+
+def parse_options(environment: type[Environment], values: dict[str, Any]) -> EnvironmentOptions:
+    """Return the options of an environment.
+
+    Raises BAD_ARGUMENT that names each wrong option, and lists the options that there are if one is unknown.
+    """
+    if not values:
+        return _default_options(environment)
+    try:
+        return environment.Options.model_validate(values)
+    except ValidationError as error:
+        known = ", ".join(environment.Options.model_fields) or "none"
+        violations = []
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        more = len(problems) - MAX_VIOLATIONS
+        for problem in problems[:MAX_VIOLATIONS]:
+            path = "options." + ".".join(map(str, problem["loc"])) if problem["loc"] else "options"
+            text = problem["msg"]
+            if problem["type"] == "extra_forbidden":
+                text = f"is not an option of {environment.spec.id}; it has: {known}"
+            violations.append((path, text))
+    message = "; ".join(f"{path}: {text}" for path, text in violations)
+    if more > 0:
+        message = f"{message}; and {more} more"
+    raise CallError("BAD_ARGUMENT", message, violations=violations)
+
+
+@functools.cache
+def _default_options(environment: type[Environment]) -> EnvironmentOptions:
+    return environment.Options()
 
 
 def check_actions(actions: Sequence[pb.Action], limits: ServerLimits) -> None:

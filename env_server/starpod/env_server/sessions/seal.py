@@ -64,3 +64,8 @@ class SnapshotSeal:
 def _tag(key: bytes, environment_id: str, version: str, state: bytes) -> bytes:
     name = b"\0".join((b"starpod snapshot", environment_id.encode(), version.encode(), b""))
     return hmac.new(key, name + state, hashlib.sha256).digest()
+
+
+def digest_snapshot(environment_id: str, version: str, state: bytes) -> bytes:
+    """Return the SHA-256 of a snapshot as the protocol defines it."""
+    return hashlib.sha256(b"\0".join((environment_id.encode(), version.encode(), state))).digest()

@@ -1,4 +1,4 @@
-"""Sessions and the table that holds them: ids, leases, order, and what was answered last."""
+"""One session: its place in the episode, whose turn it is to be called, and what was answered last."""
 
 from __future__ import annotations
 
@@ -7,27 +7,18 @@ import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
 from starpod.env_server.environment import Environment, EnvironmentOptions, Limits
 from starpod.env_server.episode import Transition, Want
-from starpod.env_server.errors import CallError, bad_argument, overloaded
-from starpod.env_server.limits import Tenant
-from starpod.env_server.processes.hosts import Host
+from starpod.env_server.errors import CallError
+from starpod.env_server.processes.hosts import Host, ResetPlan
 from starpod.v1 import environment_pb2 as pb
 
-Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreResponse)
-
-_MAX_KEY_BYTES = 128
-_SWEEP_SECONDS = 10.0
-_REMEMBERED_BYTES = 256 * 2**20
-"""Replies that one tenant's keys may keep. Keys outlive their sessions by a lease, so nothing else bounds them."""
-_RESERVATION_BYTES = 1024
-"""What a key costs beside its reply, roughly."""
+SHORT_TEXT = 1_024
+"""Characters of a turn's actions that are kept as they are; of longer ones a digest is kept."""
 _SHORT_BYTES = 64
 
 
@@ -144,6 +135,71 @@ class Session:
         if self.lost:
             raise CallError("SESSION_LOST", f"the session is gone: {self.lost}; open a new one", {"cause": self.lost})
 
+    def earlier_reply(
+        self, epoch: int, index: int, actions: Sequence[pb.Action | str]
+    ) -> Transition | pb.Transition | None:
+        """Return None if this is the next turn, and the last reply if it is the last turn again.
+
+        Raises SESSION_LOST, UNKNOWN_SESSION, EPISODE_OVER or OUT_OF_ORDER.
+        """
+        self.check()
+        if epoch == self.epoch:
+            if index == self.next_index and not self.over:
+                return None
+            reply = self.last_reply
+            if index == self.next_index - 1 and reply is not None and digest_actions(actions) == self.last_request:
+                return reply if isinstance(reply, Transition) else pb.Transition.FromString(reply)
+        raise self.out_of_order(epoch, index)
+
+    def earlier_reset(self, request: pb.ResetRequest) -> pb.ResetResponse | None:
+        """Return None if this resets the present episode, and the last reply if it is the last Reset again.
+
+        Raises SESSION_LOST, UNKNOWN_SESSION or OUT_OF_ORDER.
+        """
+        self.check()
+        if request.epoch == self.epoch:
+            return None
+        repeated = request.epoch == self.epoch - 1 and self.next_index == 0
+        if repeated and isinstance(self.last_reply, bytes) and self.last_request == digest_request(request):
+            return pb.ResetResponse.FromString(self.last_reply)
+        raise self.out_of_order(request.epoch, self.next_index)
+
+    def begin_episode(self, plan: ResetPlan) -> None:
+        """Count a new episode, which the host has started."""
+        self.options, self.limits, self.want = plan.options, plan.limits, plan.want
+        self.seed, self.dynamics_seed = plan.seed, plan.dynamics_seed
+        self.epoch += 1
+        self.next_index = 0
+        self.over = False
+
+    def keep_turn(self, actions: Sequence[pb.Action | str], transition: Transition | pb.Transition) -> None:
+        """Count a turn that was played, and remember its reply in case the caller asks again."""
+        self.next_index += 1
+        self.over = bool(transition.end_reason)
+        self.last_request = digest_actions(actions)
+        self.last_reply = transition if isinstance(transition, Transition) else transition.SerializeToString()
+
+    def out_of_order(self, epoch: int, index: int) -> CallError:
+        """Return EPISODE_OVER if a turn with these numbers would be next, else OUT_OF_ORDER with what was expected."""
+        expected = {"expected_epoch": str(self.epoch), "expected_step_index": str(self.next_index)}
+        if (epoch, index) == (self.epoch, self.next_index):
+            return CallError("EPISODE_OVER", "the episode is over; reset the session first", expected)
+        if (epoch, index) == (self.epoch, self.next_index - 1):
+            problem = f"step {index} was already made with other actions"
+        else:
+            problem = f"got epoch {epoch}, step {index}"
+        return CallError("OUT_OF_ORDER", f"{problem}; expected epoch {self.epoch}, step {self.next_index}", expected)
+
+    def describe(self, message: pb.Session, observation: pb.Observation) -> None:
+        """Write the session into an empty message."""
+        message.session_id = self.id
+        message.epoch = self.epoch
+        message.step_index = self.next_index
+        message.seed = self.seed
+        message.dynamics_seed = self.dynamics_seed
+        message.member = self.member
+        message.observation.CopyFrom(observation)
+
     def lose(self, cause: str) -> None:
         """Gives the session up and frees what it holds; later calls learn why until its lease runs out."""
         self.lost = cause
@@ -161,98 +217,26 @@ def unknown_session(session_id: str) -> CallError:
     return CallError("UNKNOWN_SESSION", problem)
 
 
+def digest_actions(actions: Sequence[pb.Action | str]) -> tuple[str, ...] | bytes:
+    """Return what recognises a turn that is sent again: short texts as they are, of all else a digest.
+
+    It is made of the request, because an environment may change the actions that it is given.
+    """
+    texts = [
+        action if isinstance(action, str) else action.text
+        for action in actions
+        if isinstance(action, str) or action.WhichOneof("kind") == "text"
+    ]
+    if len(texts) < len(actions):
+        whole: Message = pb.StepRequest(actions=actions)  # type: ignore[arg-type]
+    elif sum(map(len, texts)) <= SHORT_TEXT:
+        return tuple(texts)
+    else:
+        whole = pb.StepColumns(actions=texts)
+    return hashlib.blake2b(whole.SerializeToString(), digest_size=16).digest()
+
+
 def digest_request(request: Message) -> bytes:
     """Identifies a request that is sent again: its bytes where they are few, which is faster, else their digest."""
     data = request.SerializeToString(deterministic=True)
     return data if len(data) <= _SHORT_BYTES else hashlib.sha256(data).digest()
-
-
-@dataclass(slots=True)
-class Reservation:
-    """What a key stands for: a digest of the request it came with, and the reply: awaited at first, then serialised."""
-
-    request: bytes
-    pending: asyncio.Future[Any] | None
-    reply: bytes = b""
-    session_ids: tuple[str, ...] = ()
-    lease: float = 0.0
-    last_alive: float = field(default_factory=time.monotonic)
-
-
-class SessionTable(dict[str, Session]):
-    """The sessions of one tenant by id, and the keys under which they were created."""
-
-    def __init__(self, tenant: Tenant | None = None) -> None:
-        super().__init__()
-        self.tenant = tenant or Tenant("")
-        self.reservations: dict[str, Reservation] = {}
-        self._remembered = 0
-        self._swept = time.monotonic()
-        self._ended: dict[str, float] = {}
-
-    def find(self, session_id: str) -> Session:
-        """Raises UNKNOWN_SESSION or SESSION_LOST."""
-        session = self.get(session_id)
-        if session is None:
-            raise unknown_session(session_id)
-        session.check()
-        return session
-
-    def expired(self, now: float) -> list[Session]:
-        """Sessions whose lease ran out before the last look, and that nobody has called since.
-
-        At the first look the call that keeps one may lie in a socket, unread, because this process was held up.
-        """
-        ended = [session for session in self.values() if now - session.touched > session.lease and not session.pending]
-        seen, self._ended = self._ended, {session.id: session.touched for session in ended}
-        return [session for session in ended if seen.get(session.id) == session.touched]
-
-    def forget_reservations(self, now: float) -> None:
-        """Drops keys whose sessions have been gone for a lease. Looks only now and then: there can be many."""
-        if now - self._swept < _SWEEP_SECONDS:
-            return
-        self._swept = now
-        for key, reservation in list(self.reservations.items()):
-            if reservation.pending or any(id in self for id in reservation.session_ids):
-                reservation.last_alive = now
-            elif now - reservation.last_alive > reservation.lease + _SWEEP_SECONDS:
-                del self.reservations[key]
-                self._remembered -= len(reservation.reply) + _RESERVATION_BYTES
-
-    async def once(
-        self, key: str, request: Message, response_type: type[Created], create: Callable[[], Awaitable[Created]]
-    ) -> Created:
-        """Runs `create` once per key; the same request under the same key gets the same reply."""
-        if not key:
-            return await create()
-        if len(key.encode()) > _MAX_KEY_BYTES:
-            raise bad_argument("key", f"is longer than {_MAX_KEY_BYTES} bytes")
-        fingerprint = request.DESCRIPTOR.name.encode() + digest_request(request)
-        known = self.reservations.get(key)
-        if known is not None:
-            if known.request != fingerprint:
-                raise CallError("KEY_REUSED", f"key {key!r} was used for another request; choose a new one per request")
-            if known.pending is not None:
-                await asyncio.shield(known.pending)
-            return response_type.FromString(known.reply)
-        if self._remembered > _REMEMBERED_BYTES:
-            raise overloaded("keys", "too many keys are remembered; let leases run out, or ask for shorter ones", 1.0)
-        pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        reservation = Reservation(fingerprint, pending)
-        self.reservations[key] = reservation
-        try:
-            response = await create()
-        except BaseException as error:
-            # Nothing was created: the key is free again, and whoever waits for it learns the same.
-            del self.reservations[key]
-            broke_off = CallError("SERVER_BUG", f"the call broke off: {type(error).__name__}")
-            failure = error if isinstance(error, CallError) else broke_off
-            pending.set_exception(failure)
-            pending.exception()  # it may well be that nobody waits
-            raise
-        reservation.session_ids = tuple(session.session_id for session in response.sessions)
-        reservation.lease = max((self[id].lease for id in reservation.session_ids if id in self), default=0.0)
-        reservation.reply, reservation.pending = response.SerializeToString(), None
-        self._remembered += len(reservation.reply) + _RESERVATION_BYTES
-        pending.set_result(None)
-        return response

@@ -13,7 +13,7 @@ from starpod.env_server.config import ServerLimits
 from starpod.env_server.effects import Journal
 from starpod.env_server.environment import Busy, Concurrency, Environment, OptionsError, Unavailable
 from starpod.env_server.episode import EpisodeOver, Want
-from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.errors import CallError, bad_argument, overloaded, unsupported
 from starpod.env_server.limits import RECEIVED_SECONDS, LoopShare, Tenant
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.processes.hosts import EnvironmentBug, Host, HostDied, LocalHost, Pools, StateTooLarge
@@ -21,9 +21,9 @@ from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.registry import Registry
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
 from starpod.env_server.sessions.requests import LARGE_BYTES
-from starpod.env_server.sessions.rules import out_of_order, unsupported
 from starpod.env_server.sessions.seal import SnapshotSeal
-from starpod.env_server.sessions.session import Session, SessionTable
+from starpod.env_server.sessions.session import Session
+from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.state import StateError
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class Worker:
         try:
             return await work
         except EpisodeOver:
-            raise out_of_order(session, session.epoch, session.next_index) from None
+            raise session.out_of_order(session.epoch, session.next_index) from None
         except OptionsError as error:
             raise bad_argument("options", str(error)) from error
         except Busy as busy:

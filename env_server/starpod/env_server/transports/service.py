@@ -22,7 +22,7 @@ from starpod.env_server.limits import Tenant
 from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.requests import check_size, extra_members, is_large, measure, parse
-from starpod.env_server.sessions.session import SessionTable
+from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.timing import begin, clock
 from starpod.env_server.tracing import Tracer
 from starpod.env_server.transports.auth import Authenticator

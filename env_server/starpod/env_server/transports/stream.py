@@ -17,7 +17,7 @@ from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, step_rows
 from starpod.env_server.sessions.requests import check_texts, count_bytes, extra_members, is_large, measure, parse
 from starpod.env_server.sessions.responses import split_response
-from starpod.env_server.sessions.session import SessionTable
+from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.timing import Timing, begin, clock
 from starpod.env_server.transports.auth import Grant
 from starpod.env_server.transports.eager import run_eagerly

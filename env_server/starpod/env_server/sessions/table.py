@@ -1,0 +1,116 @@
+"""The table of a tenant's sessions: by id, and by the keys under which they were created."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from starpod.env_server.errors import CallError, bad_argument, overloaded
+from starpod.env_server.limits import Tenant
+from starpod.env_server.sessions.session import Session, digest_request, unknown_session
+from starpod.v1 import environment_pb2 as pb
+
+Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreResponse)
+
+_MAX_KEY_BYTES = 128
+_SWEEP_SECONDS = 10.0
+_REMEMBERED_BYTES = 256 * 2**20
+"""Replies that one tenant's keys may keep. Keys outlive their sessions by a lease, so nothing else bounds them."""
+_RESERVATION_BYTES = 1024
+"""What a key costs beside its reply, roughly."""
+
+
+@dataclass(slots=True)
+class Reservation:
+    """What a key stands for: a digest of the request it came with, and the reply: awaited at first, then serialised."""
+
+    request: bytes
+    pending: asyncio.Future[Any] | None
+    reply: bytes = b""
+    session_ids: tuple[str, ...] = ()
+    lease: float = 0.0
+    last_alive: float = field(default_factory=time.monotonic)
+
+
+class SessionTable(dict[str, Session]):
+    """The sessions of one tenant by id, and the keys under which they were created."""
+
+    def __init__(self, tenant: Tenant | None = None) -> None:
+        super().__init__()
+        self.tenant = tenant or Tenant("")
+        self.reservations: dict[str, Reservation] = {}
+        self._remembered = 0
+        self._swept = time.monotonic()
+        self._ended: dict[str, float] = {}
+
+    def find(self, session_id: str) -> Session:
+        """Raises UNKNOWN_SESSION or SESSION_LOST."""
+        session = self.get(session_id)
+        if session is None:
+            raise unknown_session(session_id)
+        session.check()
+        return session
+
+    def expired(self, now: float) -> list[Session]:
+        """Sessions whose lease ran out before the last look, and that nobody has called since.
+
+        At the first look the call that keeps one may lie in a socket, unread, because this process was held up.
+        """
+        ended = [session for session in self.values() if now - session.touched > session.lease and not session.pending]
+        seen, self._ended = self._ended, {session.id: session.touched for session in ended}
+        return [session for session in ended if seen.get(session.id) == session.touched]
+
+    def forget_reservations(self, now: float) -> None:
+        """Drops keys whose sessions have been gone for a lease. Looks only now and then: there can be many."""
+        if now - self._swept < _SWEEP_SECONDS:
+            return
+        self._swept = now
+        for key, reservation in list(self.reservations.items()):
+            if reservation.pending or any(id in self for id in reservation.session_ids):
+                reservation.last_alive = now
+            elif now - reservation.last_alive > reservation.lease + _SWEEP_SECONDS:
+                del self.reservations[key]
+                self._remembered -= len(reservation.reply) + _RESERVATION_BYTES
+
+    async def once(
+        self, key: str, request: Message, response_type: type[Created], create: Callable[[], Awaitable[Created]]
+    ) -> Created:
+        """Runs `create` once per key; the same request under the same key gets the same reply."""
+        if not key:
+            return await create()
+        if len(key.encode()) > _MAX_KEY_BYTES:
+            raise bad_argument("key", f"is longer than {_MAX_KEY_BYTES} bytes")
+        fingerprint = request.DESCRIPTOR.name.encode() + digest_request(request)
+        known = self.reservations.get(key)
+        if known is not None:
+            if known.request != fingerprint:
+                raise CallError("KEY_REUSED", f"key {key!r} was used for another request; choose a new one per request")
+            if known.pending is not None:
+                await asyncio.shield(known.pending)
+            return response_type.FromString(known.reply)
+        if self._remembered > _REMEMBERED_BYTES:
+            raise overloaded("keys", "too many keys are remembered; let leases run out, or ask for shorter ones", 1.0)
+        pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reservation = Reservation(fingerprint, pending)
+        self.reservations[key] = reservation
+        try:
+            response = await create()
+        except BaseException as error:
+            # Nothing was created: the key is free again, and whoever waits for it learns the same.
+            del self.reservations[key]
+            broke_off = CallError("SERVER_BUG", f"the call broke off: {type(error).__name__}")
+            failure = error if isinstance(error, CallError) else broke_off
+            pending.set_exception(failure)
+            pending.exception()  # it may well be that nobody waits
+            raise
+        reservation.session_ids = tuple(session.session_id for session in response.sessions)
+        reservation.lease = max((self[id].lease for id in reservation.session_ids if id in self), default=0.0)
+        reservation.reply, reservation.pending = response.SerializeToString(), None
+        self._remembered += len(reservation.reply) + _RESERVATION_BYTES
+        pending.set_result(None)
+        return response
