@@ -5,18 +5,13 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from google.protobuf import struct_pb2
 
 from starpod.env_server import convert
-from starpod.env_server.environment import (
-    Busy,
-    Environment,
-    EnvironmentOptions,
-    Limits,
-)
+from starpod.env_server.environment import Busy, Environment, EnvironmentOptions, Limits
 from starpod.env_server.episode import Pictures, SavedEpisode, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded, unsupported
 from starpod.env_server.limits import SLICE_SECONDS
@@ -27,11 +22,15 @@ from starpod.env_server.sessions.requests import check_actions, check_options, p
 from starpod.env_server.sessions.responses import ENVELOPE_BYTES, too_large
 from starpod.env_server.sessions.seal import digest_snapshot
 from starpod.env_server.sessions.session import Session, digest_request
-from starpod.env_server.sessions.table import SessionTable
+from starpod.env_server.sessions.table import Created, SessionTable
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.state import StateError
 from starpod.env_server.timing import clock
 from starpod.v1 import environment_pb2 as pb
+
+R = TypeVar("R")
+Make = Callable[[int, list[Session]], Awaitable[pb.Observation]]
+"""Makes a member's session, appends it to the list and returns its first observation."""
 
 
 class Calls:
@@ -55,30 +54,30 @@ class Calls:
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         seed = request.seed if request.HasField("seed") else secrets.randbits(48)
+        common = ResetPlan(options, limits, seed, request.dynamics_seed, want)
         response = pb.OpenResponse()
-        async with _Cleanup(self.worker, table, members) as created:
-            first: LocalHost | None = None
-            pictures: Pictures = {}
-            for member in created.members:
-                await created.pause()
-                dynamics_seed = (
-                    request.dynamics_seed if request.HasField("dynamics_seed") else derive_seed(seed, "member", member)
-                )
-                host = self.worker.host(environment, want)
-                session = Session(environment, host, options, limits, want, lease, member, seed, dynamics_seed)
-                created.add(session)
-                if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
-                    # The start depends on the seed alone, so members of a group copy the first one's search.
-                    session.host = host = await self._guard(session, first.fork(dynamics_seed), "Open")
-                    observation = await self._guard(session, host.observe(want, pictures), "Open")
-                else:
-                    plan = ResetPlan(options, limits, seed, dynamics_seed, want, pictures)
-                    observation, instructions = await self._guard(session, host.reset(plan), "Open")
-                    first = host if isinstance(host, LocalHost) else None
-                session.describe(response.sessions.add(), observation)
-            self._describe_created(response, environment, instructions, limits, lease)
-            created.keep(response)
-        return response
+        pictures: Pictures = {}
+        first: LocalHost | None = None
+
+        async def make(member: int, made: list[Session]) -> pb.Observation:
+            nonlocal first
+            plan = common
+            if not request.HasField("dynamics_seed"):
+                plan = common._replace(dynamics_seed=derive_seed(seed, "member", member))
+            host = self.worker.host(environment, want)
+            session = Session(environment, host, plan, lease, member)
+            made.append(session)
+            if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
+                # The start depends on the seed alone, so members of a group copy the first one's search.
+                session.host = await self._guard(session, first.fork(plan.dynamics_seed), "Open")
+                return await self._guard(session, session.host.observe(want, pictures), "Open")
+            started = await self._guard(session, host.reset(plan._replace(pictures=pictures)), "Open")
+            first = host if isinstance(host, LocalHost) else None
+            if not made[1:]:
+                self._describe_created(response, environment, started.instructions, limits, lease)
+            return started.observation
+
+        return await self._create(table, members, response, make)
 
     async def fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
         return await table.once(request.key, request, pb.ForkResponse, functools.partial(self._fork, table, request))
@@ -96,41 +95,25 @@ class Calls:
             raise bad_argument("dynamics_seeds", "are only used with randomness RESEED")
         if seeds and len(seeds) != len(members):
             raise bad_argument("dynamics_seeds", f"has {len(seeds)} entries for {len(members)} copies")
+
+        async def make(member: int, made: list[Session]) -> pb.Observation:
+            plan = original.plan
+            if seeds:
+                plan = plan._replace(dynamics_seed=seeds[len(made)])
+            elif reseed:
+                plan = plan._replace(dynamics_seed=derive_seed(plan.dynamics_seed, "fork", original.next_index, member))
+            self.worker.make_room(original.environment)
+            host = await self._guard(original, original.host.fork(plan.dynamics_seed if reseed else None), "Fork")
+            turns, over = original.next_index, original.over
+            made.append(Session(original.environment, host, plan, original.lease, member, turns, over))
+            return await self._guard(original, _observe_copy(host, plan.want, pictures), "Fork")
+
         async with original.turn_taking():
             original.check()
             if (request.epoch, request.step_index) != (original.epoch, original.next_index):
                 raise original.out_of_order(request.epoch, request.step_index)
-            response = pb.ForkResponse()
             pictures: Pictures = {}
-            async with _Cleanup(self.worker, table, members) as created:
-                for place, member in enumerate(members):
-                    await created.pause()
-                    dynamics_seed = original.dynamics_seed
-                    if reseed:
-                        dynamics_seed = (
-                            seeds[place]
-                            if seeds
-                            else derive_seed(original.dynamics_seed, "fork", original.next_index, member)
-                        )
-                    self.worker.make_room(original.environment)
-                    host = await self._guard(original, original.host.fork(dynamics_seed if reseed else None), "Fork")
-                    session = Session(
-                        original.environment,
-                        host,
-                        original.options,
-                        original.limits,
-                        original.want,
-                        original.lease,
-                        member,
-                        original.seed,
-                        dynamics_seed,
-                    )
-                    session.next_index, session.over = original.next_index, original.over
-                    created.add(session)
-                    observation = await self._guard(original, _observe_copy(host, session.want, pictures), "Fork")
-                    session.describe(response.sessions.add(), observation)
-                created.keep(response)
-        return response
+            return await self._create(table, members, pb.ForkResponse(), make)
 
     async def restore(self, table: SessionTable, request: pb.RestoreRequest) -> pb.RestoreResponse:
         return await table.once(
@@ -154,35 +137,56 @@ class Calls:
             saved = SavedEpisode.read(environment, state)
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
+        plan = ResetPlan(saved.options, saved.limits, saved.seed, saved.dynamics_seed, want)
         response = pb.RestoreResponse()
         pictures: Pictures = {}
-        async with _Cleanup(self.worker, table, members) as created:
-            for member in created.members:
-                await created.pause()
-                host = self.worker.host(environment, want)
-                session = Session(
-                    environment,
-                    host,
-                    saved.options,
-                    saved.limits,
-                    want,
-                    lease,
-                    member,
-                    saved.seed,
-                    saved.dynamics_seed,
-                )
-                session.next_index, session.over = saved.turns, bool(saved.end_reason)
-                created.add(session)
-                await self._guard(session, self._of_snapshot(_load(host, state)), "Restore")
-                observation = await self._guard(session, self._of_snapshot(host.observe(want, pictures)), "Restore")
-                session.describe(response.sessions.add(), observation)
-            first = created.sessions[0]
-            instructions = await self._guard(first, self._of_snapshot(first.host.instructions()), "Restore")
-            self._describe_created(response, environment, instructions, saved.limits, lease)
-            created.keep(response)
+
+        async def make(member: int, made: list[Session]) -> pb.Observation:
+            host = self.worker.host(environment, want)
+            session = Session(environment, host, plan, lease, member, saved.turns, bool(saved.end_reason))
+            made.append(session)
+            await self._guard(session, self._of_snapshot(_load(host, state)), "Restore")
+            observation = await self._guard(session, self._of_snapshot(host.observe(want, pictures)), "Restore")
+            if not made[1:]:
+                instructions = await self._guard(session, self._of_snapshot(host.instructions()), "Restore")
+                self._describe_created(response, environment, instructions, saved.limits, lease)
+            return observation
+
+        return await self._create(table, members, response, make)
+
+    async def _create(self, table: SessionTable, members: range, response: Created, make: Make) -> Created:
+        """Make the sessions of a group, all of them or none, and add them to the response.
+
+        make: makes a member's session, appends it to the list and returns its first observation.
+
+        Raises DRAINING or OVERLOADED if none may be made, and TOO_LARGE if the response cannot travel: nobody could
+        ever use or close the sessions that it names.
+        """
+        self.worker.admit(table, len(members))
+        made: list[Session] = []
+        began = clock()
+        try:
+            for member in members:
+                if clock() - began > SLICE_SECONDS:
+                    await self.worker.share.pause(table.tenant)  # others have the event loop meanwhile
+                    began = clock()
+                observation = await make(member, made)
+                made[-1].describe(response.sessions.add(), observation)
+            limit = self._limits.max_message_bytes
+            if limit and (size := response.ByteSize() + ENVELOPE_BYTES) > limit:
+                raise too_large(size, limit)
+        except BaseException:
+            self.worker.discount(table, len(members))
+            for session in made:
+                session.host.close()
+            raise
+        for session in made:
+            session.touched = time.monotonic()
+            table[session.id] = session
+            self.worker.metrics.live(session.environment.spec.id, 1)
         return response
 
-    async def _of_snapshot(self, work: Awaitable[Any]) -> Any:
+    async def _of_snapshot(self, work: Awaitable[R]) -> R:
         """What an environment trips over in a state that anybody may have made is the state's fault, not its bug."""
         try:
             return await work
@@ -213,14 +217,14 @@ class Calls:
         async with session.turn_taking():
             if (earlier := session.earlier_reset(request)) is not None:
                 return earlier
-            environment = session.environment
-            options = session.options
+            environment, before = session.environment, session.plan
+            options = before.options
             if request.HasField("options"):
                 options = await self._options(environment, request.options)
-            want = session.want
+            want = before.want
             if request.HasField("want"):
                 want = self._check_want(environment, convert.want_from(request.want))
-            limits = convert.limits_from(request.limits, session.limits)
+            limits = convert.limits_from(request.limits, before.limits)
             seed = request.seed if request.HasField("seed") else secrets.randbits(48)
             dynamics_seed = (
                 request.dynamics_seed
@@ -386,50 +390,8 @@ async def _load(host: Host, state: bytes) -> None:
         raise bad_argument("snapshot.state", str(error)) from error
 
 
-async def _observe_copy(copy: Host, want: Want, pictures: Pictures) -> Any:
+async def _observe_copy(copy: Host, want: Want, pictures: Pictures) -> pb.Observation:
     try:
         return await copy.observe(want, pictures)
     except HostDied as death:
         raise EnvironmentBug.of_copy(death) from death
-
-
-class _Cleanup:
-    """Sessions in the making: all of them are kept, or none is. Raises DRAINING or OVERLOADED if none may be made."""
-
-    def __init__(self, worker: Worker, table: SessionTable, members: range) -> None:
-        self._worker = worker
-        self._table = table
-        self._kept = False
-        self.members = members
-        self.sessions: list[Session] = []
-        self._began = clock()
-        worker.admit(table, len(members))
-
-    def add(self, session: Session) -> None:
-        self.sessions.append(session)
-
-    async def pause(self) -> None:
-        """Lets others have the event loop, if this call has had it for long."""
-        if clock() - self._began > SLICE_SECONDS:
-            await self._worker.share.pause(self._table.tenant)
-            self._began = clock()
-
-    def keep(self, response: pb.OpenResponse | pb.ForkResponse | pb.RestoreResponse) -> None:
-        """Raises TOO_LARGE if the reply that names them cannot travel: nobody could ever use or close them."""
-        limit = self._worker.limits.max_message_bytes
-        if limit and (size := response.ByteSize() + ENVELOPE_BYTES) > limit:
-            raise too_large(size, limit)
-        for session in self.sessions:
-            session.touched = time.monotonic()
-            self._table[session.id] = session
-            self._worker.metrics.live(session.environment.spec.id, 1)
-        self._kept = True
-
-    async def __aenter__(self) -> _Cleanup:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        if not self._kept:
-            self._worker.discount(self._table, len(self.members))
-            for session in self.sessions:
-                session.host.close()

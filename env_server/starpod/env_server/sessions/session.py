@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
-from starpod.env_server.environment import Environment, EnvironmentOptions, Limits
-from starpod.env_server.episode import Transition, Want
+from starpod.env_server.environment import Environment
+from starpod.env_server.episode import Transition
 from starpod.env_server.errors import CallError
 from starpod.env_server.processes.hosts import Host, ResetPlan
 from starpod.v1 import environment_pb2 as pb
@@ -25,7 +25,8 @@ _SHORT_BYTES = 64
 class Session:
     """One live session.
 
-    epoch, next_index: what the next Step must carry.
+    plan: what decided the present episode. want: the plan's, which every step reads.
+    epoch, next_index: what the next Step must carry. over: whether the episode has ended.
     last_request, last_reply: the latest turn, or Reset if no turn followed it, for a caller who lost the reply. Of the
         request a digest, or its actions where they are short texts. The reply is a Transition while that is small, else
         the message's bytes.
@@ -38,7 +39,6 @@ class Session:
         "_taken",
         "_waiting",
         "closed",
-        "dynamics_seed",
         "environment",
         "epoch",
         "host",
@@ -46,14 +46,12 @@ class Session:
         "last_reply",
         "last_request",
         "lease",
-        "limits",
         "lost",
         "member",
         "next_index",
-        "options",
         "over",
         "pending",
-        "seed",
+        "plan",
         "touched",
         "want",
     )
@@ -62,27 +60,22 @@ class Session:
         self,
         environment: type[Environment],
         host: Host,
-        options: EnvironmentOptions,
-        limits: Limits,
-        want: Want,
+        plan: ResetPlan,
         lease: float,
         member: int,
-        seed: int,
-        dynamics_seed: int,
+        turns: int = 0,
+        over: bool = False,
     ) -> None:
         self.id = secrets.token_urlsafe(16)
         self.environment = environment
         self.host = host
-        self.options = options
-        self.limits = limits
-        self.want = want
+        self.plan = plan
+        self.want = plan.want
         self.lease = lease
         self.member = member
-        self.seed = seed
-        self.dynamics_seed = dynamics_seed
         self.epoch = 1
-        self.next_index = 0
-        self.over = False
+        self.next_index = turns
+        self.over = over
         self.last_request: tuple[str, ...] | bytes | None = None
         self.last_reply: Transition | bytes | None = None
         self.lost = ""
@@ -166,8 +159,7 @@ class Session:
 
     def begin_episode(self, plan: ResetPlan) -> None:
         """Count a new episode, which the host has started."""
-        self.options, self.limits, self.want = plan.options, plan.limits, plan.want
-        self.seed, self.dynamics_seed = plan.seed, plan.dynamics_seed
+        self.plan, self.want = plan, plan.want
         self.epoch += 1
         self.next_index = 0
         self.over = False
@@ -195,8 +187,8 @@ class Session:
         message.session_id = self.id
         message.epoch = self.epoch
         message.step_index = self.next_index
-        message.seed = self.seed
-        message.dynamics_seed = self.dynamics_seed
+        message.seed = self.plan.seed
+        message.dynamics_seed = self.plan.dynamics_seed
         message.member = self.member
         message.observation.CopyFrom(observation)
 

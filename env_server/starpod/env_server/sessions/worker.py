@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starpod.env_server.config import ServerLimits
 from starpod.env_server.effects import Journal
@@ -28,6 +28,7 @@ from starpod.env_server.state import StateError
 
 logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
 _RETRY_SECONDS = 0.5
 
 
@@ -163,7 +164,7 @@ class Worker:
 
     # --- failures --------------------------------------------------------------------------------------------------
 
-    async def guard(self, session: Session, work: Awaitable[Any], verb: str) -> Any:
+    async def guard(self, session: Session, work: Awaitable[R], verb: str) -> R:
         """Awaits the environment's own work and turns its failures into errors of the contract."""
         try:
             return await work
@@ -185,6 +186,7 @@ class Worker:
             self.metrics.lost(session.environment.spec.id)
             logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
             session.check()
+            raise
         except EnvironmentBug as bug:
             raise self._bug(session, bug, verb) from bug
 
