@@ -118,7 +118,7 @@ async def _serve(port: int, engine_seconds: float) -> None:
     from starpod.gateway.listening import listening
     from starpod.gateway.records import Records
     from starpod.gateway.session import Sampler
-    from starpod.trainer.agents.engine import SamplingConfig
+    from starpod.trainer.agents.config import SamplingConfig
     from starpod.trainer.engines.base import Reply, Request
     from starpod.trainer.prompts.conversation import Template
     from tests.trainer.chat_templates import tokenizer

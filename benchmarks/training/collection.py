@@ -27,7 +27,8 @@ from rich.table import Table
 from benchmarks.machine import origin
 from benchmarks.serving.environments import delay
 from starpod.client import Fleet
-from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
+from starpod.trainer.agents.config import SamplingConfig
+from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.data.episode import Episode, episodes_of
 from starpod.trainer.engines.base import Engine, EngineStats, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
@@ -39,8 +40,10 @@ from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.collect import Collector, Start
-from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
-from starpod.trainer.warmstart import DemonstrationWriter, WarmStartConfig, collect_demonstrations
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import local_services, make_task
+from starpod.trainer.warm_start.config import WarmStartConfig
+from starpod.trainer.warmstart import DemonstrationWriter, collect_demonstrations
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = "slow_lake-v1"
@@ -156,7 +159,9 @@ async def measure(arguments: argparse.Namespace) -> list[Result]:
                         sampling=SAMPLING,
                     )
                     rewards = Rewards(RewardConfig())
-                    collector = Collector(fleet=fleet, agents=agents, task=environment.task(actions), rewards=rewards)
+                    collector = Collector(
+                        fleet=fleet, agents=agents, task=make_task(environment, actions), rewards=rewards
+                    )
                     result, now = await collect(way, collector, starts, arguments.size)
                     await engine.close()
                     if played is not None:
@@ -170,7 +175,7 @@ async def teach(fleet: Fleet, environment: EnvironmentConfig, actions: Sequence[
     """A tiny policy that answers in the format, with any action."""
     quick = environment.model_copy(update={"options": {**environment.options, "shortest": 0.0}})
     config = WarmStartConfig(steps=steps, episodes=300, actions="random", noise=0.0)
-    demonstrations = await collect_demonstrations(fleet, config, quick.task(actions), range(1000, 1300))
+    demonstrations = await collect_demonstrations(fleet, config, make_task(quick, actions), range(1000, 1300))
     writer = DemonstrationWriter(config, PROMPT, actions)
     policy = build_policy(ModelConfig(), texts=list(writer.texts(demonstrations)), critic="none", seed=1)
     template = Template(policy.tokenizer, prefill=PROMPT.opening)

@@ -3,14 +3,16 @@
 from typing import Any
 
 from starpod.client import Fleet
-from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
+from starpod.trainer.agents.config import SamplingConfig
+from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.collect import Collector, Start
-from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import make_task
 from tests.trainer.scripted_engine import Say, ScriptedEngine
 
 ACTIONS = ("Left", "Down", "Right", "Up")
@@ -21,7 +23,7 @@ LAKE = EnvironmentConfig(
     max_actions_per_turn=2,
     max_actions=8,
 )
-TASK = LAKE.task(ACTIONS)
+TASK = make_task(LAKE, ACTIONS)
 PROMPT = PromptConfig(style="compact")
 SAMPLING = SamplingConfig(max_reply_tokens=64)
 TEXTS = ["P 0 0 G 2 2 Down Right # _ _ # Left Up", "<think> Down </think><answer> Down || Right </answer>"]
@@ -41,7 +43,7 @@ def collector(
 ) -> Collector[EngineAgents]:
     agents = EngineAgents(engine=engine, template=engine.template, prompt=prompt, sampling=sampling)
     rewards = Rewards(RewardConfig())
-    return Collector(fleet=fleet, agents=agents, task=environment.task(ACTIONS), rewards=rewards)
+    return Collector(fleet=fleet, agents=agents, task=make_task(environment, ACTIONS), rewards=rewards)
 
 
 async def collect(

@@ -6,10 +6,15 @@ from typing import Any
 import pytest
 
 from starpod.cli.new import fill
-from starpod.trainer.config import Config, ConfigError, load_config
-from starpod.trainer.environment_file import choose_job, names_environment_file
+from starpod.trainer.config import Config, ConfigError, names_environment_file
+from starpod.trainer.config import load_config as load
+from starpod.trainer.environment_file import choose_job
 
 VALUES = {"file": "vault", "id": "vault-v1", "title": "Vault", "name": "Vault"}
+
+
+def load_config(source: str) -> Config:
+    return load(source, explore=lambda file: choose_job(file).values)
 
 
 def write(folder: Path, *changes: tuple[str, str], expert: bool = True) -> str:
@@ -29,7 +34,8 @@ def test_what_names_a_file(tmp_path: Path) -> None:
 
 
 def test_sizes_come_from_the_environment(tmp_path: Path) -> None:
-    config, job = load_config(source := write(tmp_path), ["stop.minutes=1"]), choose_job(source)
+    job = choose_job(source := write(tmp_path))
+    config = load(source, ["stop.minutes=1"], explore=lambda _: job.values)
     assert (config.environment.id, config.environment.max_turns) == ("vault-v1", 12)
     assert config.environment.serve == ("--environment-module", source)
     assert config.warm_start.actions == "expert"

@@ -5,19 +5,15 @@ import random
 import pytest
 
 from starpod.client import Fleet, Limits
-from starpod.trainer.agents.script import ScriptConfig
+from starpod.trainer.agents.config import ScriptConfig
 from starpod.trainer.config import parse_config
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.prompts.prompt import PromptConfig
-from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.section import ConfigError
-from starpod.trainer.warmstart import (
-    Demonstration,
-    DemonstrationWriter,
-    WarmStartConfig,
-    collect_demonstrations,
-    join_turns,
-)
+from starpod.trainer.warm_start.config import WarmStartConfig
+from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations, join_turns
 from tests.support import ServerProcess
 
 TURN = Turn(observation="P 0 1 G 2 2", fresh=True, actions=["Left"])
@@ -67,7 +63,7 @@ def test_moves_are_joined_to_turns_of_one_to_so_many() -> None:
 
 async def test_more_moves_than_a_turn_may_have_are_refused(server: ServerProcess) -> None:
     async with Fleet(server.address) as fleet:
-        task = EnvironmentConfig(id="frozen_lake-v1", max_actions_per_turn=2).task(("Left",))
+        task = make_task(EnvironmentConfig(id="frozen_lake-v1", max_actions_per_turn=2), ("Left",))
         with pytest.raises(ConfigError, match=r"actions_per_turn is 3, and a turn of frozen_lake-v1 may have 2: "):
             await collect_demonstrations(fleet, WarmStartConfig(steps=1, actions_per_turn=3), task, [1])
 
@@ -75,7 +71,7 @@ async def test_more_moves_than_a_turn_may_have_are_refused(server: ServerProcess
 async def test_demonstrations_tell_how_many_are_through(server: ServerProcess) -> None:
     told: list[int] = []
     async with Fleet(server.address) as fleet:
-        task = EnvironmentConfig(id="bandit-v1").task(())
+        task = make_task(EnvironmentConfig(id="bandit-v1"), ())
         played = await collect_demonstrations(fleet, WarmStartConfig(steps=1), task, range(5), progress=told.append)
     assert told == [1, 2, 3, 4, 5] and [each.episode.seed for each in played] == [0, 1, 2, 3, 4]
 

@@ -9,7 +9,8 @@ from starpod.trainer.config import load_config
 from starpod.trainer.evaluate import evaluate_reference
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
-from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
 from tests.support import ServerProcess
 
@@ -20,7 +21,7 @@ WARMSTART = CONFIG.seeds.warmstart.start
 async def demonstrations(server: ServerProcess, seeds: Sequence[int], noise: float) -> list[Demonstration]:
     settings = CONFIG.warm_start.model_copy(update={"noise": noise})
     async with Fleet(server.address) as fleet:
-        return await collect_demonstrations(fleet, settings, CONFIG.environment.task(()), seeds)
+        return await collect_demonstrations(fleet, settings, make_task(CONFIG.environment, ()), seeds)
 
 
 async def instructions(server: ServerProcess, environment: EnvironmentConfig, seeds: Sequence[int]) -> set[str]:
@@ -80,7 +81,7 @@ async def test_replies_and_contexts_fit_into_what_sampling_allows(server: Server
 async def test_the_ladder_of_the_shop(server: ServerProcess) -> None:
     seeds = range(48)
     async with Fleet(server.address) as fleet:
-        task = CONFIG.tasks[0].held_out.task(())
+        task = make_task(CONFIG.tasks[0].held_out, ())
         rungs = {name: await evaluate_reference(fleet, name, task, seeds) for name in ("rule", "expert")}
     assert rungs["expert"]["success"] == rungs["expert"]["return_mean"] == 1.0
     assert rungs["rule"]["turns_mean"] == 3.0 and 0.4 < rungs["rule"]["return_mean"] < 0.8

@@ -26,8 +26,9 @@ from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.rollout.branches import Brancher
+from starpod.trainer.rollout.config import SearchConfig
 from starpod.trainer.rollout.play import play
-from starpod.trainer.rollout.search import Search, SearchConfig
+from starpod.trainer.rollout.search import Search
 from starpod.trainer.scorers.base import pay
 from starpod.trainer.scorers.config import ScorerConfig
 from starpod.trainer.scorers.q import QScorer, turn_targets

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from starpod.gateway.lineage import Layout
 from starpod.gateway.session import Sampler
-from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.episode import Finish
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.prompts.conversation import Template

@@ -12,7 +12,7 @@ from starpod.gateway.lineage import Layout
 from starpod.gateway.records import Records
 from starpod.gateway.requests import Ask, Call, Message
 from starpod.gateway.session import Replied, Sampler, Session
-from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Reply, Request

@@ -13,8 +13,9 @@ import pytest
 from starpod.client import Fleet, Limits
 from starpod.gateway.programs import ProgramAgents, programs
 from starpod.trainer.agents.base import AgentRefused, Task
-from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
-from starpod.trainer.agents.program import ProgramConfig, load_programs
+from starpod.trainer.agents.config import ProgramConfig, SamplingConfig
+from starpod.trainer.agents.engine import EngineAgents
+from starpod.trainer.agents.program import load_programs
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Engine, EngineError, Request

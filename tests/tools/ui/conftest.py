@@ -16,9 +16,8 @@ import uvicorn
 import yaml
 
 from starpod.report.site import link
-from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.data.updates import BELOW, TRAINED, TokenRecord
+from starpod.trainer.data.updates import BELOW, TRAINED, TokenRecord, Verdict
 from starpod.trainer.output.pictures import write_pictures
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.ui import cli

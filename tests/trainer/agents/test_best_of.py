@@ -13,6 +13,7 @@ from starpod.trainer.engines.base import Request
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rollout.collect import Collector, Start
+from starpod.trainer.rollout.environment import make_task
 from tests.trainer.lake import ACTIONS, LAKE, TEMPLATE, collector
 from tests.trainer.scripted_engine import ScriptedEngine
 
@@ -38,7 +39,7 @@ async def play(fleet: Fleet, count: int, wanted: Sequence[str]) -> tuple[Episode
     engine = ScriptedEngine(PLAIN, say)
     plain = collector(fleet, engine, prompt=PromptConfig(style="compact", thinking=False)).agents
     agents = BestOfAgents.like(plain, count=count, score=score)
-    collected = await Collector(fleet=fleet, agents=agents, task=SMALL.task(ACTIONS)).collect([Start(0, 1)], 1)
+    collected = await Collector(fleet=fleet, agents=agents, task=make_task(SMALL, ACTIONS)).collect([Start(0, 1)], 1)
     assert collected.failed == 0
     return collected.groups[0].episodes[0], engine
 

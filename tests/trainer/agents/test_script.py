@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from starpod.client import Fleet
-from starpod.trainer.agents.script import ScriptConfig, engine_agents
+from starpod.trainer.agents.config import ScriptConfig
+from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.algorithms.advantages import compute_advantages, penalised_rewards
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.config import ConfigError, parse_config
@@ -19,7 +20,8 @@ from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.collect import Collector, Start
-from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import make_task
 from tests.trainer.lake import ACTIONS, LAKE, SAMPLING, TEMPLATE, reply
 from tests.trainer.scripted_engine import Say, ScriptedEngine
 from tests.trainer.tiny_learner import make_learner
@@ -49,7 +51,7 @@ async def collect(
         sampling=SAMPLING,
     )
     paid = Rewards(rewards or RewardConfig())
-    players = Collector(fleet=fleet, agents=agents, task=environment.task(actions), rewards=paid)
+    players = Collector(fleet=fleet, agents=agents, task=make_task(environment, actions), rewards=paid)
     group = await players.play_group(Start(3, 1), 2, begun)
     assert not group.failed, group.failed[0].error
     return group.episodes[0], engine

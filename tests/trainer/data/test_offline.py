@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.data.offline import read_offline
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.section import ConfigError
+from starpod.trainer.seeds import SeedsConfig
 from tests.trainer.turns import a_turn
 
 TEXTS = ["<think>Left Down</think><answer>Left</answer>", "Right Right"]
@@ -30,13 +31,12 @@ def sampled(template: Template, *, seed: int = 10_000, tokens: bool = True) -> l
 
 def read(path: Path, episodes: list[Episode], template: Template) -> int:
     write_episodes(path / "played.jsonl", episodes)
-    config = Config.model_validate({"replay": {"offline": str(path / "played.jsonl")}})
-    return len(read_offline(config, {"": template}))
+    return len(read_offline(str(path / "played.jsonl"), {"": template}, SeedsConfig()))
 
 
 def test_what_the_policys_own_tokenizer_reads_is_trained_on(tmp_path: Path, template: Template) -> None:
     assert read(tmp_path, sampled(template), template) == 1
-    assert read_offline(Config(), {"": template}) == []
+    assert read_offline("", {"": template}, SeedsConfig()) == []
 
 
 def test_tokens_of_another_tokenizer_or_prompt_are_refused(tmp_path: Path, template: Template) -> None:
@@ -65,4 +65,4 @@ def test_what_teaches_nothing_or_is_held_out_is_refused(
 
 def test_a_file_that_is_not_there_is_a_wrong_configuration(template: Template) -> None:
     with pytest.raises(ConfigError, match=r"replay\.offline: .* does not exist"):
-        read_offline(Config.model_validate({"replay": {"offline": "/absent/played.jsonl"}}), {"": template})
+        read_offline("/absent/played.jsonl", {"": template}, SeedsConfig())

@@ -8,13 +8,13 @@ import torch
 
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.updates import (
     ABOVE,
     BELOW,
     TRAINED,
     UpdateRecord,
+    Verdict,
     read_tokens,
     read_verdicts,
     update_file,

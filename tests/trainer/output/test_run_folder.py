@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_groups
-from starpod.trainer.data.updates import TokenRecord
+from starpod.trainer.data.updates import TokenRecord, Verdict
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunExists, RunFolder, differences, git_state
 from tests.trainer.diagnostics.synthetic import episode

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from starpod.trainer.diagnostics.config import SinkConfig
+from starpod.trainer.output.config import SinkConfig
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, write_atomic
 from starpod.trainer.output.sinks import JsonlSink, Sinks
 

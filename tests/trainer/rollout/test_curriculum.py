@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from starpod.trainer.rollout.curriculum import Curriculum, CurriculumConfig
+from starpod.trainer.rollout.config import CurriculumConfig
+from starpod.trainer.rollout.curriculum import Curriculum
 
 LEVELS = ({"size": 3}, {"size": 4}, {})
 

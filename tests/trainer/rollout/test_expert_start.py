@@ -4,13 +4,14 @@ import pytest
 
 from starpod.client import Fleet, Limits, Session, Want
 from starpod.trainer.agents.base import limits_left
-from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.rollout.expert_start import open_near_success
 from tests.trainer.lake import ACTIONS, LAKE, collect, reply
 
 
 async def opened(fleet: Fleet, lake: EnvironmentConfig, moves: int, count: int = 3) -> list[Session]:
-    return await open_near_success(lake.task(ACTIONS), fleet, 1, count, want=Want(state_key=True), moves=moves)
+    return await open_near_success(make_task(lake, ACTIONS), fleet, 1, count, want=Want(state_key=True), moves=moves)
 
 
 @pytest.mark.parametrize("moves", [1, 3, 4, 9])

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from starpod.client import Fleet, Want
-from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
+from starpod.trainer.agents.config import SamplingConfig
+from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode, Group
@@ -25,7 +26,8 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import Context, PromptConfig
 from starpod.trainer.rollout.collect import Collector, Start
-from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.update import Learner
 from tests.trainer.lake import ACTIONS
 from tests.trainer.models.tiny_vlm import tiny_vlm
@@ -61,7 +63,7 @@ async def collecting(fleet: Fleet, policy: Policy, prompt: PromptConfig) -> Asyn
         sampling=SamplingConfig(max_reply_tokens=4, max_episode_tokens=256),
         want=Want(image=True),
     )
-    yield Collector(fleet=fleet, agents=agents, task=LAKE.task(ACTIONS))
+    yield Collector(fleet=fleet, agents=agents, task=make_task(LAKE, ACTIONS))
     await engine.close()
 
 

@@ -15,7 +15,8 @@ from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.collect import Collector, Start
-from starpod.trainer.rollout.search import Search, SearchConfig
+from starpod.trainer.rollout.config import SearchConfig
+from starpod.trainer.rollout.search import Search
 from starpod.trainer.rollout.selection import weight
 from starpod.trainer.seeds import derive
 from tests.support import ROOT, ServerProcess, start_server

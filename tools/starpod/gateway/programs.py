@@ -24,8 +24,9 @@ from starpod.gateway.played import OutsideAgent
 from starpod.gateway.requests import Refused
 from starpod.gateway.session import Sampler, Session
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
+from starpod.trainer.agents.config import ProgramConfig
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.agents.program import ProgramConfig, Wrap
+from starpod.trainer.agents.program import Wrap
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.prompts.conversation import Template
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from starpod.gateway.lineage import Layout
 from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
-from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.agents.pretrained import load_model
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine

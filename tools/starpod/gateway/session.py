@@ -13,7 +13,7 @@ from typing import Any
 from starpod.gateway.lineage import Draft, Layout, Lineage
 from starpod.gateway.requests import Answer, Ask, Call, Refused, bad_request
 from starpod.gateway.tools import parse_reply
-from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.engines.base import Engine, EngineError, Reply, Request
 from starpod.trainer.prompts.conversation import Template

@@ -13,11 +13,11 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
 from starpod.report.tree import Continuation, draw_tree
-from starpod.trainer.algorithms.filters import Verdict, filter_groups, verdicts
+from starpod.trainer.algorithms.filters import filter_groups, verdicts
 from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.data.episode import Group
 from starpod.trainer.data.files import BadEpisodes, read_episodes
-from starpod.trainer.data.updates import read_verdicts, update_file
+from starpod.trainer.data.updates import Verdict, read_verdicts, update_file
 from starpod.ui.episodes import KINDS, episode_link, picture_link
 from starpod.ui.page import Site, number, render
 from starpod.ui.reading import mapping, read_episode

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 
 from starpod.client.spelling import nearest
-from starpod.trainer.agents.engine import SamplingConfig
-from starpod.trainer.agents.script import ScriptConfig
+from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.environment_file import choose_job, names_environment_file
-from starpod.trainer.evaluate import EvaluationConfig
-from starpod.trainer.mixture import MixedEnvironment, TaskConfig, merged
+from starpod.trainer.evaluation.config import EvaluationConfig
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
-from starpod.trainer.rollout.collect import CollectConfig
-from starpod.trainer.rollout.environment import EnvironmentConfig
+from starpod.trainer.rollout.config import CollectConfig, EnvironmentConfig
 from starpod.trainer.scorers.config import ScorerConfig
 from starpod.trainer.section import ConfigError as ConfigError
 from starpod.trainer.section import Section, shipped
 from starpod.trainer.seeds import PURPOSES, SeedsConfig
 from starpod.trainer.stages import MAY_CHANGE, StageConfig, difference, may_change
 from starpod.trainer.strict_yaml import YamlError, load_yaml
-from starpod.trainer.warmstart import WarmStartConfig
+from starpod.trainer.tasks import MixedEnvironment, TaskConfig, merged
+from starpod.trainer.warm_start.config import WarmStartConfig
 
 
 class StopConfig(Section):
@@ -420,14 +417,30 @@ SHORTHANDS = {
 """Sections that may be given as one word, and the field that it fills."""
 
 
-def load_config(source: str, words: Sequence[str] = ()) -> Config:
-    """Reads a configuration: a YAML file, the name of one that comes with the package, or `FILE.py` of an environment,
-    for which one is chosen; then `key=value` words.
+Explore = Callable[[str], Mapping[str, Any]]
+"""Returns the values of a configuration for `FILE.py`, the file of an environment."""
+
+
+def names_environment_file(source: str) -> bool:
+    """Return whether a source is `FILE.py` or `FILE.py:ENVIRONMENT`, and no YAML file."""
+    return source.partition(":")[0].endswith(".py")
+
+
+def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | None = None) -> Config:
+    """Read a configuration.
 
     A file may begin from another one: `base: NAME` or `base: FILE`, which lies beside it. A word that names a whole
-    section is applied before those that name its parts, wherever it stands. Raises ConfigError.
+    section is applied before those that name its parts, wherever it stands.
+
+    Args:
+        source: A YAML file, the name of one that comes with the package, or `FILE.py` of an environment.
+        words: Changes, as `key=value`.
+        explore: What chooses a configuration for the file of an environment; None: such files are refused.
+
+    Raises:
+        ConfigError: The configuration cannot be used.
     """
-    values = _read(source)
+    values = _read(source, explore)
     texts: dict[str, str] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -463,10 +476,12 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         raise ConfigError("; ".join(_explain(item) for item in error.errors())) from None
 
 
-def _read(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     if names_environment_file(source):
-        values = dict(choose_job(source).values)
-        return _merge(_read(str(values.pop("base"))), values)
+        if explore is None:
+            raise ConfigError(f"{source} is the file of an environment: name a YAML file, or `starpod train {source}`")
+        values = dict(explore(source))
+        return _merge(_read(str(values.pop("base")), None), values)
     known = shipped()
     path = known.get(source, Path(source))
     try:
@@ -486,7 +501,7 @@ def _read(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: base {base!r} comes back to itself")
     if base not in known:
         base = path.parent / str(base)
-    return _merge(_read(str(base), (*seen, source)), values)
+    return _merge(_read(str(base), explore, (*seen, source)), values)
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

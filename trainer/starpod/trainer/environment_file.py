@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from starpod.trainer.agents.base import Task
 from starpod.trainer.models.config import TinyConfig
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
-from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, WarmStartConfig, collect_demonstrations
+from starpod.trainer.warm_start.config import WarmStartConfig
+from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
 from starpod.v1 import environment_pb2 as pb
 
-SUFFIX = ".py"
 _EPISODES = 64
 """Episodes that are played to find the sizes."""
 _MOST_TURNS = 32
@@ -37,11 +36,6 @@ class Job:
     reasons: tuple[str, ...]
 
 
-def names_environment_file(source: str) -> bool:
-    """Whether it is `FILE.py` or `FILE.py:ENVIRONMENT`, and no YAML file."""
-    return source.partition(":")[0].endswith(SUFFIX)
-
-
 def choose_job(source: str) -> Job:
     """The job for `FILE.py` or, where the file holds several environments, `FILE.py:ENVIRONMENT`.
 
@@ -52,11 +46,6 @@ def choose_job(source: str) -> Job:
     path = Path(file).resolve()
     if not path.is_file():
         raise ConfigError(f"no such file: {file}")
-    return _choose(path, name, path.stat().st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=1)  # a configuration is read several times by one command
-def _choose(path: Path, name: str, changed: int) -> Job:
     try:
         with started("the environment service", "serve", "--environment-module", str(path), "--port", "0") as address:
             return asyncio.run(_explore(path, name, address))

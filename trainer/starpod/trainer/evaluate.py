@@ -8,14 +8,12 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from pydantic import Field, field_validator
-
 from starpod.client import Fleet, StarpodError
 from starpod.trainer.agents.base import Task
-from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
+from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.rollout.collect import Collected, Collector, starts_from
-from starpod.trainer.section import ConfigError, Section
+from starpod.trainer.section import ConfigError
 from starpod.trainer.statistics import clustered_interval, interval_of_mean, mean_interval, pass_at_k
 
 
@@ -93,35 +91,6 @@ def _pass_at(wins: Sequence[Sequence[bool]]) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-class EvaluationConfig(Section):
-    """Interval and size of evaluations, and the reference policies beside them."""
-
-    every: int = Field(default=25, ge=0, description="Iterations between evaluations; 0: only before and after.")
-    episodes: int = Field(
-        default=256, ge=1, description="Start states: of `seeds.selection`, the same each time; of `seeds.final`, once."
-    )
-    temperature: float = Field(default=1.0, ge=0, description="Temperature of sampling; 0 is greedy.")
-    greedy: bool = Field(default=False, description="Plays the final evaluation greedily too.")
-    best_of: int = Field(
-        default=1,
-        ge=1,
-        description="Plays the final evaluation with the best of so many replies, by the scorer q, too; 1: off.",
-    )
-    options: dict[str, Any] = Field(default={}, description="Options of the environment in evaluations alone.")
-    reference: tuple[str, ...] = Field(
-        default=("random", "expert"),
-        description=f"Reference policies, played once at the start: {', '.join(REFERENCES)}.",
-    )
-    keep_episodes: int = Field(default=64, ge=0, description="Episodes of each evaluation that are kept.")
-
-    @field_validator("reference")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := [name for name in names if name not in REFERENCES]:
-            raise ValueError(f"no reference policy {unknown[0]!r}; there are {', '.join(REFERENCES)}")
-        return names
 
 
 _REFERENCE = {

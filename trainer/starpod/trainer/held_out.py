@@ -19,6 +19,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, Collector, of_all_ranks, starts_from
+from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.rollout.frames import draw_episodes
 from starpod.trainer.scorers.base import TurnScorer
 from starpod.trainer.seeds import Purpose
@@ -95,7 +96,7 @@ class HeldOut:
         return self.config.seeds.held_out(purpose, self.tasks[name].evaluation.episodes)
 
     def task(self, name: str) -> Task:
-        return self.tasks[name].held_out.task(self.collectors[name].task.actions, name)
+        return make_task(self.tasks[name].held_out, self.collectors[name].task.actions, name)
 
     def kept(self, played: Mapping[str, Collected]) -> list[Episode]:
         """The first episodes of each environment, whose groups are numbered through."""

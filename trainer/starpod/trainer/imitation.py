@@ -11,7 +11,7 @@ from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.warmstart import WarmStartConfig
+from starpod.trainer.warm_start.config import WarmStartConfig
 
 
 def imitate(

@@ -1,92 +1,19 @@
-"""Several environments in one run: their configuration, and the division of each collection among them."""
+"""Division of each collection among the environments of a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import Field, ValidationError
-
-from starpod.client.spelling import nearest
 from starpod.trainer.data.episode import Group
-from starpod.trainer.evaluate import EvaluationConfig
-from starpod.trainer.prompts.prompt import PromptConfig
-from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.rollout.curriculum import Curriculum
-from starpod.trainer.rollout.environment import EnvironmentConfig
 from starpod.trainer.rollout.saved_starts import SavedStart, read_starts
-from starpod.trainer.section import Section
 from starpod.trainer.seeds import SeedCursor
-from starpod.trainer.warmstart import WarmStartConfig
-
-Any_Section = TypeVar("Any_Section", bound=Section)
-
-OWN_KEYS = {
-    "prompt": tuple(PromptConfig.model_fields),
-    "rewards": tuple(RewardConfig.model_fields),
-    "warm_start": ("episodes", "demonstrations", "actions", "noise", "imitate_noise", "thought"),
-    "evaluation": ("episodes", "temperature", "options", "reference"),
-}
-"""Keys of the run's sections that one of several environments may set for itself."""
-
-
-class MixedEnvironment(EnvironmentConfig):
-    """One of several environments: the keys of `environment`, and what differs for it from the run's other sections."""
-
-    id: str = Field(description="Name, as `starpod list` shows it.")
-    weight: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="Share of the groups, relative to the others' weights."
-    )
-    prompt: dict[str, Any] = Field(default={}, description="Keys of `prompt` that are others here.")
-    rewards: dict[str, Any] = Field(default={}, description="Keys of `rewards` that are others here.")
-    warm_start: dict[str, Any] = Field(
-        default={}, description=f"Keys of `warm_start` that are others here: {', '.join(OWN_KEYS['warm_start'])}."
-    )
-    evaluation: dict[str, Any] = Field(
-        default={}, description=f"Keys of `evaluation` that are others here: {', '.join(OWN_KEYS['evaluation'])}."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TaskConfig:
-    """An environment of a run with the sections that hold for it. name: empty where the run has one environment."""
-
-    name: str
-    weight: float
-    environment: EnvironmentConfig
-    prompt: PromptConfig
-    rewards: RewardConfig
-    warm_start: WarmStartConfig
-    evaluation: EvaluationConfig
-
-    @property
-    def held_out(self) -> EnvironmentConfig:
-        """The environment as evaluations play it."""
-        return self.environment.with_options(self.evaluation.options)
-
-
-def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any]) -> Any_Section:
-    """A section of the run with the values of `environments.<name>.<key>` over its own.
-
-    Raises ValueError for a key that is none, that is the whole run's, or that has a wrong value.
-    """
-    place = f"environments.{name}.{key}"
-    for each in values:
-        if each not in type(section).model_fields:
-            raise ValueError(f"no key '{place}.{each}'{nearest(each, list(OWN_KEYS[key]))}")
-        if each not in OWN_KEYS[key]:
-            raise ValueError(f"{place}.{each} is the same for all environments: give {key}.{each}")
-    try:
-        return type(section).model_validate({**section.to_dict(), **values})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join([place, *map(str, first["loc"])])
-        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+from starpod.trainer.tasks import TaskConfig
 
 
 class Mixture:

@@ -14,14 +14,14 @@ import torch
 
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.algorithms.filters import Verdict, filter_groups, loss_scale, needs_reask, verdicts
+from starpod.trainer.algorithms.filters import filter_groups, loss_scale, needs_reask, verdicts
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of, turns_of
 from starpod.trainer.data.images import by_key
 from starpod.trainer.data.replay import ReplayBuffer, oldest_version
-from starpod.trainer.data.updates import UpdateRecord
+from starpod.trainer.data.updates import UpdateRecord, Verdict
 from starpod.trainer.diagnostics.diversity import diversity
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.diagnostics.echo_trap import EchoTrap

@@ -27,7 +27,6 @@ from starpod.trainer.data.offline import read_offline
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.learners import Learners
-from starpod.trainer.mixture import TaskConfig
 from starpod.trainer.models.config import TINY, model_title
 from starpod.trainer.models.hf import load_tokenizer
 from starpod.trainer.models.policies import Policies, copy_trained
@@ -42,7 +41,8 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.collect import Collector
-from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import local_services, make_task
 from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.rollout.search import Search
@@ -51,6 +51,7 @@ from starpod.trainer.scorers.base import TurnScorer
 from starpod.trainer.scorers.implicit import ImplicitScorer
 from starpod.trainer.scorers.q import QScorer
 from starpod.trainer.seeds import SeedCursor, derive
+from starpod.trainer.tasks import TaskConfig
 from starpod.trainer.turn_order import TurnwiseLearner
 from starpod.trainer.update import Learner
 from starpod.trainer.warmstart import (
@@ -209,7 +210,7 @@ async def _serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
                 "script to solo"
             )
         writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions, config.script)
-        yield Served(task, fleet, task.environment.task(facts.actions, task.name), writer, facts)
+        yield Served(task, fleet, make_task(task.environment, facts.actions, task.name), writer, facts)
 
 
 def _defaults(config: Config) -> Config:
@@ -282,7 +283,7 @@ async def open_run(
             each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening, view=policy.view)
             for each in served
         }
-        offline = read_offline(config, templates)
+        offline = read_offline(config.replay.offline, templates, config.seeds)
         turnwise = any(stage.algorithm.order != "together" for stage in config.in_stages)
 
         def make_learner(policy: Policy) -> Learner:
@@ -329,7 +330,7 @@ async def open_run(
                             spans=any(each.algorithm.blocks for each in config.in_stages),
                         )
                     ),
-                    task=task.environment.task(each.task.actions, task.name),
+                    task=make_task(task.environment, each.task.actions, task.name),
                     rewards=Rewards(task.rewards),
                     deadline=config.collect.deadline,
                     search=Search(search, pivots) if search.strategy != "none" else None,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pydantic import Field, model_validator
-
 from starpod.client import Observation, Session, Want
 from starpod.trainer.agents.base import (
     Agent,
@@ -18,60 +16,13 @@ from starpod.trainer.agents.base import (
     limits_left,
     longer,
 )
+from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.images import BadImage
 from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.prompts.conversation import Conversation, Prompt, Template
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
-from starpod.trainer.section import Section
 from starpod.trainer.seeds import derive
-
-
-class SamplingConfig(Section):
-    """How replies are sampled, and how long they and their context may be."""
-
-    temperature: float = Field(default=1.0, gt=0, description="Divides the logits, in sampling and in training.")
-    top_p: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Nucleus sampling; below 1 refused in training.",
-    )
-    max_reply_tokens: int = Field(default=400, ge=1, description="Tokens of a reply, with its end token.")
-    min_reply_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="Room that a reply is given at least: a window shows fewer turns for it, else the episode ends; "
-        "null: half of max_reply_tokens.",
-    )
-    max_episode_tokens: int = Field(default=3600, ge=2, description="Tokens of a whole context.")
-
-    @model_validator(mode="after")
-    def _whole_distribution(self) -> SamplingConfig:
-        if self.top_p < 1:
-            raise ValueError(
-                "sampling.top_p below 1 samples from another distribution than the one that is trained; leave it at 1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _replies_fit(self) -> SamplingConfig:
-        if self.least_room > self.max_reply_tokens:
-            raise ValueError(
-                f"sampling.min_reply_tokens {self.least_room} is more than max_reply_tokens {self.max_reply_tokens}: "
-                "no reply may be as long as the room that it must have"
-            )
-        if self.least_room >= self.max_episode_tokens:
-            raise ValueError(
-                f"sampling.max_episode_tokens {self.max_episode_tokens} leaves no token for a prompt beside a reply's "
-                f"least room of {self.least_room}: raise it, or lower sampling.min_reply_tokens"
-            )
-        return self
-
-    @property
-    def least_room(self) -> int:
-        """Tokens that must be left for a reply."""
-        return self.min_reply_tokens or max(min(self.max_reply_tokens, self.max_episode_tokens) // 2, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

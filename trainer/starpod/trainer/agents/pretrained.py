@@ -12,21 +12,23 @@ from transformers.utils import logging
 
 from starpod.client import Session, Want
 from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Sampling, Task
-from starpod.trainer.agents.engine import EngineAgents, SamplingConfig
-from starpod.trainer.agents.script import ScriptConfig, engine_agents
+from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
+from starpod.trainer.agents.engine import EngineAgents
+from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
 from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
-from starpod.trainer.mixture import TaskConfig
 from starpod.trainer.models.config import ModelConfig, ModelError, model_title
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.rollout.environment import make_task
+from starpod.trainer.tasks import TaskConfig
 
 TEMPERATURE = 0.5
 """Default without a run: RAGEN evaluates at it (arXiv 2504.20073)."""
@@ -98,7 +100,7 @@ class PretrainedAgents(Agents):
         own = [each for each in own if each.name == task.name] or own
         if not own:
             return task
-        trained = own[0].held_out.task(task.actions)
+        trained = make_task(own[0].held_out, task.actions)
         given = {name: value for name, value in asdict(task.limits).items() if value is not None}
         limits = replace(trained.limits, **given)
         options = {**trained.options, **task.options}

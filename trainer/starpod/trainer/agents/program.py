@@ -10,23 +10,11 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import entry_points
 
-from pydantic import Field
-
+from starpod.trainer.agents.config import ProgramConfig
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.section import ConfigError, Section
+from starpod.trainer.section import ConfigError
 
 GROUP, NAME = "starpod.agents", "program"
-
-
-class ProgramConfig(Section):
-    """A program that plays, with the policy as its model. Off without a command."""
-
-    command: tuple[str, ...] = Field(
-        default=(),
-        description="Program and arguments, started for each episode with the policy behind OPENAI_BASE_URL; see "
-        "docs/gateway.md#training. Empty: the policy plays by the trainer's own prompts.",
-    )
-    at_once: int = Field(default=16, ge=1, description="Programs at the same time; the other episodes wait.")
 
 
 Wrap = Callable[[EngineAgents], EngineAgents]

@@ -7,91 +7,19 @@ agent and knows nothing of a script.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
-
-from pydantic import Field, model_validator
+from typing import Any
 
 from starpod.client import Observation, Session
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
+from starpod.trainer.agents.config import ATTEMPT, SOLVER, VERIFIER, ScriptConfig
 from starpod.trainer.agents.engine import EngineAgent, EngineAgents
 from starpod.trainer.data.episode import Episode, Turn, turns_of
 from starpod.trainer.prompts.conversation import Prompt
 from starpod.trainer.prompts.prompt import PromptConfig
-from starpod.trainer.section import Section
 
-SOLVER, VERIFIER = "solver", "verifier"
 ACCEPT, REJECT = "Accept", "Reject"
-ATTEMPT = "attempt"
-"""Attempts are the agents attempt1, attempt2 and so on."""
-
-
-class ScriptConfig(Section):
-    """Who speaks in an episode."""
-
-    SHORTHAND: ClassVar[str] = "name"
-
-    name: Literal["solo", "solver_verifier", "attempts", "self_play"] = Field(
-        default="solo",
-        description="One agent; two, of whom one proposes and one judges; one that tries several times; all agents of "
-        "an environment that has several.",
-    )
-    proposals: int = Field(
-        default=2, ge=2, description="Proposals for a step at most; the last is not judged (solver_verifier)."
-    )
-    attempts: int = Field(default=2, ge=2, description="Attempts at the same start state; the last counts (attempts).")
-    solver: str = Field(
-        default="You propose actions. Another agent judges each proposal before anything is done.",
-        description="Beginning of the solver's system message; not in style compact.",
-    )
-    verifier: str = Field(
-        default="You judge the actions that another agent proposes: would they help to solve the task?",
-        description="Likewise of the verifier's.",
-    )
-    policies: tuple[str, ...] = Field(
-        default=(),
-        description="Agents that have a policy each, by name (solver_verifier, self_play); empty: all share one.",
-    )
-    again: str = Field(
-        default="There may be mistakes in what you did. Look for them, and try once more from the start.",
-        description="Told before each further attempt; `Again.` in style compact.",
-    )
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> ScriptConfig:
-        for key, name in (("proposals", "solver_verifier"), ("attempts", "attempts")):
-            if self.name != name and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"script.{key} belongs to {name}, and script.name is {self.name}: drop it")
-        return self
-
-    @model_validator(mode="after")
-    def _policies_are_told_apart(self) -> ScriptConfig:
-        given, distinct = self.policies, set(self.policies)
-        if not given:
-            return self
-        if self.name not in ("solver_verifier", "self_play"):
-            raise ValueError(
-                f"script.policies are of agents with contexts of their own, and in script {self.name} there is one "
-                "context: set script.name to solver_verifier or self_play, or drop script.policies"
-            )
-        if self.name == "solver_verifier" and distinct != {SOLVER, VERIFIER}:
-            raise ValueError(f"script.policies {list(given)}: the agents of solver_verifier are [{SOLVER}, {VERIFIER}]")
-        if len(distinct) < max(len(given), 2):
-            raise ValueError(f"script.policies {list(given)}: name at least two agents, each once")
-        if wrong := next((name for name in given if not re.fullmatch(r"[\w-]+", name)), None):
-            raise ValueError(
-                f"script.policies names {wrong!r}, which cannot stand in metrics: use letters, digits, _, -"
-            )
-        return self
-
-    @property
-    def parts(self) -> set[str]:
-        """Reward parts that it brings."""
-        return {ATTEMPT} if self.name == "attempts" else set()
-
-
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 

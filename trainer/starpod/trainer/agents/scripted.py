@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from starpod.client import Observation, Session, Want
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
+from starpod.trainer.agents.config import REFERENCE_NAMES
 from starpod.trainer.data.episode import Episode
 
 Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
@@ -63,13 +64,19 @@ def choose_by_rule(observation: Observation, actions: Sequence[str], rng: random
     return next(iter([*searches, *products]), "click[back to search]")
 
 
-REFERENCES: dict[str, tuple[Choose, Want]] = {
-    "random": (choose_randomly, Want(valid_actions=True)),
-    "walk": (choose_walk, Want()),
-    "careful": (choose_carefully, Want()),
-    "rule": (choose_by_rule, Want(valid_actions=True)),
-    "expert": (choose_expertly, Want(expert_action=True)),
-}
+REFERENCES: dict[str, tuple[Choose, Want]] = dict(
+    zip(
+        REFERENCE_NAMES,
+        (
+            (choose_randomly, Want(valid_actions=True)),
+            (choose_walk, Want()),
+            (choose_carefully, Want()),
+            (choose_by_rule, Want(valid_actions=True)),
+            (choose_expertly, Want(expert_action=True)),
+        ),
+        strict=True,
+    )
+)
 """By name: how it chooses, and what it asks of the environment."""
 
 

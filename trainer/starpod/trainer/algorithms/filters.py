@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
 from starpod.trainer.data.episode import Episode, Group, by_kind
+from starpod.trainer.data.updates import Verdict
 
 ZERO = 1e-10
 """Scores up to this size are zero."""
@@ -31,14 +31,6 @@ def _filter_alike(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
     scores = [group_score(config.score, group) for group in groups]
     identical = {index for index, group in enumerate(groups) if config.drop_identical and group.identical}
     return [groups[index] for index in select(config, scores, without=identical)]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether a group is trained on, and why, in a sentence."""
-
-    kept: bool
-    why: str
 
 
 def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group]) -> dict[int, Verdict]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from starpod.trainer.config import Config, load_config
+from starpod.trainer.config import Config, Explore, load_config
 from starpod.trainer.models.config import RUN_TIME
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.section import ConfigError
@@ -39,20 +39,21 @@ def resolve_run(
     resume: bool,
     resume_or_start: bool,
     changes: Collection[str],
+    explore: Explore | None = None,
 ) -> tuple[Config, bool]:
     """The configuration to train with, and whether the run in `run_dir` goes on.
 
-    source, words: as for `load_config`; None: the run's own, or of a new run USUAL. changes: as `allowed` in
+    source, words, explore: as for `load_config`; None: the run's own, or of a new run USUAL. changes: as `allowed` in
     `check_changes`. Raises ConfigError.
     """
     if (resume or resume_or_start) and run_dir is None:
         raise ConfigError("--resume goes on with a run: name its folder with --run-dir")
     if run_dir is None or not (resume or resume_or_start):
-        return load_config(source or USUAL, words), False
+        return load_config(source or USUAL, words, explore=explore), False
     folder = RunFolder(run_dir)
     if not folder.started:
         if resume_or_start:
-            return load_config(source or USUAL, words), False
+            return load_config(source or USUAL, words, explore=explore), False
         raise ConfigError(
             f"{run_dir} holds no run to resume: name the folder of one with --run-dir, or leave --resume out to start "
             "one there (--resume-or-start does either)"
@@ -60,9 +61,9 @@ def resolve_run(
     if not folder.config.exists():
         if source is None:
             raise ConfigError(f"the run in {run_dir} ended before it noted its configuration: give CONFIG again")
-        return load_config(source, words), True
+        return load_config(source, words, explore=explore), True
     own = str(folder.config)
-    config = load_config(source or own, words)
+    config = load_config(source or own, words, explore=explore)
     check_changes(load_config(own), config, allowed=changes)
     return config, True
 

@@ -32,7 +32,8 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.evaluate import episode_results, numbered, summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
-from starpod.trainer.rollout.environment import EnvironmentConfig, local_services
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import local_services
 from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import SeedsConfig
 from starpod.v1 import environment_pb2 as pb

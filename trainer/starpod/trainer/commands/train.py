@@ -93,21 +93,26 @@ def train(
         click.echo(f"given more than once, the last one counts: {', '.join(repeated)}", err=True)
         words = tuple(dict(zip(names, words, strict=True)).values())
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run
-    from starpod.trainer.environment_file import choose_job, names_environment_file
+    from starpod.trainer.environment_file import choose_job
     from starpod.trainer.rewards.reward import RewardError, Rewards
     from starpod.trainer.rollout.environment import check_installed
 
+    def explore(file: str) -> Mapping[str, Any]:
+        job = choose_job(file)
+        reasons.extend(job.reasons)
+        return job.values
+
+    reasons: list[str] = []
     try:
         resolved, resume = resolve_run(
-            config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes
+            config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore
         )
         for task in resolved.tasks:
             check_installed(task.environment)
             Rewards(task.rewards)  # finds the functions
     except (ConfigError, RewardError) as error:
         raise click.UsageError(str(error)) from None
-    if config is not None and names_environment_file(config):
-        click.echo("".join(f"{line}\n" for line in choose_job(config).reasons), nl=False, err=True)
+    click.echo("".join(f"{line}\n" for line in reasons), nl=False, err=True)
     if dry_run:
         from starpod.trainer.strict_yaml import dump_yaml
 

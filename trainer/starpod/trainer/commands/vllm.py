@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from starpod.trainer.agents.engine import SamplingConfig
+from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.models.config import SMOLLM2, ModelError
 
 LEAST_BATCH = 4096

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import EXTERNAL, Episode, Group, episodes_of
 from starpod.trainer.data.files import BadEpisodes, read_groups
 from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.section import ConfigError
+from starpod.trainer.seeds import SeedsConfig
 
 
-def read_offline(config: Config, templates: Mapping[str, Template]) -> list[Group]:
-    """The groups of `replay.offline`; none where it is empty.
+def read_offline(path: str, templates: Mapping[str, Template], seeds: SeedsConfig) -> list[Group]:
+    """Return the groups in the files of `replay.offline`.
 
-    templates: that of each task, by its name. Raises ConfigError for files that cannot be used, that hold no sampled
-    token, whose tokens are another tokenizer's, or whose start states are held out.
+    Args:
+        path: A file or folder of episodes; empty: there are none.
+        templates: The chat template of each task by its name.
+        seeds: The seeds that are held out.
+
+    Raises:
+        ConfigError: Files cannot be used, hold no sampled token, hold tokens of another tokenizer, or begin in start
+            states that are held out.
     """
-    path = config.replay.offline
     if not path:
         return []
     try:
@@ -30,23 +36,23 @@ def read_offline(config: Config, templates: Mapping[str, Template]) -> list[Grou
             "run, a checkpoint or a Hugging Face model; those of other policies have no tokens"
         )
     for episode in episodes:
-        _check(config, templates.get(episode.task) or next(iter(templates.values())), episode)
+        _check(path, seeds, templates.get(episode.task) or next(iter(templates.values())), episode)
     return groups
 
 
-def _check(config: Config, template: Template, episode: Episode) -> None:
-    held_out = "" if episode.environment == EXTERNAL else config.seeds.holds_out(episode.seed)
+def _check(path: str, seeds: SeedsConfig, template: Template, episode: Episode) -> None:
+    held_out = "" if episode.environment == EXTERNAL else seeds.holds_out(episode.seed)
     if held_out:
         raise ConfigError(
-            f"replay.offline {config.replay.offline} holds an episode of seed {episode.seed}, which {held_out} holds "
-            f"out: record others with `starpod eval --seed {config.seeds.train.start}`, or choose other "
+            f"replay.offline {path} holds an episode of seed {episode.seed}, which {held_out} holds "
+            f"out: record others with `starpod eval --seed {seeds.train.start}`, or choose other "
             f"{held_out.split()[0]}"
         )
     for number, turn in enumerate(episode.turns, 1):
         # It may have been begun for the policy, such as a call of a tool that had to come.
         if turn.reply and not turn.text.endswith(text := template.decode(turn.reply)):
             raise ConfigError(
-                f"replay.offline {config.replay.offline} was sampled with another tokenizer or prompt: the tokens of "
+                f"replay.offline {path} was sampled with another tokenizer or prompt: the tokens of "
                 f"turn {number} of an episode of seed {episode.seed} read {text[:40]!r} here and not "
                 f"{turn.text[:40]!r}; train the model that sampled it, with its `prompt`"
             )

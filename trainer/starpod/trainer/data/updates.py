@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import LEVEL
 from starpod.trainer.data.untrusted import open_text, read_json, read_lines
@@ -32,6 +31,14 @@ if TYPE_CHECKING:  # pages read these records without torch
 
 TRAINED, BELOW, ABOVE = 1, 2, 4
 """Marks of a token: it has a weight in the loss; a lower, an upper bound stopped its gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a group is trained on, and why, in a sentence."""
+
+    kept: bool
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from starpod.trainer.output.config import SinkConfig
 from starpod.trainer.section import Section
 
 
@@ -78,15 +79,6 @@ class EarlyStopConfig(Section):
     low_success_times: int = Field(default=5, ge=1, description="Evaluations in a row that stop.")
     empty_filter: bool = Field(default=True, description="Stops when the filter keeps no group.")
     empty_filter_times: int = Field(default=5, ge=1, description="Steps in a row that stop.")
-
-
-class SinkConfig(Section):
-    """Sinks of metrics beside metrics.jsonl."""
-
-    tensorboard: bool = Field(default=True, description="Writes TensorBoard files, if it is installed.")
-    wandb: bool = Field(default=False, description="Logs to Weights & Biases.")
-    mlflow: bool = Field(default=False, description="Logs to MLflow.")
-    project: str = Field(default="starpod", description="Project there (in MLflow, experiment).")
 
 
 class MonitorConfig(Section):

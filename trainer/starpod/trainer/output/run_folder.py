@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from starpod.trainer.algorithms.filters import Verdict
 from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
-from starpod.trainer.data.updates import TokenRecord, update_file, write_update
+from starpod.trainer.data.updates import TokenRecord, Verdict, update_file, write_update
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
 from starpod.trainer.strict_yaml import dump_yaml, load_yaml
 

@@ -8,78 +8,18 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pydantic import Field, model_validator
-
 from starpod.client import Fleet, Session
 from starpod.trainer.agents.base import Agents, Task
-from starpod.trainer.agents.program import ProgramConfig
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.expert_start import open_near_success
 from starpod.trainer.rollout.play import OWN_REWARD, play
 from starpod.trainer.rollout.saved_starts import SavedStart, open_saved
-from starpod.trainer.rollout.search import Search, SearchConfig
-from starpod.trainer.section import Section
+from starpod.trainer.rollout.search import Search
 
 if TYPE_CHECKING:
     from starpod.trainer.parallel import Parallel
-
-
-class CollectConfig(Section):
-    """P groups of N episodes; the members of a group share a start state."""
-
-    groups: int = Field(default=8, ge=1, description="Start states of a collection (P).")
-    group_size: int = Field(default=16, ge=1, description="Episodes from each (N).")
-    min_group_size: int = Field(
-        default=2,
-        ge=1,
-        description="Episodes below which a group is dropped and replaced.",
-    )
-    keep_mib: float = Field(
-        default=64.0,
-        ge=0,
-        description="MiB of collected episodes that the run folder keeps, the newest ones; 0: none.",
-    )
-    max_rounds: int = Field(default=4, ge=1, description="Most rounds of replacing in a collection.")
-    max_staleness: int = Field(
-        default=0,
-        ge=0,
-        description="Policy versions that a token may be behind when it is trained on; 0: collection and update take "
-        "turns, above: episodes go on during updates.",
-    )
-    deadline: float = Field(
-        default=3600.0, gt=0, description="Seconds after which an episode that is not over counts as failed."
-    )
-    search: SearchConfig = SearchConfig()
-    agent: ProgramConfig = ProgramConfig()
-
-    @model_validator(mode="after")
-    def _sizes(self) -> CollectConfig:
-        if self.min_group_size > self.group_size:
-            raise ValueError(
-                f"collect.min_group_size {self.min_group_size} is more than group_size {self.group_size}: "
-                "every group would be dropped"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _searches_with_the_trainers_prompts(self) -> CollectConfig:
-        if self.agent.command and self.search.strategy != "none":
-            raise ValueError(
-                f"collect.search.strategy {self.search.strategy} goes on from copies of a state, which a program "
-                "(collect.agent.command) cannot: drop either"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _searches_in_lock_step(self) -> CollectConfig:
-        if self.max_staleness and self.search.strategy != "none":
-            raise ValueError(
-                f"collect.search.strategy {self.search.strategy} cannot be resumed in the middle of a group: set "
-                "collect.max_staleness to 0"
-            )
-        return self
 
 
 @dataclass(frozen=True, slots=True)

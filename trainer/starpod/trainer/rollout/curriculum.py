@@ -6,19 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
-
-from starpod.trainer.section import Section
-
-
-class CurriculumConfig(Section):
-    """Levels of options in training, each left by success. Warm starts and evaluations play the environment's own."""
-
-    levels: tuple[dict[str, Any], ...] = Field(
-        default=(), description="Options of each level over the environment's own, the easiest first; empty: no levels."
-    )
-    success: float = Field(default=0.8, gt=0, le=1, description="Mean success from which on the next level is played.")
-    window: int = Field(default=5, ge=1, description="Iterations at a level over which it is the mean.")
+from starpod.trainer.rollout.config import CurriculumConfig
 
 
 class Curriculum:

@@ -9,112 +9,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from statistics import fmean
-from typing import Any, Literal, TypeVar
-
-from pydantic import Field, model_validator
+from typing import TypeVar
 
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher, Line, adopt
+from starpod.trainer.rollout.config import SearchConfig, Strategy
 from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.selection import weigh
-from starpod.trainer.section import Section
 from starpod.trainer.seeds import derive
 
 Result = TypeVar("Result")
-Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots", "values", "tree"]
-
-_SCORING: dict[str, Any] = {"width": 4, "keep": 2, "draws": 1, "score": "score", "naive": 0.25, "correction": "off"}
-STRATEGIES: dict[Strategy, dict[str, Any]] = {
-    "none": {},
-    "best_of": {"width": 2, "naive": 0.25},
-    "beam": _SCORING,
-    "lookahead": {**_SCORING, "depth": 1},
-    "pivots": {"width": 8, "gamma": 2.0, "scale": "none", "weight": 1.0, "most_branches": 64},
-    "values": {"width": 4},
-    "tree": {"width": 4},
-}
-"""The keys that each one has, with their defaults."""
-
 WON, LOST = 2.0, -1.0
 """Scores of episodes that are over: above and below all that are not, whose scores lie between 0 and 1."""
-
-
-class SearchConfig(Section):
-    """How the episodes of a group are found. Each strategy has some of the keys; others are refused."""
-
-    strategy: Strategy = Field(default="none", description="none: episodes are played; see docs/methods.md#branches.")
-    width: int | None = Field(
-        default=None,
-        ge=1,
-        description="Episodes for each one kept (best_of), replies tried in a state (beam, lookahead), continuations "
-        "of one (pivots, values), trees of a group (tree).",
-    )
-    keep: int | None = Field(default=None, ge=1, description="Episodes that a beam goes on with after each turn.")
-    depth: int | None = Field(default=None, ge=0, description="Turns that are tried below a reply to score it.")
-    draws: int | None = Field(default=None, ge=1, description="Lucks over which the score of a reply is averaged.")
-    score: Literal["score", "reward"] | None = Field(
-        default=None, description="What a state is worth: the environment's own score, or its rewards so far."
-    )
-    naive: float | None = Field(
-        default=None, ge=0, le=1, description="Share of a group that is played without search, for contrast."
-    )
-    correction: Literal["off", "weight"] | None = Field(
-        default=None,
-        description="weight: what the policy learns from a chosen reply counts as much as it is likelier without the "
-        "choice; for keep 1.",
-    )
-    gamma: float | None = Field(default=None, ge=0, description="Power of a pivot's relative depth.")
-    scale: Literal["none", "std"] | None = Field(
-        default=None, description="std: advantages of branches are divided by the deviation of their siblings."
-    )
-    weight: float | None = Field(default=None, gt=0, description="Factor of the branches' loss.")
-    most_branches: int | None = Field(default=None, ge=1, description="Branches of a group at most.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or values.get("strategy", "none") not in STRATEGIES:
-            return values
-        strategy = values.get("strategy", "none")
-        own, given = STRATEGIES[strategy], {key: value for key, value in values.items() if value is not None}
-        for key in given:
-            if key in cls.model_fields and key != "strategy" and key not in own:
-                fitting = " or ".join(name for name, keys in STRATEGIES.items() if key in keys)
-                raise ValueError(
-                    f"collect.search.{key} is not for strategy {strategy}: drop it, or set strategy to {fitting}"
-                )
-        return {**own, **given}
-
-    @model_validator(mode="after")
-    def _grows_whole_sets(self) -> SearchConfig:
-        if self.most_branches is not None and self.most_branches < (self.width or 0):
-            raise ValueError(
-                f"collect.search.most_branches {self.most_branches} has no room for the {self.width} continuations of "
-                "a single state: raise it, or lower width"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _weighs_the_best_alone(self) -> SearchConfig:
-        if self.correction == "weight" and self.keep != 1:
-            raise ValueError(
-                f"collect.search.correction weight is for the best reply of a state, and keep {self.keep} leaves more "
-                "of several states: set keep to 1, or correction to off"
-            )
-        return self
-
-    @property
-    def needs_score(self) -> bool:
-        """Whether observations must carry the environment's score."""
-        return self.score == "score"
-
-    @property
-    def needs_fork(self) -> bool:
-        """Whether luck must be drawn anew before it is known: without, a search would see what is to come."""
-        return self.strategy in ("beam", "lookahead")
 
 
 class Search:

@@ -1,0 +1,16 @@
+"""Configuration of what a run writes."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from starpod.trainer.section import Section
+
+
+class SinkConfig(Section):
+    """Sinks of metrics beside metrics.jsonl."""
+
+    tensorboard: bool = Field(default=True, description="Writes TensorBoard files, if it is installed.")
+    wandb: bool = Field(default=False, description="Logs to Weights & Biases.")
+    mlflow: bool = Field(default=False, description="Logs to MLflow.")
+    project: str = Field(default="starpod", description="Project there (in MLflow, experiment).")

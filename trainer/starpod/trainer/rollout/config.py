@@ -1,0 +1,236 @@
+"""Configuration of rollouts: the environment and its curriculum, collections and search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from starpod.client.transport import as_addresses
+from starpod.trainer.agents.config import ProgramConfig
+from starpod.trainer.section import Section
+
+Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots", "values", "tree"]
+
+_SCORING: dict[str, Any] = {"width": 4, "keep": 2, "draws": 1, "score": "score", "naive": 0.25, "correction": "off"}
+STRATEGIES: dict[Strategy, dict[str, Any]] = {
+    "none": {},
+    "best_of": {"width": 2, "naive": 0.25},
+    "beam": _SCORING,
+    "lookahead": {**_SCORING, "depth": 1},
+    "pivots": {"width": 8, "gamma": 2.0, "scale": "none", "weight": 1.0, "most_branches": 64},
+    "values": {"width": 4},
+    "tree": {"width": 4},
+}
+"""The keys that each one has, with their defaults."""
+
+
+class CurriculumConfig(Section):
+    """Levels of options in training, each left by success. Warm starts and evaluations play the environment's own."""
+
+    levels: tuple[dict[str, Any], ...] = Field(
+        default=(), description="Options of each level over the environment's own, the easiest first; empty: no levels."
+    )
+    success: float = Field(default=0.8, gt=0, le=1, description="Mean success from which on the next level is played.")
+    window: int = Field(default=5, ge=1, description="Iterations at a level over which it is the mean.")
+
+
+class EnvironmentConfig(Section):
+    """The environment, and where it is served."""
+
+    SHORTHAND: ClassVar[str] = "id"
+
+    id: str = Field(default="frozen_lake-v1", description="Name, as `starpod list` shows it.")
+    version: str = Field(default="", description="Range such as '>=1,<2'; the newest that fits is used.")
+    options: dict[str, Any] = Field(default={}, description="The environment's own options.")
+    max_turns: int | None = Field(default=None, ge=1, description="Turns of an episode; null: the environment's limit.")
+    max_actions_per_turn: int | None = Field(default=None, ge=1, description="Actions of a turn; null: likewise.")
+    max_actions: int | None = Field(
+        default=None, ge=0, description="Actions of an episode; null: likewise, 0: no limit."
+    )
+    expert_moves_left: int | None = Field(
+        default=None,
+        ge=1,
+        description="Begins episodes so many moves of the environment's expert before its success; null: at the start.",
+    )
+    starts: str = Field(
+        default="", description="File of start states, as the live site saves them, in which groups begin in turn."
+    )
+    starts_share: float = Field(default=0.5, gt=0, le=1, description="Share of the groups that begin in one of these.")
+    addresses: tuple[str, ...] = Field(
+        default=(), description="Servers (host:port, dns:///name:port); empty: start some here."
+    )
+    workers: int = Field(default=1, ge=1, description="Server processes to start.")
+    serve: tuple[str, ...] = Field(default=(), description="More arguments for `starpod serve`.")
+    token_file: str = Field(default="", description="File with the servers' bearer token.")
+    ca: str = Field(default="", description="PEM file of the servers' authority: TLS on.")
+    certificate: str = Field(default="", description="PEM file of the client's certificate (mTLS).")
+    key: str = Field(default="", description="PEM file of the client's key (mTLS).")
+    curriculum: CurriculumConfig = CurriculumConfig()
+    timeout: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds after which a call is retried and a silent server given up.",
+    )
+    patience: float = Field(default=300.0, gt=0, description="Seconds of a call in all, with retries and recovery.")
+
+    @field_validator("addresses", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """One text is several addresses with commas, as for commands."""
+        return as_addresses(value) if isinstance(value, str) and value else value
+
+    @field_validator("addresses")
+    @classmethod
+    def _are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(as_addresses(value)) if value else value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> EnvironmentConfig:
+        if (self.certificate or self.key) and not (self.ca and self.certificate and self.key):
+            raise ValueError(
+                "environment.certificate and environment.key go together, and with environment.ca: without it the "
+                "connection would not be encrypted"
+            )
+        if self.addresses and (self.workers > 1 or self.serve):
+            raise ValueError(
+                "environment.workers and environment.serve are for services that the run starts, and "
+                "environment.addresses names servers that run already: drop them, or the addresses"
+            )
+        return self
+
+    def with_options(self, options: Mapping[str, Any]) -> EnvironmentConfig:
+        """The same, with these options over its own."""
+        return self.model_copy(update={"options": {**self.options, **options}})
+
+
+class SearchConfig(Section):
+    """How the episodes of a group are found. Each strategy has some of the keys; others are refused."""
+
+    strategy: Strategy = Field(default="none", description="none: episodes are played; see docs/methods.md#branches.")
+    width: int | None = Field(
+        default=None,
+        ge=1,
+        description="Episodes for each one kept (best_of), replies tried in a state (beam, lookahead), continuations "
+        "of one (pivots, values), trees of a group (tree).",
+    )
+    keep: int | None = Field(default=None, ge=1, description="Episodes that a beam goes on with after each turn.")
+    depth: int | None = Field(default=None, ge=0, description="Turns that are tried below a reply to score it.")
+    draws: int | None = Field(default=None, ge=1, description="Lucks over which the score of a reply is averaged.")
+    score: Literal["score", "reward"] | None = Field(
+        default=None, description="What a state is worth: the environment's own score, or its rewards so far."
+    )
+    naive: float | None = Field(
+        default=None, ge=0, le=1, description="Share of a group that is played without search, for contrast."
+    )
+    correction: Literal["off", "weight"] | None = Field(
+        default=None,
+        description="weight: what the policy learns from a chosen reply counts as much as it is likelier without the "
+        "choice; for keep 1.",
+    )
+    gamma: float | None = Field(default=None, ge=0, description="Power of a pivot's relative depth.")
+    scale: Literal["none", "std"] | None = Field(
+        default=None, description="std: advantages of branches are divided by the deviation of their siblings."
+    )
+    weight: float | None = Field(default=None, gt=0, description="Factor of the branches' loss.")
+    most_branches: int | None = Field(default=None, ge=1, description="Branches of a group at most.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("strategy", "none") not in STRATEGIES:
+            return values
+        strategy = values.get("strategy", "none")
+        own, given = STRATEGIES[strategy], {key: value for key, value in values.items() if value is not None}
+        for key in given:
+            if key in cls.model_fields and key != "strategy" and key not in own:
+                fitting = " or ".join(name for name, keys in STRATEGIES.items() if key in keys)
+                raise ValueError(
+                    f"collect.search.{key} is not for strategy {strategy}: drop it, or set strategy to {fitting}"
+                )
+        return {**own, **given}
+
+    @model_validator(mode="after")
+    def _grows_whole_sets(self) -> SearchConfig:
+        if self.most_branches is not None and self.most_branches < (self.width or 0):
+            raise ValueError(
+                f"collect.search.most_branches {self.most_branches} has no room for the {self.width} continuations of "
+                "a single state: raise it, or lower width"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_the_best_alone(self) -> SearchConfig:
+        if self.correction == "weight" and self.keep != 1:
+            raise ValueError(
+                f"collect.search.correction weight is for the best reply of a state, and keep {self.keep} leaves more "
+                "of several states: set keep to 1, or correction to off"
+            )
+        return self
+
+    @property
+    def needs_score(self) -> bool:
+        """Whether observations must carry the environment's score."""
+        return self.score == "score"
+
+    @property
+    def needs_fork(self) -> bool:
+        """Whether luck must be drawn anew before it is known: without, a search would see what is to come."""
+        return self.strategy in ("beam", "lookahead")
+
+
+class CollectConfig(Section):
+    """P groups of N episodes; the members of a group share a start state."""
+
+    groups: int = Field(default=8, ge=1, description="Start states of a collection (P).")
+    group_size: int = Field(default=16, ge=1, description="Episodes from each (N).")
+    min_group_size: int = Field(
+        default=2,
+        ge=1,
+        description="Episodes below which a group is dropped and replaced.",
+    )
+    keep_mib: float = Field(
+        default=64.0,
+        ge=0,
+        description="MiB of collected episodes that the run folder keeps, the newest ones; 0: none.",
+    )
+    max_rounds: int = Field(default=4, ge=1, description="Most rounds of replacing in a collection.")
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="Policy versions that a token may be behind when it is trained on; 0: collection and update take "
+        "turns, above: episodes go on during updates.",
+    )
+    deadline: float = Field(
+        default=3600.0, gt=0, description="Seconds after which an episode that is not over counts as failed."
+    )
+    search: SearchConfig = SearchConfig()
+    agent: ProgramConfig = ProgramConfig()
+
+    @model_validator(mode="after")
+    def _sizes(self) -> CollectConfig:
+        if self.min_group_size > self.group_size:
+            raise ValueError(
+                f"collect.min_group_size {self.min_group_size} is more than group_size {self.group_size}: "
+                "every group would be dropped"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _searches_with_the_trainers_prompts(self) -> CollectConfig:
+        if self.agent.command and self.search.strategy != "none":
+            raise ValueError(
+                f"collect.search.strategy {self.search.strategy} goes on from copies of a state, which a program "
+                "(collect.agent.command) cannot: drop either"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _searches_in_lock_step(self) -> CollectConfig:
+        if self.max_staleness and self.search.strategy != "none":
+            raise ValueError(
+                f"collect.search.strategy {self.search.strategy} cannot be resumed in the middle of a group: set "
+                "collect.max_staleness to 0"
+            )
+        return self
