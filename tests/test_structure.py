@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": set(),
     "ui": {*TOOLS, "trainer"},
     "gateway": {*TOOLS, "trainer"},
+    "boards": {*TOOLS, "trainer"},
 }
 """What each component may import. `cli` names the others lazily."""
 

@@ -47,7 +47,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel import Parallel, RankFailed
-from starpod.trainer.rewards.relations import fine_repetition
+from starpod.trainer.rewards.truth import punish_repetition
 from starpod.trainer.rollout.ahead import Admitted, Ahead
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, of_all_ranks
 from starpod.trainer.scorers.base import TurnScorer, score_and_fit
@@ -440,7 +440,7 @@ class Run:
         played = [*groups, *reasked]
         for each in self.config.tasks:
             own = [episode for group in played for episode in group.members if episode.task == each.name]
-            fine_repetition(each.rewards.relations, own)
+            punish_repetition(each.rewards.relations, own)
         if not played:
             raise CollectionFailed(
                 f"step {self.step} has nothing to train on: {whole.failed} episodes failed and left no group of at "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 
 from starpod.client import Fleet, Limits, Observation, StarpodError
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
@@ -17,11 +19,22 @@ from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.prompts.grammar import SEPARATOR
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
-from starpod.trainer.rewards.relations import describe_turn
-from starpod.trainer.rewards.scene import CannotRead
 from starpod.trainer.rollout.play import play
 from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
+
+GROUP = "starpod.demonstrations"
+"""Entry-point group of functions that fill in thoughts and blocks. One takes the episode, its turn and the observation
+after it, and returns texts by their names. It raises ValueError where it cannot read an observation."""
+
+
+@functools.cache
+def _describer() -> Callable[[Episode, Turn, str], Mapping[str, str]]:
+    """Return the function that tells relations. Raises ConfigError where no installed package registers one."""
+    for entry in entry_points(group=GROUP, name="relations"):
+        describe: Callable[[Episode, Turn, str], Mapping[str, str]] = entry.load()
+        return describe
+    raise ConfigError(f"warm_start cannot tell relations: no installed package registers them in the group {GROUP}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +214,13 @@ class DemonstrationWriter:
                 "{intended_relations}, and {words[0]} and so on, as many as the observation has"
             ) from error
 
-    def _relations(self, episode: Episode, turn: Turn, after: str) -> dict[str, str]:
+    def _relations(self, episode: Episode, turn: Turn, after: str) -> Mapping[str, str]:
         """What is told of where things are, before a turn and after it, where a demonstration asks for it."""
         if not any("relations}" in text for text in (self.thought, *self.config.blocks.values())):
             return {}
         try:
-            return describe_turn(episode, turn, after)
-        except CannotRead as error:
+            return _describer()(episode, turn, after)
+        except ValueError as error:
             raise ConfigError(f"warm_start cannot tell relations: {error}") from error
 
     @property

@@ -29,11 +29,9 @@ from starpod.client import Transition
 from starpod.client.spelling import nearest
 from starpod.trainer.data.episode import Episode, Turn, lines_of
 from starpod.trainer.rewards.criteria import CriteriaConfig, score_criteria
-from starpod.trainer.rewards.reasoning import ReasoningConfig, score_reasoning
-from starpod.trainer.rewards.relations import RelationsConfig, score_relations
-from starpod.trainer.rewards.scene import CannotRead
 from starpod.trainer.rewards.subgoals import SubgoalsConfig, is_inconsistent, score_keeping
 from starpod.trainer.rewards.tools import ToolsConfig, score_tools
+from starpod.trainer.rewards.truth import ReasoningConfig, RelationsConfig
 from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.section import Section
 
@@ -134,6 +132,17 @@ class RewardConfig(Section):
         )
         return {name for name, there in zip(OWN_PARTS, paid, strict=True) if there} | set(self.shaping)
 
+    @property
+    def shaped(self) -> dict[str, ShapingConfig]:
+        """Shaping functions by the part that they pay: those that have keys of their own first."""
+        reasoning, relations = self.reasoning, self.relations
+        keyed = {
+            "reasoning": ShapingConfig(weight=reasoning.weight, parameters={"claims": reasoning.claims}),
+            "description": ShapingConfig(weight=relations.description),
+            "prediction": ShapingConfig(weight=relations.prediction, parameters={"intended": relations.intended}),
+        }
+        return {name: shaping for name, shaping in keyed.items() if shaping.weight} | self.shaping
+
     @field_validator("shaping", mode="before")
     @classmethod
     def _weights(cls, values: Any) -> Any:
@@ -167,7 +176,7 @@ class Rewards:
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
-        self._shaping = {name: _load(name, shaping) for name, shaping in config.shaping.items()}
+        self._shaping = {name: (_load(name, shaping), shaping.weight) for name, shaping in config.shaped.items()}
 
     def score(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
         """The named parts of a turn's reward: "environment", and those that are configured. Their sum is the reward.
@@ -180,24 +189,12 @@ class Rewards:
             parts["format"] = 0.0 if follows_format(turn, transition) else config.format_penalty
         if config.overlong_penalty:
             parts["overlong"] = config.overlong_penalty if turn.finish == "length" else 0.0
-        if config.reasoning.weight:
-            try:
-                value = score_reasoning(config.reasoning, view, transition)
-            except CannotRead as error:
-                raise RewardError(f"rewards.reasoning cannot be used here: {error}") from error
-            parts["reasoning"] = config.reasoning.weight * value
-        for block in ("description", "prediction"):
-            if weight := getattr(config.relations, block):
-                try:
-                    parts[block] = weight * score_relations(config.relations, view, transition, block)
-                except CannotRead as error:
-                    raise RewardError(f"rewards.relations cannot be used here: {error}") from error
         if config.criteria.weight:
             parts["criteria"] = config.criteria.weight * score_criteria(config.criteria, view)
         if config.subgoals.consistency_penalty:
             parts["consistency"] = config.subgoals.consistency_penalty if is_inconsistent(view) else 0.0
-        for name, function in self._shaping.items():
-            parts[name] = self._shape(name, function, transition, view)
+        for name, (function, weight) in self._shaping.items():
+            parts[name] = weight * _shape(name, function, transition, view)
         return parts
 
     def judge(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
@@ -246,16 +243,6 @@ class Rewards:
         if config.zero_sum:
             pay("opponents", turns, _charges(turns))
 
-    def _shape(self, name: str, function: Shaping, transition: Transition | None, view: TurnView) -> float:
-        where = f"reward function {name!r} failed on turn {len(view.turns)} of {view.environment}, seed {view.seed}"
-        try:
-            value = function(view.turn, transition, view)
-        except Exception as error:
-            raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise RewardError(f"{where}: it returned {value!r}, which is not a finite number")
-        return self.config.shaping[name].weight * float(value)
-
 
 def _charges(attempt: Sequence[Turn]) -> list[float]:
     """The part `opponents` of each turn: an environment pays the agent who acts, and what one wins, another has lost at
@@ -281,6 +268,17 @@ def follows_format(turn: Turn, transition: Transition | None) -> bool:
     Actions that a limit or the end of the episode left untried count as sensible: they cost nothing.
     """
     return turn.well_formed and (transition is None or all(outcome.valid for outcome in transition.outcomes))
+
+
+def _shape(name: str, function: Shaping, transition: Transition | None, view: TurnView) -> float:
+    where = f"reward function {name!r} failed on turn {len(view.turns)} of {view.environment}, seed {view.seed}"
+    try:
+        value = function(view.turn, transition, view)
+    except Exception as error:
+        raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise RewardError(f"{where}: it returned {value!r}, which is not a finite number")
+    return float(value)
 
 
 def _load(name: str, shaping: ShapingConfig) -> Shaping:

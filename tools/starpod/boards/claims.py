@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from starpod.trainer.rewards.scene import STEPS, Cell
+from starpod.boards.scene import STEPS, Cell
 
 Topic = tuple[str | Cell, ...]
 

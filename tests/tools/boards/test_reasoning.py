@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from starpod.boards.claims import read_claims
+from starpod.boards.reasoning import judge, reasoning
+from starpod.boards.scene import CannotRead, Scene, legend_of, read_scene
 from starpod.client import EndReason, SyncFleet, Transition
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.rewards.claims import read_claims
-from starpod.trainer.rewards.reasoning import ReasoningConfig, judge, score_reasoning
-from starpod.trainer.rewards.scene import CannotRead, Scene, legend_of, read_scene
 from starpod.trainer.rewards.view import TurnView
 from tests.support import ROOT, start_server
 
@@ -29,7 +29,6 @@ PUSH = {
     "observation": "######\n#_PX_#\n#O___#\n######",
     "after": "######\n#__PX#\n#O___#\n######",
 }
-CONFIG = ReasoningConfig(weight=1.0)
 
 
 def arrive(text: str) -> Transition:
@@ -46,7 +45,7 @@ def score(
 ) -> float:
     turn = Turn(observation=observation, fresh=True, thought=thought, actions=["Up"], **changes)
     episode = Episode(0, 0, environment, instructions=instructions, turns=[turn])
-    return score_reasoning(CONFIG, TurnView.of(turn, episode), arrive(after) if after else None)
+    return reasoning(turn, arrive(after) if after else None, TurnView.of(turn, episode))
 
 
 def verdicts(thought: str, observation: str = LAKE, environment: str = "frozen_lake-v1") -> list[bool | None]:

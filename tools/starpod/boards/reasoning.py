@@ -6,51 +6,37 @@ reasoning decays into empty phrases (RAGEN, arXiv 2504.20073, section 4.3).
 
 from __future__ import annotations
 
-from pydantic import Field
-
+from starpod.boards.claims import Claim, Topic, read_claims
+from starpod.boards.scene import Cell, Scene, family_of, legend_of, read_scene
 from starpod.client import Transition
-from starpod.trainer.rewards.claims import Claim, Topic, read_claims
-from starpod.trainer.rewards.scene import Cell, Scene, family_of, legend_of, read_scene
+from starpod.trainer.data.episode import Turn
 from starpod.trainer.rewards.view import TurnView
-from starpod.trainer.section import Section
 
 
-class ReasoningConfig(Section):
-    """Compares claims in a thought with the state, in frozen_lake and sokoban. Off with weight 0."""
+def reasoning(turn: Turn, transition: Transition | None, view: TurnView, *, claims: int = 2) -> float:
+    """Score the claims of a thought: from -1 (all false) to 1 (enough of them, all true).
 
-    weight: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Paid for a turn of true claims, taken for one of false ones; keep it small.",
-    )
-    claims: int = Field(default=2, ge=1, description="True topics that earn the whole weight.")
+    (true topics - false topics) / max(claims, topics): a topic that is talked about twice counts once, and is false if
+    anything said about it is. Claims about the time after the turn are compared with what came of it. 0 without a claim
+    that can be checked, or in a reply that is not well-formed.
 
-
-def score_reasoning(config: ReasoningConfig, view: TurnView, transition: Transition | None) -> float:
-    """From -1 (all claims false) to 1 (enough claims, all true); 0 without a claim that can be checked, or in a reply
-    that is not well-formed.
-
-    (true topics - false topics) / max(config.claims, topics): a topic that is talked about twice counts once, and is
-    false if anything said about it is. Claims about the time after the turn are compared with what came of it.
-    Raises CannotRead for an environment or an observation format that is not known.
+    claims: true topics that earn 1. Raises CannotRead for an environment or an observation format that is not known.
     """
-    turn = view.turn
     before = read_scene(view.environment, view.instructions, turn.observation)
     if not turn.thought or not turn.well_formed:
         return 0.0
     family = family_of(view.environment)
-    claims = read_claims(turn.thought, family, legend_of(family, view.instructions))
+    made = read_claims(turn.thought, family, legend_of(family, view.instructions))
     after: Scene | None = None
-    if transition is not None and any(claim.topic[0] == "after" for claim in claims):
+    if transition is not None and any(claim.topic[0] == "after" for claim in made):
         after = read_scene(view.environment, view.instructions, transition.observation.text)
     verdicts: dict[Topic, bool] = {}
-    for claim in claims:
+    for claim in made:
         verdict = judge(claim, before, after)
         if verdict is not None:
             verdicts[claim.topic] = verdict and verdicts.get(claim.topic, True)
     true = sum(verdicts.values())
-    return (2 * true - len(verdicts)) / max(config.claims, len(verdicts))
+    return (2 * true - len(verdicts)) / max(claims, len(verdicts))
 
 
 def judge(claim: Claim, before: Scene, after: Scene | None) -> bool | None:

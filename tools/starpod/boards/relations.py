@@ -1,7 +1,7 @@
 """Reward for telling where things are: the blocks description and prediction against the state, by F1 (VAGEN).
 
 A relation is where a thing lies as the player sees it: above, below or level, and left, right or level (arXiv
-2510.16907). Unlike true claims (`rewards.reasoning`) it pays for completeness: what is left out counts as much as what
+2510.16907). Unlike true claims (boards/reasoning.py) it pays for completeness: what is left out counts as much as what
 is made up.
 """
 
@@ -12,14 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pydantic import Field, model_validator
-
+from starpod.boards.claims import DIRECTIONS, NOUNS
+from starpod.boards.scene import CannotRead, Scene, family_of, legend_of, read_scene
 from starpod.client import Transition
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.rewards.claims import DIRECTIONS, NOUNS
-from starpod.trainer.rewards.scene import CannotRead, Scene, family_of, legend_of, read_scene
 from starpod.trainer.rewards.view import TurnView
-from starpod.trainer.section import Section
 
 Relation = tuple[str, str]
 """Vertical and horizontal way from the player to a thing; "-" for level."""
@@ -29,62 +26,34 @@ _KINDS = {"frozen_lake": {"goal": 0.7, "hole": 0.3}, "sokoban": {"target": 0.5, 
 
 _WORD = re.compile(r"[A-Za-z']+|\S")
 
-_REPEATED = 5
-"""Texts of a collection that count as the most repeated ones."""
-_MOSTLY_RIGHT = 0.7
-"""Score from which on a text may be repeated."""
+
+def description(turn: Turn, transition: Transition | None, view: TurnView) -> float:
+    """Score the block `description` of a turn: 0 to 1 by the state before it; see `_score`."""
+    return _score("description", turn, read_scene(view.environment, view.instructions, turn.observation), view)
 
 
-class RelationsConfig(Section):
-    """Pays for the blocks description and prediction, in frozen_lake and sokoban. Off with weights 0."""
+def prediction(turn: Turn, transition: Transition | None, view: TurnView, *, intended: bool = False) -> float:
+    """Score the block `prediction` of a turn: 0 to 1 by the state after it, 0 where nothing was played; see `_score`.
 
-    description: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="Paid for where things are, times the F1 of the block."
-    )
-    prediction: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="The same for where things are after the turn."
-    )
-    intended: bool = Field(
-        default=False,
-        description="A prediction is of where the actions lead on ice that does not slip: nobody can foresee luck.",
-    )
-    repetition: float = Field(
-        default=0.0,
-        le=0,
-        allow_inf_nan=False,
-        description="The score of a block, instead of its F1, whose text is among the five that a collection repeats "
-        "most and is right by less than 0.7; 0: off.",
-    )
-
-    @model_validator(mode="after")
-    def _is_paid(self) -> RelationsConfig:
-        if self.intended and not self.prediction:
-            raise ValueError(
-                "rewards.relations.intended says what predictions are compared with, and nothing is paid for them: "
-                "give rewards.relations.prediction, or drop it"
-            )
-        if self.repetition and not (self.description or self.prediction):
-            raise ValueError(
-                "rewards.relations.repetition is a score of blocks that nothing is paid for: give "
-                "rewards.relations.description or prediction, or drop it"
-            )
-        return self
-
-
-def score_relations(config: RelationsConfig, view: TurnView, transition: Transition | None, block: str) -> float:
-    """0 to 1 for the block `description` of the state before a turn, or `prediction` of that after it.
-
-    0 in a reply that is not well-formed, and for a prediction of a turn that was not played. Raises CannotRead for an
-    environment or an observation format that is not known, or that does not show all things.
+    intended: compares with where the actions were to lead on ice that does not slip.
     """
-    turn, family = view.turn, family_of(view.environment)
     scene = read_scene(view.environment, view.instructions, turn.observation)
-    if block == "prediction" and transition is not None:
-        scene = _after(scene, turn.actions, transition.observation.text, view, intended=config.intended)
-    if not turn.well_formed or (block == "prediction" and transition is None):
+    if transition is None:
         return 0.0
-    said = read_relations(turn.blocks.get(block, ""), family, legend_of(family, view.instructions))
-    return compare(family, said, relations(scene, family))
+    after = _after(scene, turn.actions, transition.observation.text, view, intended=intended)
+    return _score("prediction", turn, after, view)
+
+
+def _score(block: str, turn: Turn, scene: Scene, view: TurnView) -> float:
+    """Return the F1 of the relations that a block tells; 0 in a reply that is not well-formed.
+
+    Raises CannotRead for an environment or an observation format that is not known, or that does not show all things.
+    """
+    family = family_of(view.environment)
+    if not turn.well_formed:
+        return 0.0
+    told = read_relations(turn.blocks.get(block, ""), family, legend_of(family, view.instructions))
+    return compare(family, told, relations(scene, family))
 
 
 def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
@@ -137,21 +106,6 @@ def describe_turn(episode: Episode, turn: Turn, after: str) -> dict[str, str]:
         "next_relations": describe(_after(before, turn.actions, after, episode, intended=False), family),
         "intended_relations": describe(_after(before, turn.actions, after, episode, intended=True), family),
     }
-
-
-def fine_repetition(config: RelationsConfig, episodes: Sequence[Episode]) -> None:
-    """Gives what a collection's episodes repeat most, and get wrong, the score `repetition` instead of its F1.
-
-    A constant phrase is right now and then, and judges that are models have been won over by it (arXiv 2510.16907).
-    """
-    for block in ("description", "prediction") if config.repetition else ():
-        weight = getattr(config, block)
-        turns = [turn for each in episodes for turn in each.own_turns if block in turn.parts and block in turn.blocks]
-        counts = Counter(turn.blocks[block] for turn in turns)
-        repeated = {text for text, count in counts.most_common(_REPEATED) if count > 1}
-        for turn in turns:
-            if turn.blocks[block] in repeated and turn.parts[block] < _MOSTLY_RIGHT * weight:
-                turn.pay({block: weight * config.repetition})
 
 
 def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]]) -> dict[str, list[Relation]]:

@@ -49,7 +49,7 @@ _PLACE = re.compile(r"\((\d+), (\d+)\)")
 _SIZE = re.compile(r"Board size: (\d+) rows x (\d+) cols")
 
 
-class CannotRead(Exception):
+class CannotRead(ValueError):
     """Not an observation of a known environment in a known format. The message says what was expected."""
 
 
