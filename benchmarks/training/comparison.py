@@ -15,12 +15,12 @@ from typing import Any
 from starpod.report.charts import COLOURS, Point, Rule, Series, finite, line_chart, smooth, standalone
 from starpod.report.figures import Kind, show
 from starpod.trainer.diagnostics.metrics import spent_in
+from starpod.trainer.evaluation.statistics import mean_interval
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.report import page
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sections import curve
 from starpod.trainer.output.words import metric
-from starpod.trainer.statistics import mean_interval
 
 EVALUATION = "evaluation/success"
 """Stands for the success in evaluations.jsonl among the names of metrics; `evaluation/success/NAME` for that of one of

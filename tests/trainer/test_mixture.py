@@ -16,12 +16,12 @@ from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.data.episode import Episode, Group
-from starpod.trainer.evaluate import overall
+from starpod.trainer.evaluation.figures import overall
+from starpod.trainer.evaluation.statistics import interval_of_mean, wilson_interval
 from starpod.trainer.mixture import Mixture
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.seeds import SeedCursor
-from starpod.trainer.statistics import interval_of_mean, wilson_interval
 from starpod.trainer.update import advantages_by_kind
 from tests.trainer.algorithms.builders import a_rollout
 from tests.trainer.test_run import ScriptedCollector, make_run

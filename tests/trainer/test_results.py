@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from starpod.trainer.compare import NotComparable
 from starpod.trainer.data.files import BadEpisodes
+from starpod.trainer.evaluation.compare import NotComparable
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.results import Run
 from tests.trainer.diagnostics.synthetic import episode

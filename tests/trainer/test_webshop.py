@@ -6,7 +6,7 @@ import pytest
 
 from starpod.client import Fleet, Want
 from starpod.trainer.config import load_config
-from starpod.trainer.evaluate import evaluate_reference
+from starpod.trainer.evaluation.figures import evaluate_reference
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rollout.config import EnvironmentConfig

@@ -19,10 +19,10 @@ from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.config import Config, parse_config
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import read_episodes
-from starpod.trainer.evaluate import evaluate_reference, summarise
+from starpod.trainer.evaluation.figures import evaluate_reference, summarise
+from starpod.trainer.evaluation.statistics import pass_at_k, wilson_interval
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.rollout.collect import Collector, starts_from
-from starpod.trainer.statistics import pass_at_k, wilson_interval
 from tests.support import ServerProcess
 from tests.trainer.fake_openai import fake_openai
 

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from starpod.report.charts import Mark, Point, Series, line_chart, smooth
 from starpod.report.figures import Kind, show
-from starpod.trainer.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.evaluation.compare import NotComparable, compare, read_evaluation
 from starpod.trainer.output.sections import curve as curve_of
 from starpod.trainer.output.sections import for_each_width, warning_marks
 from starpod.trainer.output.words import SHOWN, metric

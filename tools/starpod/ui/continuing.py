@@ -14,8 +14,8 @@ from pathlib import Path
 from starpod.client import StarpodError
 from starpod.trainer.agents.base import Agents, Task
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.evaluation.statistics import wilson_interval
 from starpod.trainer.rollout.play import play
-from starpod.trainer.statistics import wilson_interval
 from starpod.ui.games import Game, Games, Luck, close
 from starpod.ui.policies import CHECKPOINT, NotPossible, Policies
 

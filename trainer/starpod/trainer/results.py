@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from starpod.report.figures import show
-from starpod.trainer.compare import compare, read_evaluation
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, read_episodes
+from starpod.trainer.evaluation.compare import compare, read_evaluation
 from starpod.trainer.output.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from starpod.trainer.diagnostics.metrics import (
     staleness_metrics,
     tokens_spent,
 )
-from starpod.trainer.evaluate import final_figures, held_out_figures, overall
-from starpod.trainer.held_out import HeldOut
+from starpod.trainer.evaluation.figures import final_figures, held_out_figures, overall
+from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.imitation import imitate
 from starpod.trainer.interrupts import Interrupted, Interrupts
 from starpod.trainer.learners import Learners

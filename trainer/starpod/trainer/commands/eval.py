@@ -27,10 +27,10 @@ from starpod.client.transport import Transport
 from starpod.report.console import safe_console
 from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
-from starpod.trainer.compare import NotComparable, compare, read_evaluation
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
-from starpod.trainer.evaluate import episode_results, numbered, summarise
+from starpod.trainer.evaluation.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.evaluation.figures import episode_results, numbered, summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import local_services

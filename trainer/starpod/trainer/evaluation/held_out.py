@@ -12,7 +12,7 @@ from starpod.trainer.agents.best_of import BestOfAgents
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.evaluate import evaluate_reference, numbered
+from starpod.trainer.evaluation.figures import evaluate_reference, numbered
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.output.pictures import in_order, write_pictures
 from starpod.trainer.output.run_folder import RunFolder

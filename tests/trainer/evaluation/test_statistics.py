@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.trainer.statistics import clustered_interval, mean_interval, pass_at_k, t_quantile, wilson_interval
+from starpod.trainer.evaluation.statistics import (
+    clustered_interval,
+    mean_interval,
+    pass_at_k,
+    t_quantile,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from starpod.client import Fleet, StarpodError
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.evaluation.statistics import clustered_interval, interval_of_mean, mean_interval, pass_at_k
 from starpod.trainer.rollout.collect import Collected, Collector, starts_from
 from starpod.trainer.section import ConfigError
-from starpod.trainer.statistics import clustered_interval, interval_of_mean, mean_interval, pass_at_k
 
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from starpod.trainer.data.episode import Episode, Group
-from starpod.trainer.evaluate import held_out_figures, summarise
+from starpod.trainer.evaluation.figures import held_out_figures, summarise
+from starpod.trainer.evaluation.statistics import mean_interval, wilson_interval
 from starpod.trainer.rollout.collect import Collected
-from starpod.trainer.statistics import mean_interval, wilson_interval
 from tests.trainer.turns import a_turn
 
 

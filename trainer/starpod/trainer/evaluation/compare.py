@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from starpod.trainer.evaluation.statistics import mcnemar, mean_interval, paired_share_interval
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.statistics import mcnemar, mean_interval, paired_share_interval
 
 SETTINGS = ("version", "options", "limits")
 """Figures of an environment that have to be equal in both evaluations for their episodes to pair."""

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from starpod.trainer.commands.eval import evaluate
-from starpod.trainer.compare import NotComparable, compare, read_evaluation
-from starpod.trainer.evaluate import episode_results
+from starpod.trainer.evaluation.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.evaluation.figures import episode_results
+from starpod.trainer.evaluation.statistics import mcnemar, mean_interval, paired_share_interval
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.statistics import mcnemar, mean_interval, paired_share_interval
 from tests.trainer.diagnostics.synthetic import episode
 
 
