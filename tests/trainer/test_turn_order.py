@@ -158,7 +158,7 @@ KINDS = (Learner, TurnwiseLearner)
         ({"advantage": "reinforce_plus_plus_baseline"}, "normalises its advantages itself"),
         ({"epochs": 2}, "set algorithm.epochs to 1"),
         ({"kl": {"where": "reward"}}, "set algorithm.kl.where to loss or off"),
-        ({"policy_loss": "ppo", "turn_clip": {"kind": "decay"}}, "set algorithm.turn_clip.kind to off"),
+        ({"loss": "ppo", "turn_clip": {"kind": "decay"}}, "set algorithm.turn_clip.kind to off"),
     ],
 )
 def test_what_does_not_go_with_turns_is_refused(values: dict[str, Any], words: str) -> None:

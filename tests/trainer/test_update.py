@@ -57,7 +57,7 @@ CLIPS: list[dict[str, Any]] = [
     {},
     {"turn_clip": {"kind": "turn_ratio"}},
     {"turn_clip": {"kind": "prefix_guard", "limit": 1.05}},
-    {"policy_loss": "gspo"},
+    {"loss": "gspo"},
 ]
 
 
@@ -143,7 +143,7 @@ def test_a_single_step_needs_no_scores_before_it(monkeypatch: pytest.MonkeyPatch
         {"preset": "starpo-ppo"},
         {"preset": "starpo-s", "advantage": "grpo", "epochs": 2},
         {"preset": "starpo-s", "advantage": "grpo", "mini_batch_size": 4},
-        {"preset": "starpo-s", "advantage": "grpo", "policy_loss": "gspo"},
+        {"preset": "starpo-s", "advantage": "grpo", "loss": "gspo"},
         {"preset": "starpo-s", "advantage": "grpo", "correction": {"level": "sequence"}},
         {"preset": "starpo-s", "advantage": "grpo", "kl": {"where": "reward", "coefficient": 0.1}},
     ],

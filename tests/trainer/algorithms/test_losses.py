@@ -31,7 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bounds": {"turn_clip": {"kind": "decay", "low": [0.3, 0.1], "high": [0.1, 0.4, 0.0]}},
     "turn_ratio": {"turn_clip": {"kind": "turn_ratio"}},
     "prefix_guard": {"turn_clip": {"kind": "prefix_guard", "limit": 1.2}},
-    "gspo": {"policy_loss": "gspo", "clip_low": 0.1, "clip_high": 0.1},
+    "gspo": {"loss": "gspo", "clip_low": 0.1, "clip_high": 0.1},
 }
 
 
@@ -86,7 +86,7 @@ def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
     mask = torch.tensor([[True, False, True, True]])
     ratio = stretch_log_ratio(log_ratio, mask, torch.zeros(1, 4, dtype=torch.int64)).exp()
     assert ratio[0, [0, 2, 3]].tolist() == pytest.approx([1.023608] * 3, abs=5e-7)
-    config = AlgorithmConfig(preset="dapo", policy_loss="gspo")
+    config = AlgorithmConfig(preset="dapo", loss="gspo")
     assert (config.clip_low, config.clip_high) == (3e-4, 4e-4)
     turns = torch.tensor([[0, -1, 0, 1]])
     result = policy_loss(config, log_ratio, torch.zeros(1, 4), doubles([1] * 4), mask_BT=mask, turns_BT=turns)
@@ -291,7 +291,7 @@ def test_no_split_into_micro_batches_changes_the_gradient(average: str, seed: in
     old, advantages = random_doubles(seed + 2, rows, columns), random_doubles(seed + 3, rows, columns)
     weights = token_weights(mask, average, max_length=columns).double()
     kind: dict[str, Any] = data.draw(
-        st.sampled_from([{}, {"turn_clip": {"kind": "turn_ratio"}}, {"policy_loss": "gspo"}, {"dual_clip": 2.0}])
+        st.sampled_from([{}, {"turn_clip": {"kind": "turn_ratio"}}, {"loss": "gspo"}, {"dual_clip": 2.0}])
     )
     config = AlgorithmConfig(preset="dapo", **kind)
     order = data.draw(st.permutations(range(rows)))

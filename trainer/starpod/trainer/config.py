@@ -103,7 +103,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         size = self.collect.group_size
-        if not self.algorithm.needs_critic and size < 2:
+        if self.algorithm.credit_terms and size < 2:
             raise ValueError(
                 f"algorithm.advantage {self.algorithm.advantage} compares the members of a group; "
                 "give collect.group_size at least 2"

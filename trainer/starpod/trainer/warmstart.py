@@ -183,7 +183,7 @@ class DemonstrationWriter:
         self.prompt = prompt
         self.script = script or ScriptConfig()
         self.actions = tuple(actions)
-        self.grammar = prompt.grammar(self.actions)
+        self.grammar = prompt.make_grammar(self.actions)
         # Of replies without reasoning none is asked for, whatever the environment's text has to fill it in.
         self.thought = config.thought if self.grammar.thinking else ""
 

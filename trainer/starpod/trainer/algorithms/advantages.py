@@ -15,7 +15,9 @@ from starpod.trainer.algorithms.gae import bilevel_gae, first_token, gae, trajec
 from starpod.trainer.algorithms.hae import hae
 from starpod.trainer.algorithms.losses import kl_coefficients, kl_divergence
 from starpod.trainer.algorithms.terms import CreditTerm
+from starpod.trainer.algorithms.user_methods import user_estimator
 from starpod.trainer.data.batch import RolloutBatch
+from starpod.trainer.user_file import names_file
 
 VARIANCE_EPSILON = 1e-8
 """Added to the variance, so that advantages that differ by rounding alone stay near 0."""
@@ -54,6 +56,8 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     if config.needs_critic:
         estimate = {"bilevel_gae": _bilevel_gae, "hae": _hae}.get(config.advantage, _gae)
         advantages = estimate(config, rollout, rewards_BT)
+    elif names_file(config.advantage):
+        advantages = Advantages(user_estimator(config)(rollout, rewards_BT), None, mask_BT)
     else:
         advantages = Advantages(credit(config.credit_terms, rollout, rewards_BT), None, mask_BT)
     advantages_BT = advantages.advantages_BT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from starpod.client.spelling import nearest
 from starpod.trainer.algorithms.sections import (
@@ -19,6 +19,7 @@ from starpod.trainer.algorithms.sections import (
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 from starpod.trainer.prompts.grammar import Block
 from starpod.trainer.section import Section
+from starpod.trainer.user_file import known_or_located, names_file
 
 PRESETS: dict[str, dict[str, Any]] = {
     # RAGEN's vanilla StarPO: PPO over whole trajectories (arXiv 2504.20073).
@@ -100,7 +101,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "seeupo": {
         "advantage": "dr_grpo",
         "order": "reverse_turns",
-        "policy_loss": "gspo",
+        "loss": "gspo",
         "clip_low": 0.2,
         "clip_high": 0.2,
         "loss_average": "seq-mean-token-mean",
@@ -119,6 +120,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 DEFAULT_PRESET = "starpo-s"
 
 WITH_CRITIC = ("gae", "bilevel_gae", "hae")
+ESTIMATORS = (*WITH_CRITIC, *TERMS, "terms")
+LOSSES = ("ppo", "gspo")
 WHITENED = (*WITH_CRITIC, "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 # The field of a section that names its kind. Where a kind other than the preset's is asked for, what the preset says
@@ -133,31 +136,12 @@ class AlgorithmConfig(Section):
 
     preset: str = Field(default=DEFAULT_PRESET, description="Gives what is not set; see docs/algorithms.md#presets.")
 
-    advantage: Literal[
-        "gae",
-        "bilevel_gae",
-        "hae",
-        "grpo",
-        "dr_grpo",
-        "rloo",
-        "loop",
-        "maxrl",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "vineppo",
-        "tree_grpo",
-        "gigpo",
-        "mt_grpo",
-        "dr_mas",
-        "attempts",
-        "cm2_trajectory",
-        "cm2_turn",
-        "cm2_step",
-        "blockwise",
-        "istar",
-        "agent_prm",
-        "terms",
-    ] = Field(default="gae", description="Estimator; gae, bilevel_gae and hae have a critic, terms is algorithm.terms.")
+    advantage: str = Field(
+        default="gae",
+        description="Estimator; gae, bilevel_gae and hae have a critic, terms is algorithm.terms.",
+        examples=[*ESTIMATORS, "FILE.py:NAME"],
+    )
+    advantage_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
     terms: tuple[CreditTerm, ...] = Field(default=(), description="What the estimator `terms` adds up.")
     gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token (gae, reinforce_plus_plus).")
     lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda per token.")
@@ -177,7 +161,10 @@ class AlgorithmConfig(Section):
     )
     soft_reweight: bool = Field(default=False, description="Weighs advantages by their group's reward deviation.")
 
-    policy_loss: Literal["ppo", "gspo"] = Field(default="ppo", description="Ratios per token, or per episode.")
+    loss: str = Field(
+        default="ppo", description="Ratios per token, or per episode (gspo).", examples=[*LOSSES, "FILE.py:NAME"]
+    )
+    loss_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
     clip_low: float = Field(default=0.2, ge=0, lt=1, description="Lower bound of ratios: 1 - clip_low.")
     clip_high: float = Field(default=0.28, ge=0, description="Upper bound of ratios: 1 + clip_high.")
     dual_clip: float | None = Field(
@@ -235,7 +222,7 @@ class AlgorithmConfig(Section):
     @property
     def couples_turns(self) -> bool:
         """Whether a token's loss depends on the present log-probabilities of its episode's other turns."""
-        return self.policy_loss == "gspo" or self.turn_clip.kind == "prefix_guard"
+        return self.loss != "ppo" or self.turn_clip.kind == "prefix_guard"
 
     @property
     def needs_critic(self) -> bool:
@@ -277,6 +264,13 @@ class AlgorithmConfig(Section):
         """Values that the critic gives for each token."""
         return 3 if self.advantage == "hae" else 1
 
+    def check_user_methods(self) -> None:
+        """Raise ConfigError if the estimator or the loss of a user's file cannot be used."""
+        if names_file(self.advantage) or names_file(self.loss):
+            from starpod.trainer.algorithms.user_methods import check_user_methods  # which loads torch
+
+            check_user_methods(self)
+
     # --- filling in and refusing -------------------------------------------------------------------------------------
 
     @model_validator(mode="before")
@@ -287,11 +281,13 @@ class AlgorithmConfig(Section):
             values = {cls.SHORTHAND: values}
         if not isinstance(values, Mapping):
             return values
+        if "policy_loss" in values:  # the key's name before the first version
+            values = {"loss" if key == "policy_loss" else key: value for key, value in values.items()}
         preset = values.get("preset", DEFAULT_PRESET)
         if not isinstance(preset, str) or preset not in PRESETS:
             raise ValueError(f"no algorithm preset {preset!r}{_nearest_preset(str(preset))}")
         resolved = {**PRESETS[preset], **{key: _overlay(PRESETS[preset], key, values[key]) for key in values}}
-        advantage, loss = resolved.get("advantage", "gae"), resolved.get("policy_loss", "ppo")
+        advantage, loss = resolved.get("advantage", "gae"), resolved.get("loss", "ppo")
         if advantage in WHITENED:
             resolved.setdefault("whiten", True)
         if advantage == "bilevel_gae":
@@ -301,9 +297,19 @@ class AlgorithmConfig(Section):
         if loss == "gspo":
             # The ratio of a whole sequence moves far less than that of a token (arXiv 2507.18071, section 5.1).
             defaults = {"clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None, "loss_average": "seq-mean-token-mean"}
-            given = values if PRESETS[preset].get("policy_loss") != "gspo" else resolved
+            given = values if PRESETS[preset].get("loss") != "gspo" else resolved
             resolved |= {key: value for key, value in defaults.items() if key not in given}
         return resolved
+
+    @field_validator("advantage")
+    @classmethod
+    def _find_estimator(cls, text: str) -> str:
+        return known_or_located(text, ESTIMATORS, "estimator")
+
+    @field_validator("loss")
+    @classmethod
+    def _find_loss(cls, text: str) -> str:
+        return known_or_located(text, LOSSES, "loss")
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlgorithmConfig:
@@ -317,9 +323,20 @@ class AlgorithmConfig(Section):
         without = f"algorithm.advantage {advantage}"
         fields = type(self).model_fields
         terms = self.credit_terms
-        unscaled = advantage == "terms" and all(term.scale == "none" for term in terms)
+        unscaled = names_file(advantage) or (advantage == "terms" and all(term.scale == "none" for term in terms))
         clip = {name: PRESETS[self.preset].get(name, fields[name].default) for name in ("clip_low", "clip_high")}
         return [
+            *(
+                (
+                    bool(parameters) and not names_file(chosen),
+                    f"algorithm.{key}_parameters belong to a function of a file, and algorithm.{key} is {chosen}: drop "
+                    "them",
+                )
+                for key, chosen, parameters in (
+                    ("advantage", advantage, self.advantage_parameters),
+                    ("loss", self.loss, self.loss_parameters),
+                )
+            ),
             (
                 self.whiten and advantage not in WHITENED and not unscaled,
                 f"algorithm.whiten would normalise twice: {without} is already relative to its group; set whiten to "
@@ -367,9 +384,9 @@ class AlgorithmConfig(Section):
                 f"algorithm.segment_lam belongs to hae: {without} has no segments; set it to 1",
             ),
             (
-                self.policy_loss == "gspo" and self.turn_clip.kind != "off",
-                "algorithm.policy_loss gspo has one ratio per episode: set algorithm.turn_clip.kind to off, or the "
-                "loss to ppo (turn_ratio is its counterpart for turns)",
+                self.loss != "ppo" and self.turn_clip.kind != "off",
+                f"algorithm.turn_clip belongs to ppo, and algorithm.loss is {self.loss}: set turn_clip.kind to off, or "
+                "the loss to ppo (turn_ratio is for turns what gspo is for episodes)",
             ),
             (
                 self.turn_clip.low is not None and (self.clip_low, self.clip_high) != (*clip.values(),),
@@ -394,7 +411,7 @@ class AlgorithmConfig(Section):
                 "score: to_go, key: [state]}]",
             ),
             (
-                self.kl.where == "reward" and not critic and all(t.parts or t.unit == "criterion" for t in terms),
+                self.kl.where == "reward" and bool(terms) and all(t.parts or t.unit == "criterion" for t in terms),
                 f"algorithm.kl.where reward takes the penalty off the sum of rewards, and {without} reads parts of it "
                 "alone: set kl.where to loss or off",
             ),
@@ -406,7 +423,7 @@ class AlgorithmConfig(Section):
         order = f"algorithm.order {self.order} takes a step on each turn"
         return [
             (
-                turnwise and (self.needs_critic or not whole),
+                turnwise and (not self.credit_terms or not whole),
                 f"{order}, whose advantage is the episode's, and algorithm.advantage {self.advantage} is not: set it "
                 "to dr_grpo",
             ),

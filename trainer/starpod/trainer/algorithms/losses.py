@@ -15,7 +15,9 @@ from torch import Tensor
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.sections import CorrectionConfig, KLConfig, TurnClipConfig
 from starpod.trainer.algorithms.turns import turn_table
+from starpod.trainer.algorithms.user_methods import user_loss
 from starpod.trainer.data.batch import RolloutBatch
+from starpod.trainer.user_file import names_file
 
 # --- averages ---------------------------------------------------------------------------------------------------------
 
@@ -167,12 +169,16 @@ def policy_loss(
 
     logprobs_BT: under the policy that learns; the gradient's source. old_logprobs_BT: under the policy that ratios are
     taken to. All are [B whole episodes, T]; turns_BT as in RolloutBatch. Log-ratios are held within 20.
+    Raises ConfigError for a loss of a user's file that cannot be loaded.
     """
     advantages_BT, old_logprobs_BT = advantages_BT.detach(), old_logprobs_BT.detach()
+    if names_file(config.loss):
+        loss = user_loss(config)
+        return loss(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT=mask_BT, turns_BT=turns_BT)
     log_ratio_BT = torch.where(mask_BT, clamped_difference(logprobs_BT, old_logprobs_BT), 0.0)
     turn_clip = config.turn_clip
     token_log_ratio_BT = log_ratio_BT
-    if config.policy_loss == "gspo":
+    if config.loss == "gspo":
         log_ratio_BT = stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(turns_BT))
     elif turn_clip.kind == "turn_ratio":
         log_ratio_BT = stretch_log_ratio(log_ratio_BT, mask_BT, turns_BT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
@@ -32,7 +32,7 @@ def explain(wanted: str = "") -> str:
             if isinstance(value, Section) or not f"{key}.".startswith(f"{wanted}.".lstrip(".")):
                 continue
             differs = name != "preset" and any(getattr(other.get(prefix, section), name) != value for other in presets)
-            default = "required" if field.is_required() else choices(field.annotation, value, differs)
+            default = "required" if field.is_required() else choices(field.annotation, value, differs, field.examples)
             rows.append((key, f"{field.description} [{default}]"))
         if rows:
             about = " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
@@ -73,13 +73,13 @@ def own_keys(section: Section) -> list[str]:
     ]
 
 
-def choices(annotation: Any, default: Any, differs: bool) -> str:
+def choices(annotation: Any, default: Any, differs: bool, named: Sequence[str] | None = None) -> str:
     """A default, and after it what else may be given, where there is a choice.
 
-    differs: whether presets give the key different values.
+    differs: whether presets give the key different values. named: the choices of a text; None: those of the type.
     """
     shown = show(default) + (f" in {DEFAULT_PRESET}" if differs else "")
-    found = kinds(annotation)
+    found = list(named or kinds(annotation))
     others = [kind for kind in found if kind not in (show(default), *kinds(type(default)))] if len(found) > 1 else []
     return "; ".join([f"default: {shown}", *([f"or {', '.join(others)}"] if others else [])])
 

@@ -110,6 +110,9 @@ def train(
         for task in resolved.tasks:
             check_installed(task.environment)
             Rewards(task.rewards)  # finds the functions
+            task.prompt.check_grammar()
+        for stage in resolved.in_stages:
+            stage.algorithm.check_user_methods()
     except (ConfigError, RewardError) as error:
         raise click.UsageError(str(error)) from None
     click.echo("".join(f"{line}\n" for line in reasons), nl=False, err=True)

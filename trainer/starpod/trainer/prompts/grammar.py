@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from starpod.client.answers import find_mark, split_actions, split_objects
 
@@ -62,8 +62,18 @@ class Parsed:
 _NOTHING = Parsed(None, (), (), False)
 
 
+class Inside(NamedTuple):
+    """What a block holds: text[begin:end]. start: where the block begins, with its tag."""
+
+    name: Block
+    start: int
+    begin: int
+    end: int
+
+
 class Grammar:
-    """Reads and writes replies.
+    """Reads and writes replies. Another form of replies is a subclass with `opening`, `find_blocks`, `compose` and
+    `describe` (prompt.grammar).
 
     thinking: whether an answer must follow reasoning directly.
     actions: the environment's own action names, matched without regard to case; empty: it lists none.
@@ -89,13 +99,13 @@ class Grammar:
 
         max_actions: further actions are dropped, known or not. None: MOST_ACTIONS.
         """
-        insides = self._insides(text)
+        insides = self.find_blocks(text)
         if insides is None:
             return _NOTHING
-        blocks = {name: text[begin:end].strip() for name, begin, end in insides[:-1]}
+        blocks: dict[str, str] = {each.name: text[each.begin : each.end].strip() for each in insides[:-1]}
         thought = _clean(blocks.pop("think")) if self.thinking else None
-        _, begin, end = insides[-1]
-        pieces = (piece.strip() for piece in split_actions(_clean(text[begin:end]), SEPARATOR))
+        answer = text[insides[-1].begin : insides[-1].end]
+        pieces = (piece.strip() for piece in split_actions(_clean(answer), SEPARATOR))
         written = [piece for piece in pieces if piece][: MOST_ACTIONS if max_actions is None else max_actions]
         unknown = [piece for piece in written if piece.lower() not in self._spelling] if self._spelling else []
         return Parsed(
@@ -111,11 +121,11 @@ class Grammar:
 
         A block begins with its tag, the first one with the text; the last one ends with it.
         """
-        insides = self._insides(text)
+        insides = self.find_blocks(text)
         if insides is None:
             return [("", len(text))]
-        begins = [begin - len(f"<{name}>") for name, begin, _ in insides]
-        return [(name, end) for (name, _, _), end in zip(insides, [*begins[1:], len(text)], strict=True)]
+        ends = [*(each.start for each in insides[1:]), len(text)]
+        return [(each.name, end) for each, end in zip(insides, ends, strict=True)]
 
     def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
         """A well-formed reply, as a demonstration would give it. `thought` is left out where thinking is off.
@@ -143,8 +153,8 @@ class Grammar:
             form = f"{THINK} your reasoning {THINK_END} {form}"
         return f"Reply with {what}, in exactly this form and with nothing around it: {form}"
 
-    def _insides(self, text: str) -> list[tuple[str, int, int]] | None:
-        """Name, begin and end of what is inside each block that is there; None where think and answer are not found.
+    def find_blocks(self, text: str) -> list[Inside] | None:
+        """Return what is inside each block that is there, the answer last; None where think and answer are not found.
 
         The first opening tag counts, and what follows is as short as it can be. Whatever fits from a later opening tag
         fits from the first one too, and whatever fits after a later turning point fits after the first one: so one
@@ -153,18 +163,22 @@ class Grammar:
         begin = text.find(self.opening)
         if begin < 0:
             return None
-        thought: list[tuple[str, int, int]] = []
+        thought: list[Inside] = []
         if self.thinking:
             begin += len(THINK)
             turn = self._turning_point.search(text, begin)
-            thought = [("think", begin, turn.start())] if turn else []
+            thought = [Inside("think", begin - len(THINK), begin, turn.start())] if turn else []
         else:
             turn = self._turning_point.match(text, begin)
         end = find_mark(text, ANSWER_END, turn.end()) if turn else -1
         if turn is None or end < 0:
             return None
-        further = [(name, *turn.span(name)) for name in self.blocks if turn[name] is not None]
-        return [*thought, *further, ("answer", turn.end(), end)]
+        further = [
+            Inside(name, turn.start(name) - len(f"<{name}>"), *turn.span(name))
+            for name in self.blocks
+            if turn[name] is not None
+        ]
+        return [*thought, *further, Inside("answer", turn.end() - len(ANSWER), turn.end(), end)]
 
 
 def _clean(text: str) -> str:

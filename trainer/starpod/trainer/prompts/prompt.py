@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from starpod.client import Limits
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.images import MARK, NOT_A_MARK
 from starpod.trainer.prompts.grammar import Further, Grammar, Parsed
-from starpod.trainer.section import Section
+from starpod.trainer.section import ConfigError, Section
+from starpod.trainer.user_file import known_or_located, load, names_file
 
 Context = Literal["full", "window", "split", "single_turn"]
 """Context of a reply. full: the whole conversation. window: its last turns, as a conversation. split: a
@@ -36,6 +37,11 @@ class PromptConfig(Section):
     blocks: tuple[Further, ...] = Field(
         default=(), description="Further blocks of a reply, between reasoning and answer: [switch, subgoal]."
     )
+    grammar: str = Field(
+        default="tags",
+        description="Form of replies; a class of your own derives from Grammar.",
+        examples=["tags", "FILE.py:NAME"],
+    )
     context: Context = Field(
         default="full",
         description="What a reply sees; see docs/prompts.md#what-a-reply-sees.",
@@ -55,6 +61,11 @@ class PromptConfig(Section):
     max_observation: int | None = Field(
         default=20_000, ge=1, description="Characters shown of an observation; what is left out is counted; null: all."
     )
+
+    @field_validator("grammar")
+    @classmethod
+    def _locate_grammar(cls, text: str) -> str:
+        return known_or_located(text, ["tags"], "reply grammar")
 
     @model_validator(mode="after")
     def _window_has_an_effect(self) -> PromptConfig:
@@ -93,14 +104,46 @@ class PromptConfig(Section):
     def shows_images(self) -> bool:
         return self.observation != "text"
 
-    def grammar(self, actions: Sequence[str] = ()) -> Grammar:
-        """The grammar of replies. actions: the names that the environment lists."""
-        return Grammar(self.thinking, actions, self.blocks)
+    def make_grammar(self, actions: Sequence[str] = ()) -> Grammar:
+        """Return the grammar of replies. Raises ConfigError where a user's file does not define it.
+
+        Args:
+            actions: names that the environment lists.
+        """
+        kind = Grammar
+        if names_file(self.grammar):
+            kind = load("prompt.grammar", self.grammar)
+            if not (isinstance(kind, type) and issubclass(kind, Grammar)):
+                raise ConfigError(
+                    f"prompt.grammar {self.grammar} must be a subclass of starpod.trainer.prompts.grammar.Grammar"
+                )
+        return kind(self.thinking, actions, self.blocks)
 
     @property
     def opening(self) -> str:
         """The end of prompts: the reply's first tag, or nothing."""
-        return self.grammar().opening if self.prefill else ""
+        return self.make_grammar().opening if self.prefill else ""
+
+    def check_grammar(self) -> None:
+        """Raise ConfigError if the grammar of a user's file cannot be loaded, or does not read what it writes."""
+        if not names_file(self.grammar):
+            return
+        place = f"prompt.grammar {self.grammar}"
+        grammar = self.make_grammar()
+        thought, blocks = "a thought" if self.thinking else None, dict.fromkeys(self.blocks, "a block")
+        try:
+            text = grammar.compose(thought, ["one", "two"], blocks)
+            parsed = grammar.parse(text)
+            told = (grammar.opening, grammar.describe())
+        except Exception as error:
+            raise ConfigError(f"{place} fails on a reply of its own: {type(error).__name__}: {error}") from error
+        if not all(isinstance(each, str) for each in told) or not text.startswith(grammar.opening):
+            raise ConfigError(f"{place}: its replies, such as {text!r}, must begin with its opening, {told[0]!r}")
+        if (parsed.thought, parsed.actions, dict(parsed.blocks)) != (thought, ("one", "two"), blocks):
+            raise ConfigError(
+                f"{place} does not read what it writes: of {text!r}, with the thought {thought!r}, the actions one "
+                f"and two and the blocks {blocks}, it reads {parsed}"
+            )
 
 
 class Prompter:
@@ -113,7 +156,7 @@ class Prompter:
     def __init__(self, config: PromptConfig, instructions: str, actions: Sequence[str], limits: Limits) -> None:
         self.config = config
         self.instructions = instructions
-        self.grammar = config.grammar(actions)
+        self.grammar = config.make_grammar(actions)
         self.limits = limits
         full = config.style == "full"
         self.shows_reward = full if config.show_reward is None else config.show_reward

@@ -17,10 +17,8 @@ import functools
 import inspect
 import math
 import numbers
-import runpy
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -34,6 +32,7 @@ from starpod.trainer.rewards.tools import ToolsConfig, score_tools
 from starpod.trainer.rewards.truth import ReasoningConfig, RelationsConfig
 from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.section import Section
+from starpod.trainer.user_file import located, read
 
 GROUP = "starpod.rewards"
 """The entry-point group of shaping functions."""
@@ -150,10 +149,10 @@ class RewardConfig(Section):
             return values
         sections: dict[str, Any] = {}
         for key, value in values.items():
-            file, _, name = str(key).rpartition(":")
+            file, _, name = (located(str(key)) if ":" in str(key) else str(key)).rpartition(":")
             section = {"weight": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
             if file and isinstance(section, Mapping):
-                section = {**section, "file": str(Path(file).resolve())}
+                section = {**section, "file": file}
             if name in sections:
                 raise ValueError(f"{name} is given twice: rename one of the functions")
             sections[name] = section
@@ -290,7 +289,7 @@ def _load(name: str, shaping: ShapingConfig) -> Shaping:
         )
     who = f"reward function {name!r} of {shaping.file or _origin(known[name])}"
     try:
-        function = _read(shaping.file, name) if shaping.file else known[name].load()
+        function = read(shaping.file, name) if shaping.file else known[name].load()
     except Exception as error:
         raise RewardError(f"{who} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(function):
@@ -300,14 +299,6 @@ def _load(name: str, shaping: ShapingConfig) -> Shaping:
     except TypeError as error:
         raise RewardError(f"{who} does not take (turn, transition, view) and its parameters: {error}") from error
     return functools.partial(function, **shaping.parameters)
-
-
-def _read(file: str, name: str) -> Any:
-    """Return what a file defines under a name. Raises LookupError if it defines none, and whatever the file raises."""
-    defined = runpy.run_path(file)
-    if name not in defined:
-        raise LookupError(f"it defines no {name}{nearest(name, [each for each in defined if callable(defined[each])])}")
-    return defined[name]
 
 
 def _origin(entry: EntryPoint) -> str:

@@ -1,0 +1,77 @@
+"""A policy loss, an estimator and a reply grammar of your own, named in a configuration or on the command line:
+
+starpod train frozen_lake algorithm=dapo algorithm.loss=examples/own_methods.py:cispo
+starpod train frozen_lake algorithm=dapo algorithm.advantage=examples/own_methods.py:median
+starpod train frozen_lake prompt.grammar=examples/own_methods.py:ReAct
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from starpod.trainer.algorithms.losses import PolicyLoss, clamped_difference
+from starpod.trainer.data.batch import RolloutBatch
+from starpod.trainer.prompts.grammar import Further, Grammar, Inside
+
+
+def cispo(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    *,
+    mask_BT: Tensor,
+    turns_BT: Tensor,
+    high: float = 4.0,
+) -> PolicyLoss:
+    """Return CISPO's loss (arXiv 2506.13585): -sg(min(rho, 1 + high)) A log p.
+
+    PPO's clip takes the gradient away from tokens whose ratio has moved too far. Here the ratio is only a bounded
+    weight, so that every token keeps its gradient.
+    """
+    log_ratio_BT = clamped_difference(logprobs_BT, old_logprobs_BT).detach()
+    ratio_BT = torch.where(mask_BT, log_ratio_BT.exp(), 1.0)
+    loss_BT = -ratio_BT.clamp(max=1 + high) * advantages_BT * logprobs_BT
+    return PolicyLoss(
+        torch.where(mask_BT, loss_BT, 0.0),
+        clipped_low_BT=torch.zeros_like(mask_BT),
+        clipped_high_BT=mask_BT & (ratio_BT > 1 + high),
+        ratio_BT=ratio_BT,
+    )
+
+
+def median(rollout: RolloutBatch, rewards_BT: Tensor, *, scale: bool = True) -> Tensor:
+    """Return advantages by the group's median over its mean absolute deviation, robust to one lucky episode."""
+    returns_B = torch.where(rollout.mask_BT, rewards_BT, 0.0).sum(1)
+    advantages_B = torch.zeros_like(returns_B)
+    for group in rollout.groups_B.unique():
+        members_B = rollout.groups_B == group
+        from_median = returns_B[members_B] - returns_B[members_B].quantile(0.5)
+        size = from_median.abs().mean() if scale else 1.0
+        advantages_B[members_B] = from_median / size if size else from_median
+    return torch.where(rollout.mask_BT, advantages_B.unsqueeze(1), 0.0)
+
+
+class ReAct(Grammar):
+    """Replies as in ReAct (arXiv 2210.03629): `Thought: the goal is below. Action: Down`."""
+
+    @property
+    def opening(self) -> str:
+        return "Thought:" if self.thinking else "Action:"
+
+    def find_blocks(self, text: str) -> list[Inside] | None:
+        thought, action = text.find("Thought:"), text.find("Action:")
+        if action < 0 or (self.thinking and not 0 <= thought < action):
+            return None
+        answer = Inside("answer", action, action + len("Action:"), len(text))
+        return [Inside("think", thought, thought + len("Thought:"), action), answer] if self.thinking else [answer]
+
+    def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
+        said = f"Thought: {thought or ''} " if self.thinking else ""
+        return f"{said}Action: {' || '.join(actions)}"
+
+    def describe(self, max_actions: int | None = None) -> str:
+        several = "" if max_actions == 1 else " Put || between actions."
+        return f"Reply in the form: {self.compose('your reasoning', ['your action'])}.{several}"

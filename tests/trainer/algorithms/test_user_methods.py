@@ -1,0 +1,101 @@
+"""Estimators, losses and reply grammars of a user's file: those of examples/own_methods.py, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from starpod.trainer.algorithms.advantages import compute_advantages
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.losses import policy_loss
+from starpod.trainer.commands.train import train
+from starpod.trainer.prompts.prompt import PromptConfig
+from tests.trainer.algorithms.builders import a_rollout, doubles
+
+EXAMPLE = "examples/own_methods.py"
+
+
+def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
+    config = AlgorithmConfig(preset="dapo", loss=f"{EXAMPLE}:cispo", loss_parameters={"high": 1.0})
+    logprobs_BT = doubles([-1.0, -1.0, -1.0]).requires_grad_()
+    mask_BT = torch.tensor([[True, True, False]])
+    loss = policy_loss(
+        config,
+        logprobs_BT,
+        doubles([-1.0, -4.0, 0.0]),  # ratios of 1 and about 20
+        doubles([2.0, -3.0, 1.0]),
+        mask_BT=mask_BT,
+        turns_BT=torch.zeros(1, 3, dtype=torch.int64),
+    )
+    loss.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprobs_BT.grad is not None and logprobs_BT.grad.tolist() == [[-2.0, 6.0, 0.0]]
+    assert loss.clipped_high_BT.tolist() == [[False, True, False]]
+
+
+def test_an_estimator_may_have_any_statistic() -> None:
+    rollout = a_rollout([[0.0, 1.0], [0.0, 0.0], [4.0, 0.0]], groups=[7, 7, 7])
+    config = AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median", advantage_parameters={"scale": False})
+    assert compute_advantages(config, rollout).advantages_BT.tolist() == [[0, 0], [-1, -1], [3, 3]]
+    scaled = compute_advantages(AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median"), rollout)
+    assert scaled.advantages_BT[:, 0].tolist() == pytest.approx([0, -0.75, 2.25])
+
+
+def test_a_grammar_reads_what_it_writes() -> None:
+    config = PromptConfig(grammar=f"{EXAMPLE}:ReAct")
+    config.check_grammar()
+    grammar = config.make_grammar(["Up", "Down"])
+    parsed = grammar.parse("Thought: the goal is below. Action: down || Jump")
+    assert (parsed.thought, parsed.actions, parsed.unknown) == ("the goal is below.", ("Down", "Jump"), ("Jump",))
+    assert grammar.cut("Thought: a Action: Up") == [("think", 11), ("answer", 21)]
+    assert not grammar.parse("Down").well_formed and config.opening == "Thought:"
+
+
+def test_files_are_found_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    algorithm, prompt = (
+        AlgorithmConfig(loss="mine.py:mine", advantage="mine.py:mine"),
+        PromptConfig(grammar="mine.py:G"),
+    )
+    assert (algorithm.loss, algorithm.advantage) == (f"{tmp_path}/mine.py:mine",) * 2
+    monkeypatch.chdir("/")
+    assert AlgorithmConfig.model_validate(algorithm.to_dict()) == algorithm
+    assert PromptConfig.model_validate(prompt.to_dict()) == prompt
+
+
+BROKEN = """
+from starpod.trainer.prompts.grammar import Grammar
+def scalar(*_, **__): return 0.5
+def failing(*_, **__): raise KeyError("values")
+def plain(rollout, rewards_BT): return rewards_BT
+class Deaf(Grammar):
+    def compose(self, *_): return "<think>hm"
+constant = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("algorithm.loss=mine.py:absent", "it defines no absent"),
+        ("algorithm.loss=absent.py:cispo", "absent.py:cispo cannot be loaded: FileNotFoundError"),
+        ("algorithm.loss=mine.py:constant", "is a int, not a function or a class"),
+        ("algorithm.loss=mine.py:scalar", "must return a PolicyLoss"),
+        ("algorithm.loss=mine.py:failing", "fails on two made-up episodes: KeyError: 'values'"),
+        ("algorithm.advantage=mine.py:scalar", "one finite advantage per token"),
+        ("algorithm={advantage: mine.py:plain, advantage_parameters: {beta: 1}}", "unexpected keyword argument 'beta'"),
+        ("algorithm={advantage: grpo, advantage_parameters: {beta: 1}}", "algorithm.advantage is grpo"),
+        ("algorithm.loss=ppoo", "no loss 'ppoo'; did you mean ppo"),
+        ("algorithm.advantage=gra", "no estimator 'gra'"),
+        ("prompt.grammar=mine.py:plain", "must be a subclass"),
+        ("prompt.grammar=mine.py:Deaf", "does not read what it writes"),
+        ("prompt.grammar=jsn", "no reply grammar 'jsn'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_starts(
+    word: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(BROKEN)
+    done = CliRunner().invoke(train, ["frozen_lake", word, "--dry-run"])
+    assert done.exit_code == 2 and sentence in done.output.replace("\n", " "), done.output

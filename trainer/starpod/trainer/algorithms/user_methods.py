@@ -1,0 +1,104 @@
+"""Estimators and losses that a user's file defines (`algorithm.advantage`, `algorithm.loss`: FILE.py:NAME).
+
+    def estimator(rollout: RolloutBatch, rewards_BT: Tensor, **parameters) -> Tensor
+    def loss(
+        logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor,
+        *, mask_BT: Tensor, turns_BT: Tensor, **parameters,
+    ) -> PolicyLoss
+
+An estimator returns advantages [B, T]. rewards_BT: those of the rollout, less the KL penalty where `algorithm.kl.where`
+is reward. A loss is as `losses.policy_loss`. parameters: `algorithm.advantage_parameters` and `loss_parameters`.
+examples/own_methods.py has one of each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.data.batch import RolloutBatch
+from starpod.trainer.section import ConfigError
+from starpod.trainer.user_file import load, names_file
+
+if TYPE_CHECKING:
+    from starpod.trainer.algorithms.losses import PolicyLoss
+
+
+def user_estimator(config: AlgorithmConfig) -> Callable[[RolloutBatch, Tensor], Tensor]:
+    """Return the estimator that `algorithm.advantage` names, with its parameters. Raises ConfigError."""
+    return functools.partial(load("algorithm.advantage", config.advantage), **config.advantage_parameters)
+
+
+def user_loss(config: AlgorithmConfig) -> Callable[..., PolicyLoss]:
+    """Return the loss that `algorithm.loss` names, with its parameters. Raises ConfigError."""
+    return functools.partial(load("algorithm.loss", config.loss), **config.loss_parameters)
+
+
+def check_user_methods(config: AlgorithmConfig) -> None:
+    """Try the methods of a user's file on a group of two made-up episodes.
+
+    Raises:
+        ConfigError: if one cannot be loaded, fails, or returns something else than it should.
+    """
+    rollout = _two_episodes()
+    shape = rollout.mask_BT.shape
+    if names_file(config.advantage):
+        place = f"algorithm.advantage {config.advantage}"
+        advantages_BT = _tried(place, user_estimator(config), rollout, rollout.rewards_BT)
+        if not (isinstance(advantages_BT, Tensor) and advantages_BT.shape == shape and advantages_BT.isfinite().all()):
+            raise ConfigError(
+                f"{place} must return a tensor of one finite advantage per token, [{shape[0]}, {shape[1]}] for "
+                f"{shape[0]} episodes of {shape[1]} tokens; it returned {advantages_BT!r}"
+            )
+    if names_file(config.loss):
+        place = f"algorithm.loss {config.loss}"
+        logprobs_BT = rollout.old_logprobs_BT.clone().requires_grad_()
+        loss = _tried(
+            place,
+            user_loss(config),
+            logprobs_BT,
+            rollout.old_logprobs_BT,
+            torch.ones(shape),
+            mask_BT=rollout.mask_BT,
+            turns_BT=rollout.turns_BT,
+        )
+        per_token_BT = getattr(loss, "per_token_BT", None)
+        if not (isinstance(per_token_BT, Tensor) and per_token_BT.shape == shape and per_token_BT.requires_grad):
+            raise ConfigError(
+                f"{place} must return a PolicyLoss whose per_token_BT is [B, T] with a gradient; it returned {loss!r}"
+            )
+
+
+def _tried(place: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    try:
+        return function(*arguments, **keywords)
+    except Exception as error:
+        raise ConfigError(f"{place} fails on two made-up episodes: {type(error).__name__}: {error}") from error
+
+
+def _two_episodes() -> RolloutBatch:
+    """Return a group of two episodes of two turns, a token each, of which one earns 1 at its end."""
+    logprobs_BT = torch.full((2, 2), -1.0)
+    return RolloutBatch(
+        mask_BT=torch.ones(2, 2, dtype=torch.bool),
+        turns_BT=torch.tensor([[0, 1], [0, 1]]),
+        rewards_BT=torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64),
+        groups_B=torch.zeros(2, dtype=torch.int64),
+        old_logprobs_BT=logprobs_BT,
+        sampler_logprobs_BT=logprobs_BT,
+        bootstrap_B=torch.zeros(2),
+        inherited=[{}, {}],
+        trees=[0, 1],
+        state_keys=[[b"a", b"b"], [b"a", b"b"]],
+        agents=[["", ""], ["", ""]],
+        attempts=[[0, 0], [0, 0]],
+        payees=[[0, 1], [0, 1]],
+        parts=[[{"environment": 0.0}, {"environment": 1.0}], [{"environment": 0.0}] * 2],
+        criteria=[[{}, {}], [{}, {}]],
+        criteria_weights=[{}, {}],
+    )

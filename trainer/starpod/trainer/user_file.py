@@ -1,0 +1,61 @@
+"""Functions and classes of a user's file, which a configuration names as FILE.py:NAME."""
+
+from __future__ import annotations
+
+import functools
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from starpod.client.spelling import nearest
+from starpod.trainer.section import ConfigError
+
+
+def names_file(text: str) -> bool:
+    """Return whether this is FILE.py:NAME."""
+    return text.rpartition(":")[0].endswith(".py")
+
+
+def located(text: str) -> str:
+    """Return FILE:NAME with the absolute path of the file, so that a run can be resumed from another folder."""
+    file, _, name = text.rpartition(":")
+    return f"{Path(file).resolve()}:{name}"
+
+
+def known_or_located(text: str, known: Sequence[str], what: str) -> str:
+    """Return one of the known names as it is and FILE.py:NAME with an absolute path.
+
+    Raises:
+        ValueError: for another name. The message suggests a known one.
+    """
+    if names_file(text):
+        return located(text)
+    if text not in known:
+        raise ValueError(f"no {what} {text!r}{nearest(text, known)}; one of your own is FILE.py:NAME")
+    return text
+
+
+def read(file: str, name: str) -> Any:
+    """Return what a file defines under a name. Raises LookupError if it defines none, and whatever the file raises."""
+    defined = runpy.run_path(file)
+    if name not in defined:
+        raise LookupError(f"it defines no {name}{nearest(name, [each for each in defined if callable(defined[each])])}")
+    return defined[name]
+
+
+@functools.cache
+def load(key: str, place: str) -> Any:
+    """Return the function or class that FILE.py:NAME names. The file runs once in a process.
+
+    Raises:
+        ConfigError: if the file cannot be run, or does not define it. The message names the configuration's key.
+    """
+    file, _, name = place.rpartition(":")
+    try:
+        found = read(file, name)
+    except Exception as error:
+        raise ConfigError(f"{key} {place} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{key} {place} is a {type(found).__name__}, not a function or a class")
+    return found
