@@ -29,7 +29,7 @@ from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, Start
 from starpod.trainer.run import Output, Run
-from tests.trainer.tiny_learner import make_learner
+from tests.trainer.tiny_learner import built, group_of, make_learner
 from tests.trainer.turns import a_turn
 
 Outcome = Callable[[int], list[float]]
@@ -334,6 +334,50 @@ def progress(run: Run) -> Any:
     return {**saved_by(run).state, "elapsed": None}
 
 
+async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[str] = []
+
+    def begin(name: str) -> Run:
+        optimizer = {"lr": 1e-3, "critic_lr": 1e-3}
+        warm_start = {"steps": 5, "batch_size": 2}
+        run = make_run(tmp_path, path=name, algorithm="starpo-ppo", optimizer=optimizer, warm_start=warm_start)
+        run.demonstrations = group_of(built("none"), 1, (1.0,) * 4).episodes
+
+        async def play_references() -> dict[str, Any]:
+            played.append(name)
+            return {"": {"random": {"success": 0.5}}}
+
+        monkeypatch.setattr(run.held_out, "play_references", play_references)
+        return run
+
+    whole = begin("whole")
+    await whole.warm_start()
+    whole.save()
+    cut = begin("cut")
+    steps = iter(range(5))
+
+    def interrupt() -> None:
+        if next(steps) == 2:
+            cut.interrupts.signal = signal.SIGINT
+            raise Interrupted
+
+    monkeypatch.setattr(cut.interrupts, "raise_if_requested", interrupt)
+    assert await train(cut) == "stopped by SIGINT and saved"
+    assert (cut.rescued, next(steps)) == (0, 3)
+    resumed = begin("cut")
+    resumed.demonstrations = ()
+    resumed.restore(saved_by(resumed))
+    assert not resumed.warm
+    await resumed.warm_start()
+    resumed.save()
+    assert played == ["whole", "cut"] and resumed._references
+    assert progress(resumed) == progress(whole)
+    for part, tensors in saved_by(whole).tensors.items():
+        assert all(torch.equal(saved_by(resumed).tensors[part][name], tensor) for name, tensor in tensors.items())
+
+
 @pytest.mark.parametrize(
     ("phase", "step", "saved"),
     [("evaluate", 0, 0), ("collect", 1, 0), ("sync", 2, 1), ("evaluate", 2, 2), ("evaluate_final", 2, 2)],
@@ -450,6 +494,7 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
 
 async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:
     run = make_run(tmp_path, algorithm="starpo-s")
+    await run.warm_start()
     run.save()
     with pytest.raises(ConfigError, match=r"kl\.where"):
         make_run(tmp_path, algorithm="starpo-ppo").restore(saved_by(run))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.models.policy import Policy
@@ -14,47 +17,83 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 
-def imitate(
-    policy: Policy,
-    episodes: Sequence[Episode],
-    config: WarmStartConfig,
-    parallel: Parallel,
-    *,
-    lr: float,
-    micro_batch_tokens: int,
-    temperature: float = 1.0,
-    seed: int = 0,
-    progress: Callable[[int, float], None] = lambda step, loss: None,
-) -> float:
-    """Trains the policy on the turns whose reward is 1. Returns the last loss, in nats per token.
+class Imitation:
+    """Trains a policy on the turns whose reward is 1. A checkpoint can hold it as it is between two steps.
 
     The critic is left as it is: returns of a demonstrator are not the policy's.
+    step: optimiser steps done.
     """
-    usable = [episode for episode in episodes if episode.sampled_tokens and any(turn.reward for turn in episode.turns)]
-    if not usable:
-        raise ValueError("no demonstration has a turn to imitate; lower warm_start.noise")
-    trained = list(policy.trained_parameters())
-    optimizer = torch.optim.AdamW(trained, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps, eta_min=lr / 10)
-    rng = random.Random(seed)
-    mean = float("nan")
-    for step in range(config.steps):
-        batch = Batch(rng.sample(usable, min(config.batch_size, len(usable))), parallel.device)
+
+    def __init__(
+        self,
+        policy: Policy,
+        episodes: Sequence[Episode],
+        config: WarmStartConfig,
+        parallel: Parallel,
+        *,
+        lr: float,
+        micro_batch_tokens: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self._usable = [each for each in episodes if each.sampled_tokens and any(turn.reward for turn in each.turns)]
+        if not self._usable:
+            raise ValueError("no demonstration has a turn to imitate; lower warm_start.noise")
+        self._policy = policy
+        self._config = config
+        self._parallel = parallel
+        self._micro_batch_tokens = micro_batch_tokens
+        self._temperature = temperature
+        self._trained = list(policy.trained_parameters())
+        self._optimizer = torch.optim.AdamW(self._trained, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, config.steps, eta_min=lr / 10)
+        self._rng = random.Random(seed)
+        self.step = 0
+
+    def run(self, progress: Callable[[int, float], None] = lambda step, loss: None) -> None:
+        """Takes the steps that are left. progress: called after each one with its number and its loss in nats per
+        token; what it raises ends the run between two steps."""
+        while self.step < self._config.steps:
+            loss = self._take_step()
+            self.step += 1
+            progress(self.step, loss)
+        self._optimizer.state.clear()  # other policies need the memory
+
+    def _take_step(self) -> float:
+        policy, parallel = self._policy, self._parallel
+        batch = Batch(self._draw(), parallel.device)
         weights_BT = batch.per_turn([[turn.reward for turn in episode.turns] for episode in batch.episodes], 0.0)
         weights_BT /= weights_BT.sum()
-        optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=parallel.device)
-        blocks = batch.micro_batches(range(len(batch)), micro_batch_tokens, policy.tokens_read)
+        blocks = batch.micro_batches(range(len(batch)), self._micro_batch_tokens, policy.tokens_read)
         for block, mine in parallel.share(blocks):
-            scores = policy.score(*batch.pack(block), temperature=temperature)
+            scores = policy.score(*batch.pack(block), temperature=self._temperature)
             unpacked = batch.unpack(block)
             loss = -(unpacked.place(scores.logprobs_N) * weights_BT[unpacked.rows]).sum() * float(mine)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        parallel.clip_grad_norm(trained, 1.0)
-        optimizer.step()
-        schedule.step()
+        parallel.clip_grad_norm(self._trained, 1.0)
+        self._optimizer.step()
+        self._schedule.step()
         parallel.sum(total)
-        mean = total.item()
-        progress(step + 1, mean)
-    return mean
+        return float(total)
+
+    def _draw(self) -> list[Episode]:
+        return self._rng.sample(self._usable, min(self._config.batch_size, len(self._usable)))
+
+    # --- what a checkpoint holds --------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the optimiser's tensors by name, and JSON values. All ranks take part."""
+        tensors, values = flatten_optimizer(self._parallel.optimizer_state(self._policy, self._optimizer))
+        return tensors, {"step": self.step, "optimizer": values}
+
+    def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Put back what `state` gave, before the first step."""
+        self._parallel.load_optimizer_state(
+            self._policy, self._optimizer, unflatten_optimizer(tensors, values["optimizer"])
+        )
+        self.step = self._schedule.last_epoch = values["step"]
+        for _ in range(self.step):
+            self._draw()

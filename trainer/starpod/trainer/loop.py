@@ -17,8 +17,6 @@ async def train(run: Run) -> str:
         return await _train(run)
     except Interrupted as error:
         run.rescue(error)
-        if run.rescued is None:
-            raise  # nothing was trained yet
         return await run.end(run.reason_to_stop())
     except Exception as error:
         run.rescue(error)
@@ -26,7 +24,7 @@ async def train(run: Run) -> str:
 
 
 async def _train(run: Run) -> str:
-    if not run.resumed:
+    if not run.warm:
         await run.warm_start()
     if run.evaluation_is_due:
         await run.evaluate()

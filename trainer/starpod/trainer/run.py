@@ -16,7 +16,7 @@ from starpod.client.spelling import nearest
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale, needs_reask, verdicts
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
-from starpod.trainer.checkpoints.state import capture_rng, restore_rng
+from starpod.trainer.checkpoints.state import capture_rng, join_parts, restore_rng, split_parts
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of, turns_of
 from starpod.trainer.data.images import by_key
@@ -37,7 +37,7 @@ from starpod.trainer.diagnostics.metrics import (
 )
 from starpod.trainer.evaluation.figures import final_figures, held_out_figures, overall
 from starpod.trainer.evaluation.held_out import HeldOut
-from starpod.trainer.imitation import imitate
+from starpod.trainer.imitation import Imitation
 from starpod.trainer.interrupts import Interrupted, Interrupts
 from starpod.trainer.learners import Learners
 from starpod.trainer.mixture import Mixture
@@ -82,6 +82,7 @@ class Run:
     demonstrations: to imitate before training. offline: groups to train on
     instead of collecting. scorer: of turns, where one is trained beside the policy. stage_collectors: of the stages,
     which collect in the place of `collector`.
+    warm: whether the warm start is over.
     step: iterations done. version: of the policy, one more with each update. tokens: sampled in training, those of a
     search included. elapsed: seconds of training, before a resumption included. rescued: the step as of which `rescue`
     left the run saved; None before.
@@ -116,7 +117,7 @@ class Run:
         self.demonstrations = demonstrations
         self.offline = offline
         self.scorer = scorer
-        self.resumed = False
+        self.warm = False
         self.step = 0
         self.version = 0
         self.tokens = 0
@@ -142,8 +143,9 @@ class Run:
             self._parts["pivots"] = collector.search.pivots
         # Progress and groups in play at the end of the last finished step, while a later one has begun.
         self._finished: tuple[dict[str, Any], Sequence[Admitted]] | None = None
-        # Not before the warm start is over, and not from the first gradient of a step to its end.
+        # In the warm start only where a signal ends it, and not from the first gradient of a step to its end.
         self._weights_are_whole = False
+        self._imitations: dict[str, Imitation] = {}
         self._saved = -1
         self.rescued: int | None = None
         self.stopped = ""
@@ -181,6 +183,15 @@ class Run:
         scoring: dict[str, Any] = {}
         if self.scorer is not None:
             tensors["scorer"], scoring = self.scorer.state()
+        warm_start: dict[str, Any] = {}
+        if not self.warm:
+            imitated = {agent: each.state() for agent, each in self._imitations.items()}
+            tensors["imitation"] = join_parts({agent: own for agent, (own, _) in imitated.items()})
+            warm_start = {
+                "references": self._references,
+                "demonstrations": [episode.to_json() for episode in self.demonstrations],
+                "imitations": {agent: values for agent, (_, values) in imitated.items()},
+            }
         in_play = [group for share in self.parallel.gather_objects(self.ahead.state(admitted)) for group in share]
         step = progress["step"]
         if self.parallel.is_main:
@@ -190,6 +201,7 @@ class Run:
                 **progress,
                 "learner": learner,
                 "scorer": scoring,
+                "warm_start": warm_start,
                 "replay": self.replay.state_dict(),
                 "ahead": in_play,
                 "config": self._configs[-1].to_dict(),
@@ -237,12 +249,13 @@ class Run:
     def restore(self, loaded: Loaded) -> None:
         """Goes on from a checkpoint. Raises CheckpointError if its tensors are not finite."""
         loaded.check_finite()
-        self.resumed = True
         state = loaded.state
+        warm_start = state.get("warm_start")
+        self.warm = not warm_start
         if "stages" in state:
             self.stages.load_state_dict(state["stages"])
             self._begin_stage()
-        needs_reference = self._configs[-1].needs_reference
+        needs_reference = self.warm and self._configs[-1].needs_reference
         if needs_reference and "reference" not in loaded.tensors:
             raise ConfigError(
                 f"algorithm.kl.where is {self.config.algorithm.kl.where}, but the run began without a KL term, so its "
@@ -270,7 +283,16 @@ class Run:
                 part.load_state_dict(state[name])
         self.ahead.load_state(state.get("ahead", []))
         restore_rng(state["rng"])
-        self._weights_are_whole, self._saved = True, self.step
+        if warm_start:
+            self._references = warm_start["references"]
+            self.demonstrations = [Episode.from_json(each) for each in warm_start["demonstrations"]]
+            parts = split_parts(loaded.tensors["imitation"])
+            if warm_start["imitations"]:
+                self._imitations = self._begin_imitations()
+            for agent, values in warm_start["imitations"].items():
+                self._imitations[agent].load_state(parts[agent], values)
+        else:
+            self._weights_are_whole, self._saved = True, self.step
 
     # --- when ---------------------------------------------------------------------------------------------------------
 
@@ -311,23 +333,29 @@ class Run:
     # --- the steps of the loop ----------------------------------------------------------------------------------------
 
     async def warm_start(self) -> None:
-        """Plays the reference policies, and imitates demonstrations, if the configuration says so. What comes of it is
-        the KL term's reference."""
-        # First: one that cannot play here is told before minutes of imitation.
-        self._references = await self.held_out.play_references()
-        if self.config.warm_start.steps:
-            await self._imitate()
+        """Plays the reference policies, and imitates demonstrations, if the configuration says so. The policy that
+        this leaves is the KL term's reference. One that a checkpoint holds goes on."""
+        try:
+            # First: one that cannot play here is told before minutes of imitation.
+            self._references = self._references or await self.held_out.play_references()
+            if self.config.warm_start.steps:
+                await self._imitate()
+        except Interrupted:
+            self._weights_are_whole = True  # it comes between two steps of imitation
+            raise
         if self._configs[-1].needs_reference:
             self.learner.freeze_reference(None)
         if self.scorer is not None:
             self.scorer.begin(self.learner.by_agent[""].policy)
-        self._weights_are_whole = True
+        self.warm = self._weights_are_whole = True
         # A time limit is one of training: a run whose imitation took all of it would have learnt nothing by itself.
-        self._resumed_at = perf_counter()
+        self.elapsed, self._resumed_at = 0.0, perf_counter()
 
     async def _imitate(self) -> None:
         config = self.config.warm_start
-        self.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {config.steps} steps")
+        self._imitations = self._imitations or self._begin_imitations()
+        left = config.steps - min(each.step for each in self._imitations.values())
+        self.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {left} steps")
 
         def progress(agent: str, step: int, loss: float) -> None:
             self.interrupts.raise_if_requested()
@@ -335,20 +363,27 @@ class Run:
                 self.screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
 
         await self._leave_gpu()
-        for agent, learner in self.learner.by_agent.items():
-            await self.parallel.in_thread(
-                imitate,
+        for agent, imitation in self._imitations.items():
+            await self.parallel.in_thread(imitation.run, partial(progress, agent))
+        self._imitations = {}
+        self.version += 1
+
+    def _begin_imitations(self) -> dict[str, Imitation]:
+        """Return the imitation of each agent's policy, before its first step."""
+        config = self.config
+        return {
+            agent: Imitation(
                 learner.policy,
                 [turns_of(demonstration, agent) for demonstration in self.demonstrations],
-                config,
+                config.warm_start,
                 self.parallel,
-                lr=config.rate(self.config.model),
-                micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
-                temperature=self.config.sampling.temperature,
-                seed=derive(self.config.seed, "imitation"),
-                progress=partial(progress, agent),
+                lr=config.warm_start.rate(config.model),
+                micro_batch_tokens=config.optimizer.micro_batch_tokens,
+                temperature=config.sampling.temperature,
+                seed=derive(config.seed, "imitation"),
             )
-        self.version += 1
+            for agent, learner in self.learner.by_agent.items()
+        }
 
     def begin_step(self) -> None:
         self._finished = self._progress(), self.ahead.admitted
