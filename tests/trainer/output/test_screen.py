@@ -1,6 +1,7 @@
 """The live screen and the plain log."""
 
 import io
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -143,11 +144,24 @@ def test_the_screen_shows_everything_and_leaves_a_summary() -> None:
     screen.close()
 
 
+@pytest.mark.parametrize("width", [80, 130])
+def test_the_address_of_the_pages_is_a_line_by_itself(width: int) -> None:
+    address = "http://127.0.0.1:40213/"
+    plan = {"live": address, "model": "tiny", "episodes": "64 groups x 4 in each of 180 iterations", "folder": "a" * 80}
+    console = terminal(width)
+    with LiveScreen(console) as screen:
+        screen.start("a lake", plan)
+        with console.capture() as captured:
+            console.print(screen.view)
+    for shown in (captured.get(), "\n".join(log(lambda screen, _: screen.start("a lake", plan)))):
+        assert re.search(rf"(?m)^(\x1b\[H|  )live: {re.escape(address)} *$", shown)
+
+
 @settings(max_examples=25)
 @given(st.integers(20, 200), st.integers(5, 70))
 def test_it_fits_whatever_room_there_is(width: int, height: int) -> None:
     view = View()
-    view.title, view.step, view.budget = "FrozenLake " * 5, 3, 60.0
+    view.title, view.step, view.budget, view.site = "FrozenLake " * 5, 3, 60.0, "http://127.0.0.1:40213/"
     view.metrics = metrics_at(3)
     view.curves = {name: deque([value] * 3) for name, value in view.metrics.items()}
     view.evaluations = [(0, dict(EVALUATION)), (50, dict(EVALUATION))]

@@ -80,7 +80,8 @@ class LiveScreen(Screen):
         with self._lock:
             self._began = self._clock()
             self.view.title = title
-            self.view.plan = {name: str(value) for name, value in plan.items() if name != "budget_seconds"}
+            self.view.plan = {name: str(value) for name, value in plan.items() if name not in ("live", "budget_seconds")}
+            self.view.site = str(plan.get("live", ""))
             budget = plan.get("budget_seconds")
             self.view.budget = float(budget) if budget else None
         if self._live is None:
@@ -172,6 +173,7 @@ class View:
 
     title: str = ""
     plan: dict[str, str] = field(default_factory=dict)
+    site: str = ""
     budget: float | None = None
     phase: str = ""
     seconds: float = 0.0
@@ -188,9 +190,13 @@ class View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or options.max_height
         warnings = self._warnings(width)
-        spent = 5 + (len(warnings) + 2 if warnings else 0)
+        # Without the panel's borders: a terminal makes a link only of an address that nothing interrupts.
+        told = f"live: {self.site}" if self.site else ""
+        site = [told[start : start + width] for start in range(0, len(told), width)]
+        spent = len(site) + 5 + (len(warnings) + 2 if warnings else 0)
         layout = Layout()
-        rows = [Layout(self._header(width), size=5), Layout(name="middle")]
+        rows = [Layout(Text(line, no_wrap=True), size=1) for line in site]
+        rows += [Layout(self._header(width), size=5), Layout(name="middle")]
         if warnings:
             rows.append(
                 Layout(

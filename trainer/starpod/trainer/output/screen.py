@@ -40,7 +40,8 @@ class Screen:
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
         """title: what is trained. plan: what was decided, by name: model, environments, algorithm, budget.
 
-        A number under "budget_seconds" is the time the run may take; it becomes a progress bar.
+        A number under "budget_seconds" is the time the run may take; it becomes a progress bar. The text under "live"
+        is the address of the run's pages, which is shown in full on a line by itself.
         """
 
     def phase(self, name: str) -> None:
