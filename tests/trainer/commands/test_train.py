@@ -25,6 +25,7 @@ def run(*words: str) -> Result:
         (["--resume", "--run-dir", "runs/none"], "runs/none holds no run to resume"),
         (["tiny", "--resume", "--run-dir", "runs/none"], "runs/none holds no run to resume"),
         (["--resume"], "name its folder with --run-dir"),
+        (["--dry-run", "monitor.sinks.mlflow=true"], "the package mlflow is not installed: pip install mlflow"),
     ],
 )
 def test_a_wrong_call_leaves_nothing(

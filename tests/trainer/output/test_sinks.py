@@ -13,7 +13,8 @@ import pytest
 
 from starpod.trainer.output.config import SinkConfig
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, write_atomic
-from starpod.trainer.output.sinks import JsonlSink, Sinks
+from starpod.trainer.output.sinks import JsonlSink, Sinks, check_sinks
+from starpod.trainer.section import ConfigError
 
 JSONL_ONLY = SinkConfig(tensorboard=False)
 
@@ -114,15 +115,21 @@ def test_tensorboard_has_the_finite_values(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("collect/success")] == [(1, 0.25), (2, 0.5)]
 
 
-def test_what_is_not_installed_is_said_once_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
+def test_what_is_not_installed_is_refused_or_where_nobody_asked_for_it_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     said: list[str] = []
-    with Sinks(SinkConfig(wandb=True), tmp_path, warn=said.append) as sinks:
+    check_sinks(SinkConfig())
+    with Sinks(SinkConfig(), tmp_path, warn=said.append) as sinks:
         sinks.write(1, {})
         sinks.write(2, {})
-    assert len(said) == 2 and said[0].startswith("tensorboard ") and said[1].startswith("wandb ")
+    assert len(said) == 1 and said[0].startswith("tensorboard ")
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 2
+    for name in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(ConfigError, match=f"monitor.sinks.{name} is true, and .* not installed: pip install"):
+            check_sinks(SinkConfig.model_validate({name: True}))
 
 
 class FakeWandb:

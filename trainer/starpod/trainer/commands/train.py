@@ -94,6 +94,7 @@ def train(
         words = tuple(dict(zip(names, words, strict=True)).values())
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run
     from starpod.trainer.environment_file import choose_job
+    from starpod.trainer.output.sinks import check_sinks
     from starpod.trainer.rewards.reward import RewardError, Rewards
     from starpod.trainer.rollout.environment import check_installed
 
@@ -107,6 +108,7 @@ def train(
         resolved, resume = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore
         )
+        check_sinks(resolved.monitor.sinks)
         for task in resolved.tasks:
             check_installed(task.environment)
             Rewards(task.rewards)  # finds the functions
@@ -203,7 +205,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         else nullcontext("") as site,
         make_screen(config.monitor.screen if parallel.is_main else "off") as screen,
     ):
-        screen.start(config.title or _environments(config), make_plan(config, path) | ({"live": site} if site else {}))
+        screen.start(config.title or _environments(config), ({"live": site} if site else {}) | make_plan(config, path))
         interrupts = Interrupts(notify=screen.warn, ranks=parallel.world)
         try:
             with interrupts:

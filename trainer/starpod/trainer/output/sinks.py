@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import os
 import time
@@ -12,6 +13,7 @@ from typing import Any, Protocol, Self
 
 from starpod.trainer.output.config import SinkConfig
 from starpod.trainer.output.files import CannotWrite, cut_after, to_json_line
+from starpod.trainer.section import ConfigError
 
 
 class Sink(Protocol):
@@ -106,6 +108,16 @@ class MlflowSink:
         self._mlflow.end_run()
 
 
+def check_sinks(config: SinkConfig) -> None:
+    """Raises ConfigError for a sink that was asked for and whose package is not installed."""
+    for name in ("wandb", "mlflow"):
+        if getattr(config, name) and importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"monitor.sinks.{name} is true, and the package {name} is not installed: pip install {name}, or leave "
+                "that key out"
+            )
+
+
 class Sinks:
     """All sinks of a run. Only metrics.jsonl may stop it; any other that fails is dropped with a warning.
 
@@ -169,7 +181,7 @@ class Sinks:
         try:
             self._others[name] = make()
         except ModuleNotFoundError as error:
-            # TensorBoard is on by default, so a missing package is a warning and no error.
+            # TensorBoard is on by default, so a missing package is a warning; `check_sinks` refuses the others.
             self._warn(f"{name} gets no metrics: the package {error.name} is not installed")
         except Exception as error:
             self._warn(f"{name} gets no metrics: {error}")
