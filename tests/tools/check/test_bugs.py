@@ -42,6 +42,7 @@ STEPS = {
 SOME = [each for each in REQUIREMENTS if each.id in ("C-30", "C-31", "C-33", "C-41", "C-42", "C-64")]
 STREAM = [each for each in REQUIREMENTS if each.level == "stream"]
 RENDERS = 'if self.number: raise KeyError("frame")\n        return "x"'
+LONG_KEY = 'return "x"\n\n    def state_key(self):\n        return bytes(181)'
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of environments with a bug each."""
     file = tmp_path_factory.mktemp("bugs") / "broken.py"
     steps = [(id_, step, 'return f"{self.number}"') for id_, (step, _) in STEPS.items()]
-    steps.append(("picture", "return Outcome()", RENDERS))
+    steps += [("picture", "return Outcome()", RENDERS), ("key", "return Outcome()", LONG_KEY)]
     texts = [
         ENVIRONMENT.replace("{id}", id_).replace("{step}", step).replace("{render}", render)
         for id_, step, render in steps
@@ -65,6 +66,11 @@ def _examine(address: str, id_: str, chosen: Sequence[Requirement] = REQUIREMENT
 
 def _failures(results: list[Result]) -> dict[str, str]:
     return {result.requirement.id: result.message for result in results if result.status in ("failed", "error")}
+
+
+def test_a_state_key_that_is_no_digest_is_told_how_to_make_one(address: str) -> None:
+    message = _failures(_examine(address, "key", [each for each in REQUIREMENTS if each.id == "C-63"]))["C-63"]
+    assert "181 bytes" in message and "`return digest(text)` with `digest` of starpod.env_server" in message
 
 
 @pytest.mark.parametrize("id_", STEPS)

@@ -19,8 +19,8 @@ NOT_SHOWN = {
     "C-97": "the server sends no server-timing",
     "C-98": "it takes 75 s: run it with --slow",
     "S-15": "the server sends no timing",
-    "F-10": "the environment declares fork",
-    "N-11": "the environment declares snapshot",
+    "F-10": "only for environments without fork, and this one has it",
+    "N-11": "only for environments without snapshot, and this one has it",
 }
 
 Reports = dict[type[Correct], Report]

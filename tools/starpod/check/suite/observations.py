@@ -66,7 +66,8 @@ async def state_key(probe: Probe) -> None:
     needs(probe.spec.capabilities.state_key, "the environment has no state_key")
     handle = await probe.session(want=pb.Want(state_key=True), seed=SEED)
     key = handle.session.observation.state_key
-    expect(1 <= len(key) <= 32, "a state_key of 1 to 32 bytes", f"{len(key)} bytes")
+    fix = "send a digest of the state, in Python `return digest(text)` with `digest` of starpod.env_server"
+    expect(1 <= len(key) <= 32, "a state_key of 1 to 32 bytes", f"{len(key)} bytes", fix)
     for what in ("a turn without an action", "another turn without an action"):
         after = (await handle.step()).observation.state_key
         fix = "leave turn counters, session ids and history out of the digest"
