@@ -286,4 +286,6 @@ def _out_of_scope(target: Target, requirement: Requirement) -> str:
     there = getattr(of.capabilities, level)
     if there != requirement.absent:
         return ""
-    return f"only for {owner}s without {level}, and this one has it" if there else f"the {owner} does not declare {level}"
+    return (
+        f"only for {owner}s without {level}, and this one has it" if there else f"the {owner} does not declare {level}"
+    )

@@ -80,7 +80,9 @@ class LiveScreen(Screen):
         with self._lock:
             self._began = self._clock()
             self.view.title = title
-            self.view.plan = {name: str(value) for name, value in plan.items() if name not in ("live", "budget_seconds")}
+            self.view.plan = {
+                name: str(value) for name, value in plan.items() if name not in ("live", "budget_seconds")
+            }
             self.view.site = str(plan.get("live", ""))
             budget = plan.get("budget_seconds")
             self.view.budget = float(budget) if budget else None
