@@ -7,7 +7,8 @@ PYTHON ?= $(firstword $(shell for each in $(PYTHONS); do if $$each -c 'import en
 ARGS ?=
 # Processes that run the tests: one more than two cores, since many tests wait.
 JOBS ?= 3
-# A file's tests share fixtures. Files go in the order of their names: by number of tests, the slowest ones would come last. A process that dies ends the run: with another in its place, xdist waits for ever.
+# A file's tests share fixtures. Files run in the order of their names: xdist would start those with few tests last, which are
+# the slowest. A process that dies ends the run, because xdist waits for ever with another in its place.
 SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 CONFIG ?= frozen_lake
 # uv installs sources. A process that may not keep what it compiled needs 9 s instead of 4 to import torch and transformers.
