@@ -8,13 +8,13 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from starpod.load.measurements import DIGITS, HIGHEST, Histogram, bucket_ceilings
+from starpod.load.measurements import DIGITS, MAX_NANOSECONDS, Histogram, bucket_ceilings
 
 LATENCIES = st.lists(st.floats(0, 3600), max_size=60)
 
 
 def theirs(seconds: list[float]) -> HdrHistogram:
-    histogram = HdrHistogram(1, HIGHEST, DIGITS)
+    histogram = HdrHistogram(1, MAX_NANOSECONDS, DIGITS)
     for value in seconds:
         histogram.record_value(1000 * round(value * 1e6))
     return histogram
@@ -45,9 +45,9 @@ def test_percentiles_are_those_of_hdrhistogram(seconds: list[float], percent: fl
     assert Histogram(seconds).percentiles(percent) == pytest.approx([expected], rel=1e-12)
 
 
-@given(st.integers(0, HIGHEST))
+@given(st.integers(0, MAX_NANOSECONDS))
 def test_bucket_ceilings_are_those_of_hdrhistogram(nanoseconds: int) -> None:
-    histogram = HdrHistogram(1, HIGHEST, DIGITS)
+    histogram = HdrHistogram(1, MAX_NANOSECONDS, DIGITS)
     ceilings = bucket_ceilings()
     place = int(np.searchsorted(ceilings, nanoseconds))
     assert ceilings[place] == histogram.get_highest_equivalent_value(nanoseconds)

@@ -1,1 +1,1 @@
-"""`starpod load`: drives a server as many agents would, and says what it held and what it cost (docs/load.md)."""
+"""`starpod load`: generate the load of many agents on a server and report throughput and latencies (docs/load.md)."""

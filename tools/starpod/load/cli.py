@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 
 class Parsed(click.ParamType[Any]):
-    """A parameter that a function reads; its ValueError becomes the message."""
+    """A click parameter type that calls a parse function and reports its ValueError as the error message."""
 
     name = "text"
 
@@ -109,7 +109,7 @@ option = functools.partial(click.option, show_default=True)
 @OPTIONS
 @option("--sessions", type=click.IntRange(1), default=16, help="Sessions to keep open.")
 @option("--seconds", type=click.FloatRange(0.1), default=10.0, help="Length of a stage.")
-@option("--warmup", type=DURATION, metavar="DURATION", help="Not counted. [default: 20% of a stage, 5s at most]")
+@option("--warmup", type=DURATION, metavar="DURATION", help="Time before measuring. [default: 20% of a stage, max 5s]")
 @option("--rate", type=click.FloatRange(0, min_open=True), help="Steps due per second: an open loop.")
 @option(
     "--arrivals",
@@ -128,7 +128,7 @@ option = functools.partial(click.option, show_default=True)
     "--ramp",
     type=Parsed(_parse_ramp),
     metavar="N,N,...",
-    help="One stage for each: numbers of sessions, or rates where --rate is given too.",
+    help="Run one stage per value: numbers of sessions, or rates if --rate is given too.",
 )
 @option(
     "--find-rate",
@@ -136,21 +136,21 @@ option = functools.partial(click.option, show_default=True)
     type=REQUIREMENT,
     multiple=True,
     metavar="REQUIREMENT",
-    help="Search the highest rate that keeps this, as in 'step.p99<20ms'. Repeatable.",
+    help="Search for the highest rate that keeps this, as in 'step.p99<20ms'. Repeatable.",
 )
 @option(
     "--policy",
     type=Parsed(_parse_policy),
     default="random",
     metavar="random|expert|recorded:FILE",
-    help="What the agents do.",
+    help="How the agents choose their actions.",
 )
 @option(
     "--action",
     "actions",
     multiple=True,
     metavar="TEXT",
-    help="What random agents choose from, instead of the environment's own actions. Repeatable.",
+    help="Action for random agents to choose from, instead of the environment's own actions. Repeatable.",
 )
 @option(
     "--mix",
@@ -162,23 +162,23 @@ option = functools.partial(click.option, show_default=True)
     "--episodes-per-session",
     type=click.IntRange(0),
     default=0,
-    help="Close a session and open another after so many episodes; 0: never.",
+    help="Close a session and open another after this many episodes; 0: never.",
 )
 @option(
     "--transport",
     type=click.Choice(["auto", "stream", "unary"]),
     default="auto",
-    help="auto: stream where the server has it.",
+    help="auto: stream if the server has it.",
 )
 @option("--processes", type=click.IntRange(1, 256), default=1, help="Generator processes.")
-@option("--timeout", type=DURATION, default="30s", metavar="DURATION", help="Of one call.")
+@option("--timeout", type=DURATION, default="30s", metavar="DURATION", help="Timeout of one call.")
 @option(
     "--on-overload",
     type=click.Choice(["retry", "count"]),
     default="retry",
     help="Wait as the server says and ask again, or count the call as failed.",
 )
-@option("--seed", type=click.IntRange(0, 2**62), default=0, help="Of everything random.")
+@option("--seed", type=click.IntRange(0, 2**62), default=0, help="Seed of everything random.")
 @option("--record", type=WRITTEN, metavar="FILE", help="Write what was played, for --policy recorded:FILE.")
 @option(
     "--require",
@@ -194,68 +194,68 @@ option = functools.partial(click.option, show_default=True)
     type=Parsed(_parse_report),
     nargs=2,
     metavar="A.json B.json",
-    help="Say what changed from one report to another; nothing is run.",
+    help="Show what changed from one report to another; nothing is run.",
 )
 @JSON
 @option("--html", "html_file", type=WRITTEN, metavar="FILE", help="Write the report as a page.")
 @click.pass_context
-def load(context: click.Context, /, **given: Any) -> None:
+def load(context: click.Context, /, **values: Any) -> None:
     """Put load on the servers at ADDRESS (host:port, several with commas) and report what they held.
 
-    Closed loop: each of --sessions steps again as soon as its reply is there. Open loop (--rate): steps are due on a
+    Closed loop: each of --sessions steps again as soon as its reply arrives. Open loop (--rate): steps are due on a
     schedule, whatever the server does, and latencies count from when they were due.
 
     Exit status: 0 done and all requirements met, 1 one is not met or the run ended early, 2 the call was wrong.
     """
-    console = safe_console(stderr=given["json_file"] == "-")
-    if given["compared"]:
-        _compare(console, *given["compared"], json_file=given["json_file"])
+    console = safe_console(stderr=values["json_file"] == "-")
+    if values["compared"]:
+        _compare(console, *values["compared"], json_file=values["json_file"])
         return
-    stages = make_stages(given)
-    plan, server = make_plan(given)
+    stages = make_stages(values)
+    plan, server = make_plan(values)
     started = time.time()
     with Screen(console) as screen, GeneratorProcesses(plan, screen.watch) as processes:
-        run = _Run(plan, screen, processes)
-        found = find_rate(stages[0], given["targets"], run.play) if given["targets"] else None
-        for stage in () if found else stages:
+        run = _StageRunner(plan, screen, processes)
+        search = find_rate(stages[0], values["targets"], run.play) if values["targets"] else None
+        for stage in () if search else stages:
             if run.play(stage) is None:
                 break
         run.close()
     words = sys.argv[sys.argv.index("load") :] if "load" in sys.argv else ["load", *sys.argv[1:]]
     report = document(plan, server, run.reports, command=shlex.join(["starpod", *words]), started=started)
     judged = run.reports
-    if found is not None:
-        judged = [] if found.rate is None else run.reports[-1:]
+    if search is not None:
+        judged = [] if search.rate is None else run.reports[-1:]
         report["search"] = {
-            "targets": [target.text for target in given["targets"]],
-            "rate": found.rate,
-            "probes": [asdict(probe) for probe in found.probes],
+            "targets": [target.text for target in values["targets"]],
+            "rate": search.rate,
+            "probes": [asdict(probe) for probe in search.probes],
         }
-    report["requirements"] = judge(given["requirements"], judged)
-    write_report(given["json_file"], json.dumps(report) + "\n")
-    if given["html_file"]:
-        write_page(report, given["html_file"])
-    if found is not None:
-        screen.found(found)
+    report["requirements"] = judge(values["requirements"], judged)
+    write_report(values["json_file"], json.dumps(report) + "\n")
+    if values["html_file"]:
+        write_page(report, values["html_file"])
+    if search is not None:
+        screen.search(search)
         screen.remarks(report)
     else:
         screen.report(report)
-    if given["record"]:
-        write_recording(given["record"], plan.environment_id, processes.recorded)
-        console.print(f"{len(processes.recorded):,} episodes in {given['record']}", highlight=False)
+    if values["record"]:
+        write_recording(values["record"], plan.environment_id, processes.recorded)
+        console.print(f"{len(processes.recorded):,} episodes in {values['record']}", highlight=False)
     if processes.interrupted:
         context.exit(INTERRUPTED)
     failed = (
         not all(verdict["met"] for verdict in report["requirements"])
         or any(stage["ended"] for stage in report["stages"])
-        or (found is not None and found.rate is None)
+        or (search is not None and search.rate is None)
     )
     context.exit(1 if failed else 0)
 
 
 @dataclass
-class _Run:
-    """The stages that were played, and their reports."""
+class _StageRunner:
+    """The stages of a run that were played so far, and their reports."""
 
     plan: Plan
     screen: Screen
@@ -264,7 +264,7 @@ class _Run:
     last: StageResult | None = None
 
     def play(self, stage: Stage) -> dict[str, Any] | None:
-        """The report of a stage; None if the run ends with it."""
+        """Play a stage and return its report, or None if the run ends with it."""
         try:
             self.last = self.processes.run(stage)
         except RunFailed as error:
@@ -278,7 +278,7 @@ class _Run:
         return None if self.last.ended or self.last.interrupted else report
 
     def close(self) -> None:
-        """Ends the sessions and reports the last stage anew, with what that took."""
+        """End the sessions, and replace the last stage's report by one that includes the calls for that."""
         if self.last is not None:
             self.processes.close(self.last)
             self.reports[-1] = stage_report(self.last, self.plan)

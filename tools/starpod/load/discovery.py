@@ -1,7 +1,4 @@
-"""From the command line to a plan: which servers there are, what they host, and whether they can do what is asked.
-
-Whatever does not fit together is refused here.
-"""
+"""Turn the command line into a plan: find the servers and what they host, and refuse options that do not fit."""
 
 from __future__ import annotations
 
@@ -26,14 +23,15 @@ LONGEST_WARMUP = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """places: one for each server process. spec: of the environment that they all host."""
+    """The servers under load, which all host the environment."""
 
     places: tuple[Place, ...]
+    """One place per server process."""
     spec: pb.EnvironmentSpec
     description: pb.DescribeResponse
 
     def as_json(self) -> dict[str, Any]:
-        """What a report says of them."""
+        """Return the entries of a report that describe the servers."""
         return {
             "name": self.description.server_name,
             "version": self.description.server_version,
@@ -42,9 +40,11 @@ class Servers:
 
 
 def find_servers(addresses: str, transport: Transport, environment: str, version: str) -> Servers:
-    """Asks each address who is there, and takes in the siblings that it names.
+    """Ask each address for its description, and include the siblings that it names.
 
-    Raises ClickException if one cannot be reached, BadParameter with the nearest names if it lacks the environment.
+    Raises:
+        ClickException: A server cannot be reached.
+        BadParameter: A server lacks the environment. The message has the nearest names.
     """
     try:
         queue = [place for address in as_addresses(addresses) for place in _resolve(address)]
@@ -61,7 +61,7 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
         with connect(place.address, transport, place.server_name) as connection:
             answer = hosted(connection)
         if answer.instance_id in known:
-            continue  # another name for a server that we have
+            continue  # another name of a known server
         known[answer.instance_id] = place
         spec = spec or find_environment(answer, environment, version)
         description = description or answer
@@ -73,7 +73,7 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
 
 
 def choose_wire(asked: str, description: pb.DescribeResponse) -> Wire:
-    """`stream` where the server has it, unless something else was asked for. Raises BadParameter where it has not."""
+    """Return `stream` if the server has it, unless unary was asked for. Raise BadParameter for a missing Stream."""
     if asked == "stream" and not description.capabilities.stream:
         raise click.BadParameter("the server has no Stream; use unary", param_hint="--transport")
     if asked == "unary" or not description.capabilities.stream:
@@ -82,7 +82,7 @@ def choose_wire(asked: str, description: pb.DescribeResponse) -> Wire:
 
 
 def check_plan(plan: Plan, spec: pb.EnvironmentSpec) -> None:
-    """Raises UsageError if the environment cannot do what the plan asks of it."""
+    """Raise UsageError if the environment cannot do what the plan needs."""
     can = spec.capabilities
     for call, able in (("fork", can.fork), ("snapshot", can.snapshot), ("render", "text" in spec.render_modes)):
         if call in plan.mix and not able:
@@ -97,9 +97,9 @@ def check_plan(plan: Plan, spec: pb.EnvironmentSpec) -> None:
 
 
 def try_options(plan: Plan) -> None:
-    """Opens and closes a session with the plan's options. Raises UsageError if the server refuses what was asked.
+    """Open and close a session with the plan's options. Raise UsageError if the server refuses them.
 
-    Whatever else is wrong, a full server say, is for the run to meet and to count.
+    Other errors, such as a full server, are ignored: the run meets and counts them.
     """
     place = plan.places[0]
     request = pb.OpenRequest(environment_id=plan.environment_id, version=plan.version, seed=plan.seed)
@@ -115,60 +115,60 @@ def try_options(plan: Plan) -> None:
 
 
 def _resolve(address: str) -> list[Place]:
-    """Every address that a dns:/// name stands for; any other address as it is. Raises ClickException."""
+    """Return all addresses that a dns:/// name resolves to, or any other address unchanged. Raise ClickException."""
     target = address.removeprefix("dns:///")
     if target == address:
         return [Place(address)]
     host, port = split_address(target)
     try:
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         raise click.ClickException(f"{host} cannot be resolved: {error}") from None
-    hosts = {f"[{item[4][0]}]" if item[0] == socket.AF_INET6 else str(item[4][0]) for item in found}
+    hosts = {f"[{item[4][0]}]" if item[0] == socket.AF_INET6 else str(item[4][0]) for item in infos}
     return [Place(f"{member}:{port}", host) for member in sorted(hosts)]
 
 
 # --- plan and stages --------------------------------------------------------------------------------------------------
 
 
-def make_plan(given: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
-    """The plan and what the servers say of themselves. Raises ClickException for whatever does not fit together."""
-    address, access = given["address"], given["access"]
+def make_plan(values: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan and the servers' part of the report. Raise ClickException if options do not fit together."""
+    address, access = values["address"], values["access"]
     if not address:
         raise click.UsageError("give the ADDRESS of a server, as in 127.0.0.1:50051")
-    if given["think"] and (given["rate"] or given["targets"]):
+    if values["think"] and (values["rate"] or values["targets"]):
         raise click.UsageError("--think is for closed loops, --rate and --find-rate make an open one: leave one out")
-    if given["ramp"] and given["targets"]:
+    if values["ramp"] and values["targets"]:
         raise click.UsageError("--ramp and --find-rate both say which rates to try: leave one out")
-    expect_writable(given["json_file"], given["html_file"], given["record"])
-    kind, recording = given["policy"]
-    if given["actions"] and kind == "recorded":
+    expect_writable(values["json_file"], values["html_file"], values["record"])
+    kind, recording = values["policy"]
+    if values["actions"] and kind == "recorded":
         raise click.UsageError("a recording has its own actions: leave --action out")
     plan = Plan(
         places=(),
         transport=access,
         wire="unary",
-        mix=given["mix"] or {},
-        think=given["think"],
-        episodes_per_session=given["episodes_per_session"],
-        seed=given["seed"],
-        timeout=given["timeout"],
-        retry_overload=given["on_overload"] == "retry",
-        processes=given["processes"],
-        record=given["record"] is not None,
+        mix=values["mix"] or {},
+        think=values["think"],
+        episodes_per_session=values["episodes_per_session"],
+        seed=values["seed"],
+        timeout=values["timeout"],
+        retry_overload=values["on_overload"] == "retry",
+        processes=values["processes"],
+        record=values["record"] is not None,
     )
-    if not given["environment"]:
+    if not values["environment"]:
         raise click.UsageError("give the --environment to play; starpod list ADDRESS tells which there are")
-    servers = find_servers(address, access, given["environment"], given["version"])
+    servers = find_servers(address, access, values["environment"], values["version"])
     spec = servers.spec
     plan = replace(
         plan,
         places=servers.places,
-        wire=choose_wire(given["transport"], servers.description),
+        wire=choose_wire(values["transport"], servers.description),
         environment_id=spec.id,
         version=spec.version,
-        options=parse_options(spec, given["assignments"]),
-        turns=_turns(kind, recording, given["actions"] or tuple(spec.action_space.names), spec.id),
+        options=parse_options(spec, values["assignments"]),
+        turns=_turns(kind, recording, values["actions"] or tuple(spec.action_space.names), spec.id),
     )
     check_plan(plan, spec)
     try_options(plan)
@@ -184,16 +184,16 @@ def _turns(kind: str, recording: Path | None, actions: Sequence[str], environmen
         raise click.BadParameter(str(error), param_hint="--policy") from None
 
 
-def make_stages(given: Mapping[str, Any]) -> list[Stage]:
-    seconds, rate, sessions = given["seconds"], given["rate"], given["sessions"]
-    warmup = min(WARMUP_SHARE * seconds, LONGEST_WARMUP) if given["warmup"] is None else given["warmup"]
+def make_stages(values: Mapping[str, Any]) -> list[Stage]:
+    seconds, rate, sessions = values["seconds"], values["rate"], values["sessions"]
+    warmup = min(WARMUP_SHARE * seconds, LONGEST_WARMUP) if values["warmup"] is None else values["warmup"]
     loads = [(sessions, rate)]
-    if given["ramp"]:
-        loads = [(sessions, value) if rate else (max(int(value), 1), None) for value in given["ramp"]]
-    if min(count for count, _ in loads) < given["processes"]:
+    if values["ramp"]:
+        loads = [(sessions, value) if rate else (max(int(value), 1), None) for value in values["ramp"]]
+    if min(count for count, _ in loads) < values["processes"]:
         raise click.UsageError("each of --processes needs a session of its own: use fewer, or more --sessions")
     return [
-        Stage(name, count, seconds, warmup, due, given["arrivals"])
+        Stage(name, count, seconds, warmup, due, values["arrivals"])
         for count, due in loads
         for name in (f"{count:,} sessions" if due is None else f"{show(due, 'rate')} steps/s",)
     ]

@@ -1,7 +1,7 @@
-"""Generator processes: how they are led through the stages of a run, and when the sessions of each step.
+"""Generator processes: how the parent leads them through the stages of a run, and when each session steps.
 
-Orders come through a pipe: ("prepare", Stage), ("go", instant), ("stop",), ("quit",). So do the answers: ("ready",),
-("interval", Interval), ("finished", Summary), ("ended", why), ("closed", Interval, recorded episodes).
+The parent sends orders through a pipe: ("prepare", Stage), ("go", instant), ("stop",), ("quit",). A process answers
+with ("ready",), ("interval", Interval), ("finished", Summary), ("ended", why), ("closed", Interval, episodes).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from starpod.load.servers import LoadSession, clock
 from starpod.load.sessions import Sessions
 
 CONNECT_SECONDS = 10.0
-FIRST_SECONDS = 2.0
-"""If every server has refused by then, more patience does not help."""
+REFUSED_SECONDS = 2.0
+"""Connecting is given up after this time if every server has refused."""
 DRAIN_SECONDS = 5.0
-"""Calls that were due in time are waited for, so long."""
+"""At the end of a stage, calls that were due in time may still be answered for this long."""
 TICK_SECONDS = 0.02
 NEVER = float("inf")
 START_SECONDS = 0.05
-"""Between the order to go and the first call: all generators are listening by then."""
-LOOK_SECONDS = 0.25
+"""Time between the order to go and the first call, so that all generators have read the order by then."""
+POLL_SECONDS = 0.25
 CLOSE_SECONDS = 15.0
 
 
 class RunEnded(Exception):
-    """The run cannot go on; the text says why."""
+    """The run cannot continue; the text says why."""
 
 
 class Generator:
-    """Plays its share of each stage. tell: takes each interval as it ends."""
+    """Plays one process's share of each stage, and passes each interval to `tell` when it ends."""
 
     def __init__(self, plan: Plan, process: int, tell: Callable[[Interval], None]) -> None:
         self.sessions = Sessions(plan, process, self._ready)
@@ -54,7 +54,7 @@ class Generator:
         self._rng = random.Random(f"{plan.seed}/{process}/think")
         self._stage = Stage("", 0, 0.0, 0.0)
         self._share = 0
-        self._stage_number = 0  # tells timers of an earlier stage from those of this one
+        self._stage_number = 0  # lets timers of an earlier stage be recognised and ignored
         self._idle: deque[LoadSession] = deque()
         self._waiting: deque[float] = deque()
         self._arrivals: Iterator[float] = iter(())
@@ -62,13 +62,13 @@ class Generator:
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Connects to the servers. Raises RunEnded if none can be reached."""
+        """Connect to the servers. Raise RunEnded if none can be reached."""
         sessions, began = self.sessions, clock()
         sessions.connect()
         while not all(server.ready for server in sessions.servers):
             waited = clock() - began
             if waited > CONNECT_SECONDS or (
-                waited > FIRST_SECONDS and all(server.error for server in sessions.servers)
+                waited > REFUSED_SECONDS and all(server.error for server in sessions.servers)
             ):
                 break
             await asyncio.sleep(0.01)
@@ -76,7 +76,7 @@ class Generator:
             raise RunEnded(sessions.unreachable())
 
     async def prepare(self, stage: Stage) -> None:
-        """Opens the sessions that are still missing for the stage. Raises RunEnded if there is none at all."""
+        """Open the sessions that the stage still lacks. Raise RunEnded if there are none at all."""
         self._stage = stage
         share = range(self._process, stage.sessions, self._plan.processes)
         self._share = len(share)
@@ -86,11 +86,11 @@ class Generator:
             raise RunEnded(self.sessions.fatal or f"no session could be opened: {(errors or ['no reply'])[0]}")
 
     async def run(self, start: float, stop: asyncio.Event) -> Summary:
-        """Plays the stage from the instant `start`; ends early once `stop` is set or nothing can go on."""
+        """Play the stage from the instant `start`. End early if `stop` is set or the run cannot continue."""
         stage, sessions, log = self._stage, self.sessions, self.sessions.log
         first, last = start + stage.warmup, start + stage.warmup + stage.seconds
         log.due_from, log.due_until = first, last
-        log.both = stage.rate is not None
+        log.open_loop = stage.rate is not None
         self._idle.clear()
         self._waiting.clear()
         self._stage_number += 1
@@ -142,10 +142,10 @@ class Generator:
         )
 
     async def close(self) -> Interval:
-        """Closes sessions and connections; returns what that took."""
+        """Close sessions and connections, and return the calls and errors that this took."""
         sessions = self.sessions
         until = clock() + DRAIN_SECONDS
-        await self._settle(until)  # a session whose call is under way, as after an interruption, cannot be closed
+        await self._settle(until)  # a session with a call in flight, as after an interruption, cannot be closed
         for session in sessions.all:
             if session.server is not None and session.server.ready and not session.call:
                 sessions.close(session)
@@ -154,7 +154,7 @@ class Generator:
         return sessions.log.take(-1)
 
     async def _settle(self, until: float) -> None:
-        """Waits for calls in flight, up to an instant, while they can come back."""
+        """Wait for calls in flight until an instant, as long as a server is connected that can answer."""
         while self.sessions.in_flight and clock() < until and any(server.ready for server in self.sessions.servers):
             await asyncio.sleep(0.005)
 
@@ -162,11 +162,13 @@ class Generator:
 
     def _begin(self, start: float) -> None:
         stage = self._stage
-        ready = [each for each in self.sessions.all[: self._share] if each.server is not None and not each.call]
+        ready = [
+            session for session in self.sessions.all[: self._share] if session.server is not None and not session.call
+        ]
         if stage.rate is None:
             spread = min(0.1, stage.warmup / 2) / max(len(ready), 1)
             for place, session in enumerate(ready):
-                # Not all at once: agents are not synchronised.
+                # Start the sessions one by one: real agents are not synchronised.
                 wait = self._plan.think.draw(self._rng) if self._plan.think else place * spread
                 self._loop.call_later(wait, self._act, session, self._stage_number)
             return
@@ -178,7 +180,7 @@ class Generator:
         self._arrive()
 
     def _arrive(self) -> None:
-        """Hands out every step that is due, and comes back for the next. Due times are never moved, only late."""
+        """Send every step that is due, and schedule the next. A late step counts its delay as latency."""
         now = clock()
         while self._next_due <= now:
             if self._idle:
@@ -190,7 +192,7 @@ class Generator:
             self._timer = self._loop.call_at(self._next_due, self._arrive)
 
     def _ready(self, session: LoadSession) -> None:
-        """The session may make its next call."""
+        """Send the session's next call now, or when it is due."""
         if not self.sessions.running:
             return
         if self._stage.rate is not None:
@@ -204,7 +206,7 @@ class Generator:
             self.sessions.step(session, None)
 
     def _step(self, session: LoadSession, due: float) -> None:
-        """A step of an open loop. It goes back to the queue where the session must first begin another episode."""
+        """Send a step of an open loop. Queue it again if the session must begin another episode first."""
         if session.server is None or not self.sessions.step(session, due):
             self._waiting.appendleft(due)
 
@@ -213,7 +215,7 @@ class Generator:
             self.sessions.step(session, None)
 
     async def _drain(self, seconds: float) -> int:
-        """Waits for what was due in time; returns how many steps were never sent."""
+        """Wait for steps that were due in time, and return how many of them were never sent."""
         sessions = self.sessions
         self._next_due = NEVER
         if self._timer is not None:
@@ -229,7 +231,7 @@ class Generator:
         return unserved
 
     async def _tick(self, stop: asyncio.Event) -> None:
-        """Notes how late timers fire, because a generator that is late measures itself; looks after the servers."""
+        """Record how late timers fire, because a late generator measures itself, and watch the servers."""
         due = clock() + TICK_SECONDS
         while True:
             await asyncio.sleep(max(due - clock(), 0))
@@ -243,7 +245,7 @@ class Generator:
 
 
 async def _until(instant: float, stop: asyncio.Event) -> None:
-    """Waits until the instant, or until `stop` is set."""
+    """Wait until the instant or until `stop` is set."""
     try:
         async with asyncio.timeout(max(instant - clock(), 0)):
             await stop.wait()
@@ -255,19 +257,20 @@ async def _until(instant: float, stop: asyncio.Event) -> None:
 
 
 def generate(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
-    """The main function of a generator process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which tells us
+    """Run a generator process (its main function)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and sends an order to stop
     tune_garbage_collection()
     with asyncio.Runner(loop_factory=_loop) as runner:
         runner.run(_follow_orders(plan, process, pipe))
-    # gRPC's threads have nothing left to do that is worth waiting for.
+    # Skip the interpreter's shutdown, which would wait for gRPC's threads.
     pipe.close()
     os._exit(0)
 
 
 def tune_garbage_collection() -> None:
-    """Makes collections rare in a process that measures a server: a full one takes milliseconds, which would count as
-    the server's. What is loaded is never looked at again.
+    """Make collections rare in a process that measures a server, and exempt all objects that exist now.
+
+    A full collection takes milliseconds, which would count as the server's.
     """
     gc.collect()
     gc.freeze()
@@ -275,8 +278,10 @@ def tune_garbage_collection() -> None:
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """select() takes its timeout in microseconds, epoll() in milliseconds: a step due in 0.2 ms would be sent after 1.
-    It takes no more than 1,024 files, which is enough where a server's sessions share a connection.
+    """Return an event loop over select(), whose timeouts have microsecond resolution.
+
+    With epoll() it is milliseconds: a step due in 0.2 ms would be sent after 1 ms. select() is limited to 1,024 files,
+    which is enough because a server's sessions share a connection.
     """
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
@@ -307,9 +312,9 @@ async def _follow_orders(plan: Plan, process: int, pipe: Connection[Any, Any]) -
             match order:
                 case "prepare", stage:
                     if not connected:
-                        await _unless(stop, generator.start())
+                        await _run_until(stop, generator.start())
                         connected = True
-                    await _unless(stop, generator.prepare(stage))
+                    await _run_until(stop, generator.prepare(stage))
                     pipe.send(("ready",))
                 case "go", instant:
                     pipe.send(("finished", await generator.run(instant, stop)))
@@ -321,8 +326,8 @@ async def _follow_orders(plan: Plan, process: int, pipe: Connection[Any, Any]) -
             pipe.send(("ended", str(ended)))
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Does the work unless it is told to stop. Raises RunEnded then."""
+async def _run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or cancel it and raise RunEnded once `stop` is set."""
     task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -339,10 +344,14 @@ class RunFailed(Exception):
 
 
 class GeneratorProcesses:
-    """Starts the processes on entering, ends them on leaving.
+    """Context manager that runs the generator processes.
 
-    watch: called several times a second while a stage runs. interrupted: by Ctrl-C, while a stage ran.
-    recorded: what was played, if the plan says so.
+    Args:
+        watch: called several times a second while a stage runs.
+
+    Attributes:
+        interrupted: True once Ctrl-C has ended a stage.
+        recorded: the episodes played, if the plan says to record them; filled by `close`.
     """
 
     def __init__(self, plan: Plan, watch: Callable[[StageResult], None]) -> None:
@@ -350,33 +359,33 @@ class GeneratorProcesses:
         self.recorded: list[dict[str, Any]] = []
         self._plan = plan
         self._watch = watch
-        self._asked = False
-        self._before: Any = signal.SIG_DFL
+        self._interrupt_requested = False
+        self._previous_handler: Any = signal.SIG_DFL
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection[Any, Any]] = []
 
     def __enter__(self) -> GeneratorProcesses:
         context = multiprocessing.get_context("spawn")
-        os.environ.setdefault("PYTHONSAFEPATH", "1")  # children do not import a queue.py of the working folder
-        # Inherited, so that a Ctrl-C before a child is up does not end it.
-        self._before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.environ.setdefault("PYTHONSAFEPATH", "1")  # a queue.py of the working folder must not shadow the library's
+        # Children inherit this, so that a Ctrl-C during their start does not end them.
+        self._previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in range(self._plan.processes):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=generate, args=(self._plan, number, theirs), daemon=True)
+            pipe, child_pipe = context.Pipe()
+            process = context.Process(target=generate, args=(self._plan, number, child_pipe), daemon=True)
             process.start()
-            theirs.close()
+            child_pipe.close()
             self._processes.append(process)
-            self._pipes.append(ours)
+            self._pipes.append(pipe)
         signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def _interrupt(self, *_: object) -> None:
-        if self._asked:
-            raise KeyboardInterrupt  # twice: at once
-        self._asked = True
+        if self._interrupt_requested:
+            raise KeyboardInterrupt  # a second Ctrl-C ends the program at once
+        self._interrupt_requested = True
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._previous_handler)
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -386,10 +395,10 @@ class GeneratorProcesses:
                 process.join()
 
     def run(self, stage: Stage) -> StageResult:
-        """Plays a stage to its end, or until Ctrl-C. Raises RunFailed if it cannot begin."""
+        """Play a stage until its end or Ctrl-C. Raise RunFailed if it cannot begin."""
         result = StageResult(stage, time.time())
         self._tell_all("prepare", stage)
-        ready = self._answers("ready", result)
+        ready = self._collect_answers("ready", result)
         if result.interrupted:
             self.interrupted = True
             return result
@@ -397,16 +406,16 @@ class GeneratorProcesses:
             raise RunFailed(result.ended)
         result.started = time.time() + START_SECONDS
         self._tell_all("go", time.monotonic() + START_SECONDS)
-        result.summaries = [answer[1] for answer in self._answers("finished", result) if answer]
+        result.summaries = [answer[1] for answer in self._collect_answers("finished", result) if answer]
         result.ended = result.ended or next((s.ended for s in result.summaries if s.ended), "")
         self.interrupted = self.interrupted or result.interrupted
         return result
 
     def close(self, last: StageResult) -> None:
-        """Ends the sessions; what that took belongs to the last stage."""
+        """End the sessions. The calls and errors of closing count in the result of the last stage."""
         self._tell_all("quit")
         until = time.monotonic() + CLOSE_SECONDS
-        for answer in self._answers("closed", last, until):
+        for answer in self._collect_answers("closed", last, until):
             if answer:
                 last.add(answer[1])
                 self.recorded += answer[2]
@@ -416,16 +425,18 @@ class GeneratorProcesses:
             try:
                 pipe.send(order)
             except OSError:
-                continue  # its death is noticed where answers are awaited
+                continue  # `_collect_answers` notices that the process is dead
 
-    def _answers(self, kind: str, result: StageResult, until: float = float("inf")) -> list[tuple[Any, ...] | None]:
-        """The answer of each process; None of one that has ended, which is noted in the result."""
+    def _collect_answers(
+        self, kind: str, result: StageResult, until: float = float("inf")
+    ) -> list[tuple[Any, ...] | None]:
+        """Return each process's answer of this kind. A process that has ended has None, and `result.ended` says why."""
         answers: dict[int, tuple[Any, ...] | None] = {}
         while len(answers) < len(self._pipes) and time.monotonic() < until:
-            if self._asked and not result.interrupted and kind != "closed":
+            if self._interrupt_requested and not result.interrupted and kind != "closed":
                 result.interrupted = True
                 self._tell_all("stop")
-            for pipe in wait([pipe for number, pipe in enumerate(self._pipes) if number not in answers], LOOK_SECONDS):
+            for pipe in wait([pipe for number, pipe in enumerate(self._pipes) if number not in answers], POLL_SECONDS):
                 assert isinstance(pipe, Connection)
                 number = self._pipes.index(pipe)
                 try:

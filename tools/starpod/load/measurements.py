@@ -1,6 +1,7 @@
 """Measurements of a run: latencies, steps, errors by class, and the servers' own times.
 
-A generator writes into a Log and hands over an Interval at a time; GeneratorProcesses adds them up in a StageResult.
+A generator writes into a Log and sends it in slices, one Interval at a time. The parent process adds the intervals of
+all generators up in a StageResult.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from hdrh.histogram import HdrHistogram
 from starpod.client.errors import StarpodError
 from starpod.load.plan import Stage
 
-HIGHEST = 3_600_000_000_000
-"""Nanoseconds of the longest latency; what is longer counts as this."""
+MAX_NANOSECONDS = 3_600_000_000_000
+"""The highest latency that a histogram distinguishes (an hour); longer ones count as this."""
 DIGITS = 3
 
 ANY_TIME = ("open", "close", "renew")
-"""Calls that count whenever they happen: most of them come before and after the time that is measured."""
+"""Calls that count outside the measured time too: most of them come before and after it."""
 EXAMPLE_CHARACTERS = 300
 
 ERROR_CLASSES = {
@@ -45,13 +46,13 @@ ERROR_CLASSES = {
     "DRAINING": "refused",
     "UNAUTHENTICATED": "refused",
 }
-"""The class of each of the protocol's reasons. Errors are counted by class and never mixed with latencies."""
+"""Error class of each `reason` of the protocol. Errors are counted by class and never mixed with latencies."""
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def error_class(error: StarpodError) -> str:
-    """One of requirements.CLASSES: by the protocol's reason; without one it came from the transport."""
+    """Return one of requirements.CLASSES. An error without a reason of the protocol came from the transport."""
     return ERROR_CLASSES.get(error.reason, "transport")
 
 
@@ -61,12 +62,12 @@ class Histogram:
     __slots__ = ("hdr",)
 
     def __init__(self, seconds: Sequence[float] = ()) -> None:
-        self.hdr = HdrHistogram(1, HIGHEST, DIGITS)
+        self.hdr = HdrHistogram(1, MAX_NANOSECONDS, DIGITS)
         self.record(seconds)
 
     @classmethod
     def sum(cls, parts: Iterable[Histogram]) -> Histogram:
-        """All of them as one: the counts of each bucket are added, nothing is rounded again."""
+        """Return the sum of histograms. Bucket counts are added, so nothing is rounded twice."""
         whole = cls()
         for part in parts:
             if len(part):
@@ -74,11 +75,13 @@ class Histogram:
         return whole
 
     def record(self, seconds: Sequence[float]) -> None:
-        """Takes in latencies in seconds, rounded to microseconds."""
+        """Add latencies in seconds, rounded to microseconds."""
         if not len(seconds):
             return
-        microseconds = np.clip(np.rint(np.asarray(seconds, np.float64) * 1e6), 0, HIGHEST // 1000).astype(np.int64)
-        values, counts = np.unique(microseconds, return_counts=True)  # HdrHistogram takes 4 µs for each value
+        microseconds = np.clip(np.rint(np.asarray(seconds, np.float64) * 1e6), 0, MAX_NANOSECONDS // 1000).astype(
+            np.int64
+        )
+        values, counts = np.unique(microseconds, return_counts=True)  # each record_value() call costs 4 µs
         for value, count in zip((1000 * values).tolist(), counts.tolist(), strict=True):
             self.hdr.record_value(value, count)
 
@@ -87,29 +90,29 @@ class Histogram:
 
     @property
     def counts(self) -> Array:
-        """How many latencies fell into each of HdrHistogram's buckets."""
+        """Number of latencies in each of HdrHistogram's buckets."""
         counts: Array = np.frombuffer(self.hdr.counts, np.int64)
         return counts
 
     @property
     def mean(self) -> float:
-        """Seconds; not a number where nothing was counted."""
+        """Mean latency in seconds; NaN without latencies."""
         return float(self.counts @ bucket_ceilings() / len(self) / 1e9) if len(self) else float("nan")
 
     def percentiles(self, *percents: float) -> list[float]:
-        """For each the seconds that so many percent do not exceed; 0: the least. Not a number where there is none."""
+        """Return latencies in seconds at these percentiles, from 0 (the minimum) to 100; NaN without latencies."""
         if not len(self):
             return [float("nan")] * len(percents)
-        found = self.hdr.get_percentile_to_value_dict(percents)
-        return [found[percent] / 1e9 for percent in percents]
+        values = self.hdr.get_percentile_to_value_dict(percents)
+        return [values[percent] / 1e9 for percent in percents]
 
     def encode(self) -> str:
-        """HdrHistogram's own compressed form (V2) in base64: other tools read it too."""
+        """Return HdrHistogram's own compressed form (V2) in base64, which other tools read too."""
         return str(self.hdr.encode().decode("ascii"))
 
     @classmethod
     def decode(cls, text: str) -> Histogram:
-        """The histogram of such a text. Raises ValueError if it is none."""
+        """Return the histogram that `encode` made this text from. Raise ValueError for any other text."""
         histogram = cls()
         try:
             histogram.hdr.decode_and_add(text.encode("ascii"))
@@ -120,8 +123,8 @@ class Histogram:
 
 @functools.cache
 def bucket_ceilings() -> Array:
-    """The highest nanosecond of each of HdrHistogram's buckets."""
-    hdr = HdrHistogram(1, HIGHEST, DIGITS)
+    """Return the highest latency in nanoseconds of each of HdrHistogram's buckets."""
+    hdr = HdrHistogram(1, MAX_NANOSECONDS, DIGITS)
     values = map(hdr.get_value_from_index, range(hdr.counts_len))
     return np.array([hdr.get_highest_equivalent_value(value) for value in values], np.int64)
 
@@ -139,16 +142,17 @@ class Failures:
 
 
 ErrorKey = tuple[int, str, str]
-"""Which server, which call, which class."""
+"""Server number, call name, error class."""
 
 
 @dataclass(slots=True)
 class ServerTime:
-    """What the servers said of their time, in seconds, summed over so many calls. queue: known of unary calls alone."""
+    """Sums over `calls` calls of the times in seconds that servers report about themselves."""
 
     calls: int = 0
     environment: float = 0.0
     queue: float = 0.0
+    """Only unary calls report it."""
     total: float = 0.0
 
     def add(self, other: ServerTime, sign: int = 1) -> None:
@@ -163,41 +167,41 @@ def _doubles() -> array[float]:
 
 
 LatencyKey = tuple[int, str, bool]
-"""Which server, which call, and whether the latency counts from the sending (True) or from when the call was due."""
+"""Server number, call name, and where the latency begins: at the sending (True) or when the call was due (False)."""
 
 
 @dataclass(slots=True)
 class Interval:
-    """What one generator saw in one interval of a stage. place: its number; -1: outside the time that is measured.
-
-    latencies: in seconds. steps: answered within it, by server. calls: of any kind.
-    late: seconds by which timers fired late.
-    """
+    """Measurements of one generator in one interval of a stage."""
 
     place: int = -1
+    """Number of the interval; -1: outside the measured time."""
     latencies: defaultdict[LatencyKey, array[float]] = field(default_factory=lambda: defaultdict(_doubles))
+    """Latencies in seconds."""
     steps: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Number of steps answered in the interval, by server."""
     calls: int = 0
+    """Number of calls of any kind answered in the interval."""
     errors: defaultdict[ErrorKey, Failures] = field(default_factory=lambda: defaultdict(Failures))
     late: list[float] = field(default_factory=list)
+    """Seconds by which timers fired late."""
 
 
 @dataclass(slots=True)
 class Log:
-    """What a generator writes down.
-
-    counting: the measured time runs. due_from, due_until: latencies of calls that were due in between count.
-    both: sending and being due are two things, as in an open loop.
-    """
+    """The measurements of a generator since it last sent an interval."""
 
     due_from: float = float("inf")
+    """Latencies count only for calls due from this instant until `due_until`."""
     due_until: float = float("inf")
     counting: bool = False
-    both: bool = False
+    """Whether the measured time is running."""
+    open_loop: bool = False
+    """Whether a call may be sent later than it was due, so that two latencies are recorded."""
     interval: Interval = field(default_factory=Interval)
 
     def answered(self, server: int, call: str, due: float, sent: float, now: float) -> None:
-        """A call came back. due: when it should have been sent."""
+        """Record a reply. due: when the call should have been sent."""
         interval = self.interval
         if self.counting:
             interval.calls += 1
@@ -205,25 +209,25 @@ class Log:
                 interval.steps[server] += 1
         if self.due_from <= due < self.due_until or call in ANY_TIME:
             interval.latencies[server, call, False].append(now - due)
-            if self.both:
+            if self.open_loop:
                 interval.latencies[server, call, True].append(now - sent)
 
     def answered_steps(self, server: int, due: Sequence[float], now: float) -> None:
-        """Steps of a closed loop came back together: they were sent when they were due."""
+        """Record replies to several steps of a closed loop, which were sent at the instants `due`."""
         interval = self.interval
         if self.counting:
             interval.calls += len(due)
             interval.steps[server] += len(due)
         first, last = self.due_from, self.due_until
-        if counted := [now - each for each in due if first <= each < last]:
+        if counted := [now - due_at for due_at in due if first <= due_at < last]:
             interval.latencies[server, "step", False].extend(counted)
 
     def failed(self, server: int, call: str, kind: str, message: str) -> None:
-        """A call failed. That counts whenever it happens, because errors are never normal."""
+        """Count a failed call, whenever it happens: errors are never normal, not even during warm-up."""
         self.interval.errors[server, call, kind].add(1, message[:EXAMPLE_CHARACTERS])
 
     def take(self, place: int) -> Interval:
-        """What was written since the last time."""
+        """Return the measurements since the last call of this function, and begin a new interval."""
         taken, self.interval = self.interval, Interval()
         taken.place = place
         return taken
@@ -231,30 +235,34 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A generator's own figures of a stage.
-
-    seconds: how long it measured. thread, process: seconds of CPU that its event loop and all its threads used.
-    unserved: steps that were due and never sent. unanswered: calls without a reply at the end.
-    ended: why it ended early; empty where it did not. paths: steps that were measured, by plan.PATHS.
-    """
+    """Figures of one generator about a whole stage."""
 
     seconds: float
+    """Measured time."""
     thread: float
+    """CPU seconds of the thread with the event loop."""
     process: float
+    """CPU seconds of all threads."""
     sessions: int
     unserved: int
+    """Number of steps that were due and never sent."""
     unanswered: int
+    """Number of calls without a reply at the end."""
     server: ServerTime
     ended: str
+    """Why the generator ended early; empty if it did not."""
     paths: Counter[str]
+    """Number of measured steps, by key of plan.PATHS."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Intervals of all generators, added up. latencies: by call, and whether from the sending. replicas: of steps."""
+    """The sum of all generators' intervals."""
 
     latencies: defaultdict[tuple[str, bool], Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    """By call name, and whether the latency begins at the sending (see LatencyKey)."""
     replicas: defaultdict[int, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    """Latencies of steps by server, from when they were due."""
     steps: Counter[int] = field(default_factory=Counter)
     calls: int = 0
     errors: defaultdict[ErrorKey, Failures] = field(default_factory=lambda: defaultdict(Failures))
@@ -272,17 +280,18 @@ class Totals:
         self.late.record(interval.late)
 
     def of(self, call: str, *, sent: bool = False) -> Histogram:
-        """Latencies of a call on all servers, from when it was due or from when it was sent."""
+        """Return the latencies of a call on all servers, from when it was due or from when it was sent."""
         return self.latencies.get((call, sent)) or Histogram()
 
 
 @dataclass(slots=True)
 class Point:
-    """An interval of the curves. latencies: by call, from when it was due, encoded."""
+    """One interval of the curves over time, summed over all generators."""
 
     steps: int = 0
     errors: int = 0
     latencies: dict[str, str] = field(default_factory=dict)
+    """Encoded histogram by call name, of latencies from when calls were due."""
 
     def add(self, interval: Interval) -> None:
         self.steps += sum(interval.steps.values())
@@ -299,20 +308,20 @@ class Point:
 
 @dataclass(slots=True)
 class StageResult:
-    """Everything that was seen of a stage. points: of all generators together, in order.
-
-    measured: of the measured time. around: the rest: opening, closing, errors before the measured time.
-    ended: why the stage ended early; empty where it did not. interrupted: by Ctrl-C.
-    """
+    """Measurements of a stage, summed over all generators."""
 
     stage: Stage
     started: float
     points: list[Point] = field(default_factory=list)
+    """One point per interval of the measured time, in order."""
     measured: Totals = field(default_factory=Totals)
     around: Totals = field(default_factory=Totals)
+    """Totals outside the measured time: opening, closing, and errors during the warm-up."""
     summaries: list[Summary] = field(default_factory=list)
     ended: str = ""
+    """Why the stage ended early; empty if it did not."""
     interrupted: bool = False
+    """Whether Ctrl-C ended the stage."""
 
     def add(self, interval: Interval) -> None:
         if interval.place < 0:

@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else: figures, curves, and what to make of them."""
+"""The report of a run as one self-contained HTML page: figures, curves, and how to read them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _chart = functools.partial(line_chart, width=420, height=240)
 
 
 def write_page(report: Mapping[str, Any], path: Path) -> None:
-    """Writes the page. Raises OSError."""
+    """Write the page. Raise OSError if that fails."""
     path.write_text(render_page(report), encoding="utf-8")
 
 
@@ -47,12 +47,12 @@ def render_page(report: Mapping[str, Any]) -> str:
         sections.append(_overview(stages))
     for number, stage in enumerate(stages):
         sections.append(_stage(stage, unfolded=number == len(stages) - 1, alone=len(stages) == 1))
-    sections.append(_how(report))
+    sections.append(_settings(report))
     return page(f"{_title(report)} · Starpod", "\n".join(filter(None, sections)), style=STYLE)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table. heads: those of columns of numbers begin with `#`. Cells are HTML."""
+    """Return an HTML table. A head that begins with `#` marks a column of numbers. Cells are HTML."""
     kinds = [' class="n"' if head.startswith("#") else "" for head in heads]
     head = "".join(f"<th{kind}>{head.removeprefix('#')}</th>" for kind, head in zip(kinds, heads, strict=True))
     body = "".join(
@@ -90,10 +90,12 @@ def _head(report: Mapping[str, Any]) -> str:
         _tile(milliseconds(step.get("p99_ms")), "p99 of a step", _interval(stage, "step.p99_ms")),
         _tile(f"{sum(each['errors']['total'] for each in report['stages']):,}", "errors"),
     ]
-    of = "" if len(report["stages"]) == 1 else f'<p class="muted">The figures below are of: {escape(stage["name"])}</p>'
+    note = (
+        "" if len(report["stages"]) == 1 else f'<p class="muted">The figures below are of: {escape(stage["name"])}</p>'
+    )
     return (
         f"<h1>{escape(_title(report))}</h1>"
-        f'<p class="muted">{escape(" · ".join(facts))}</p>{of}<div class="hero">{"".join(tiles)}</div>'
+        f'<p class="muted">{escape(" · ".join(facts))}</p>{note}<div class="hero">{"".join(tiles)}</div>'
     )
 
 
@@ -103,10 +105,10 @@ def _tile(number: str, label: str, interval: str = "") -> str:
 
 
 def _interval(stage: Mapping[str, Any], name: str, kind: Kind = "milliseconds") -> str:
-    known = stage["uncertainty"].get(name)
-    if not known:
+    interval = stage["uncertainty"].get(name)
+    if not interval:
         return ""
-    return f"{show(known[0], kind)} to {show(known[1], kind)}"
+    return f"{show(interval[0], kind)} to {show(interval[1], kind)}"
 
 
 def _verdicts(report: Mapping[str, Any]) -> str:
@@ -137,22 +139,22 @@ def _search(report: Mapping[str, Any]) -> str:
         )
         for probe in search["probes"]
     ]
-    found = (
+    outcome = (
         "No rate held it." if search["rate"] is None else f"{show(search['rate'], 'rate')} steps/s held it, confirmed."
     )
-    return f"<h2>The highest rate that keeps {escape(' and '.join(search['targets']))}</h2><p>{found}</p>" + _table(
+    return f"<h2>The highest rate that keeps {escape(' and '.join(search['targets']))}</h2><p>{outcome}</p>" + _table(
         ("#Steps/s due", "", "Outcome", "Measured"), rows
     )
 
 
 def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
-    """What more load did, stage by stage."""
+    """Chart latency and throughput against load, and list the stages."""
     load = "steps/s due" if all(stage["rate"] for stage in stages[1:]) else "sessions"
     ordered = sorted(stages, key=lambda stage: _load(stage, load))
     latencies = []
     for colour, name in enumerate(("p50", "p99")):
-        known = [(_load(stage, load), stage["calls"].get("step", {}).get(f"{name}_ms")) for stage in ordered]
-        latencies.append(Series(name, [(at, value / 1e3) for at, value in known if value], colour, dots=True))
+        values = [(_load(stage, load), stage["calls"].get("step", {}).get(f"{name}_ms")) for stage in ordered]
+        latencies.append(Series(name, [(at, value / 1e3) for at, value in values if value], colour, dots=True))
     steps = Series("steps/s", [(_load(stage, load), stage["steps_per_second"]) for stage in ordered], 2, dots=True)
     charts = _chart("Latency of a step", latencies, kind="seconds", logarithmic=True, x_label=load)
     charts += _chart("Steps/s", [steps], kind="rate", x_label=load)
@@ -172,11 +174,11 @@ def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _load(stage: Mapping[str, Any], kind: str) -> float:
-    """What a stage asked for; a closed loop among open ones stands where its throughput is."""
+    """Return a stage's position on the x axis. A closed loop among open ones has no rate due: use its throughput."""
     return float(stage["sessions"] if kind == "sessions" else stage["rate"] or stage["steps_per_second"])
 
 
-def _how(report: Mapping[str, Any]) -> str:
+def _settings(report: Mapping[str, Any]) -> str:
     rows = "".join(
         f'<tr><td class="key">{escape(key.replace("_", " "))}</td><td>{escape(str(value))}</td></tr>'
         for key, value in report["plan"].items()
@@ -185,7 +187,7 @@ def _how(report: Mapping[str, Any]) -> str:
     return (
         f'<h2>How it was run</h2><pre class="command">{escape(report["command"])}</pre>'
         f'<details><summary class="muted">All settings</summary><table>{rows}</table></details>'
-        '<p class="muted">Intervals are those of 99 % by drawing the intervals of the stage anew. '
+        '<p class="muted">99 % bootstrap intervals over time slices. '
         f"Replicas: {escape(', '.join(report['server']['replicas']))}</p>"
     )
 
@@ -193,13 +195,13 @@ def _how(report: Mapping[str, Any]) -> str:
 # --- one stage --------------------------------------------------------------------------------------------------------
 
 LEVELS = (50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999)
-"""Percentiles that the curve goes through, as far as there are latencies for them."""
+"""Percentiles on the x axis of the curve. Those with too few latencies are left out."""
 
 
 def _stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
-    """All there is to say of a stage; folded away, unless it is `alone`.
+    """Return a stage's section, which the reader can fold unless it is the only one (`alone`).
 
-    unfolded: the reader finds it open.
+    `unfolded` says whether it starts open.
     """
     load = f"{stage['sessions']:,} sessions for {stage['seconds']:.1f} s after {stage['warmup_seconds']:g} s of warm-up"
     if stage["loop"] == "closed":
@@ -221,7 +223,7 @@ def _stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
 
 
 def _percentiles(stage: Mapping[str, Any]) -> str:
-    """Latency by percentile; each nine has the same room."""
+    """Chart latency by percentile, on an axis where 90, 99 and 99.9 % are equally far apart."""
     series = []
     step = stage["calls"].get("step", {})
     if "service" in step:
@@ -230,7 +232,7 @@ def _percentiles(stage: Mapping[str, Any]) -> str:
     for call, figures in stage["calls"].items():
         if call not in ("open", "close", "renew") and not (call == "step" and series) and len(series) < COLOURS:
             series.append(Series(call, _curve(figures["hdr"]), len(series)))
-    ticks = [(_place(level), f"{level:g} %") for level in LEVELS]
+    ticks = [(_axis_position(level), f"{level:g} %") for level in LEVELS]
     return _chart(
         "Latency by percentile", series, kind="seconds", x_label="percentile", x_ticks=ticks, logarithmic=True
     )
@@ -240,10 +242,10 @@ def _curve(text: str) -> list[Point]:
     histogram = Histogram.decode(text)
     reached = 100 * (1 - 1 / max(len(histogram), 2))
     levels = [level for level in LEVELS if level <= reached]
-    return list(zip(map(_place, levels), histogram.percentiles(*levels), strict=True))
+    return list(zip(map(_axis_position, levels), histogram.percentiles(*levels), strict=True))
 
 
-def _place(level: float) -> float:
+def _axis_position(level: float) -> float:
     return -math.log10(1 - level / 100)
 
 
@@ -267,7 +269,7 @@ def _rate(stage: Mapping[str, Any]) -> str:
     marks = [Mark(interval["at_seconds"], f"{interval['errors']:,} errors") for interval in failed[:20]]
     whole = stage["seconds"] / length
     if len(steps) > 1 and whole % 1 > 0.02:
-        steps = steps[:-1]  # cut short
+        steps = steps[:-1]  # the last interval is shorter than the others
     line = Series("steps/s", steps, 2)
     return _chart("Steps/s over time", [line], rules=rules, marks=marks, kind="rate", x_label="seconds")
 

@@ -1,4 +1,4 @@
-"""The plan of a run: servers, stages, when calls are due, and what the agents do."""
+"""The plan of a run: servers, stages, when calls are due, and how the agents choose their actions."""
 
 from __future__ import annotations
 
@@ -26,42 +26,35 @@ PATHS = {
     "messages": "on a Stream, a message of its own for each",
     "unary": "in unary calls",
 }
-"""Ways in which steps travel, the fastest first, in words."""
+"""Descriptions of the ways in which steps travel, fastest first."""
 EXTRAS = ("render", "fork", "snapshot", "renew")
-"""Calls that --mix may ask for besides steps."""
+"""Calls besides steps that --mix accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server. address: host:port. server_name: the host name that the address was resolved from."""
+    """Address of a server."""
 
     address: str
+    """host:port"""
     server_name: str = ""
+    """The host name that a dns:/// address was resolved from; empty for others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What the agents do.
-
-    kind: random: `actions` where there are any, else the observation's valid ones; expert: the environment's advice.
-    actions: text. episodes: of a recording.
-    """
+    """The way in which agents choose their actions."""
 
     kind: PolicyKind = "random"
+    """random: any of `actions`, or of the observation's valid ones; expert: as the environment advises."""
     actions: tuple[str, ...] = ()
     episodes: tuple[Mapping[str, Any], ...] = ()
+    """The episodes of a recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What stays the same in all stages of a run.
-
-    wire: how calls travel.
-    mix: besides steps, calls of this kind per step. episodes_per_session: a new session after so many; 0: never.
-    timeout: seconds after which a call counts as a missed deadline and is asked again.
-    retry_overload: wait as RetryInfo says and send the call again, instead of dropping it.
-    record: keep what is played.
-    """
+    """The settings that all stages of a run share."""
 
     places: tuple[Place, ...]
     transport: Transport
@@ -71,17 +64,22 @@ class Plan:
     options: Mapping[str, Any] | None = None
     turns: Turns = field(default_factory=Turns)
     mix: Mapping[str, float] = field(default_factory=dict)
+    """Average number of extra calls per step, by name of the call."""
     think: Think = field(default_factory=lambda: Think("0"))
     episodes_per_session: int = 0
+    """Open a new session after this many episodes; 0: never."""
     seed: int = 0
     timeout: float = 30.0
+    """Seconds after which a call counts as a missed deadline and is sent again."""
     retry_overload: bool = True
+    """Wait as RetryInfo says and send a refused call again, instead of dropping it."""
     processes: int = 1
     record: bool = False
+    """Keep the episodes that are played."""
 
     @property
     def continuous(self) -> bool:
-        """In a closed loop each session steps again, with plain text, as soon as its reply is there."""
+        """Whether closed-loop sessions can step with plain text as soon as a reply arrives, without looking at it."""
         turns = [turn for episode in self.turns.episodes for turn in episode["turns"]]
         texts = all(isinstance(action, str) for turn in turns for action in turn)
         blind = self.turns.kind == "recorded" or (self.turns.kind == "random" and bool(self.turns.actions))
@@ -90,21 +88,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One load, held for a while. rate: steps due per second over all generators; None: a closed loop.
-
-    warmup: seconds before anything counts. interval: seconds between points of the curves.
-    """
+    """A load that is held for a while."""
 
     name: str
     sessions: int
     seconds: float
     warmup: float
+    """Seconds before the measured time."""
     rate: float | None = None
+    """Steps due per second over all generators; None: a closed loop."""
     arrivals: Arrivals = "poisson"
 
     @property
     def interval(self) -> float:
-        """Fine enough for forty points, so that intervals can be drawn from; a second at most."""
+        """Seconds between points of the curves: about 40 of them, which is enough for a bootstrap; 1 s at most."""
         return min(max(self.seconds / 40, 0.05), 1.0)
 
 
@@ -115,7 +112,7 @@ _DURATION = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-zµ]+)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `20ms`, `1.5s`, `50us`, `2m`; also of a plain 0. Raises ValueError."""
+    """Return the seconds of a text such as `20ms`, `1.5s`, `50us`, `2m` or a plain 0. Raise ValueError for others."""
     if text.strip() == "0":
         return 0.0
     match = _DURATION.fullmatch(text.strip().lower())
@@ -125,10 +122,16 @@ def parse_duration(text: str) -> float:
 
 
 def arrivals(kind: Arrivals, rate: float, start: float, place: int, places: int, seed: int) -> Iterator[float]:
-    """The instants at which calls are due, without end, for one of `places` generators that share `rate` per second.
+    """Yield the instants at which calls are due, without end, for one of the generators that share a rate.
 
-    constant: each instant is computed from the start, so that rounding never adds up to a drift; the generators take
-    turns. poisson: independent gaps; together the generators make a Poisson process of the whole rate.
+    Args:
+        kind: constant: instants are computed from the start, so that rounding errors do not add up, and generators take
+            turns. poisson: gaps are independent, so that all generators together make a Poisson process.
+        rate: calls per second of all generators.
+        start: the instant of the first call, or before it.
+        place: the number of this generator, from 0.
+        places: the number of generators.
+        seed: seed of the gaps.
     """
     if kind == "constant":
         number = place
@@ -144,23 +147,23 @@ def arrivals(kind: Arrivals, rate: float, start: float, place: int, places: int,
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """How long an agent thinks between two steps. Raises ValueError with the forms that there are."""
+    """The distribution of pauses before steps. Raises ValueError that lists the possible forms."""
 
     text: str
 
     def __post_init__(self) -> None:
-        _thinker(self.text)
+        _parse_think(self.text)
 
     def __bool__(self) -> bool:
         return self.text != "0"
 
     def draw(self, rng: random.Random) -> float:
-        """Seconds, from a random stream."""
-        return _thinker(self.text)(rng)
+        """Return a pause in seconds, drawn with `rng`."""
+        return _parse_think(self.text)(rng)
 
 
 @functools.cache
-def _thinker(text: str) -> Callable[[random.Random], float]:
+def _parse_think(text: str) -> Callable[[random.Random], float]:
     kind, colon, rest = text.partition(":")
     try:
         if not colon:
@@ -189,41 +192,41 @@ _FORMS = "write 50ms, exponential:MEAN, uniform:LOW..HIGH or lognormal:MEDIAN,SI
 Turn = Sequence[str] | Sequence[pb.Action]
 
 FORMAT = "starpod-load-recording"
-_AHEAD = 1 << 16
+_DRAWN_TURNS = 1 << 16
 
 
 class Policy(ABC):
-    """One agent."""
+    """An agent that chooses the actions of one session."""
 
     def begin(self) -> tuple[int | None, int | None]:
-        """A new episode: its seed and its dynamics seed, where the policy knows them."""
+        """Begin an episode. Return its seed and dynamics seed if the policy prescribes them, else None."""
         return None, None
 
     @abstractmethod
     def next(self, observation: pb.Observation | None) -> Turn | None:
-        """The agent's turn; None: the episode ends here, and another one begins."""
+        """Return the agent's next turn, or None to end the episode and begin another one."""
 
 
 @functools.lru_cache(1)
-def _drawn(actions: tuple[str, ...], seed: int) -> list[tuple[str]]:
-    """Turns of one random action each, drawn ahead and shared: a draw per step would cost as much as all the rest."""
-    return [(action,) for action in random.Random(seed).choices(actions, k=_AHEAD)]
+def _draw_turns(actions: tuple[str, ...], seed: int) -> list[tuple[str]]:
+    """Draw random turns in advance, for all agents: a draw per step would cost as much as the rest of the step."""
+    return [(action,) for action in random.Random(seed).choices(actions, k=_DRAWN_TURNS)]
 
 
 class Listed(Policy):
-    """Any of the given actions; each agent reads the same long list from a place of its own."""
+    """Policy that plays random turns of one list, which all agents share and read from different places."""
 
     def __init__(self, turns: Sequence[tuple[str]], rng: random.Random) -> None:
         self._turns = turns
-        self._place = rng.randrange(_AHEAD)
+        self._place = rng.randrange(_DRAWN_TURNS)
 
     def next(self, observation: pb.Observation | None) -> Turn:
-        self._place = (self._place + 1) % _AHEAD
+        self._place = (self._place + 1) % _DRAWN_TURNS
         return self._turns[self._place]
 
 
 class Valid(Policy):
-    """Any action that the observation lists as valid; none where it lists none."""
+    """Policy that plays a random valid action of the observation, or an empty turn if it lists none."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -234,19 +237,19 @@ class Valid(Policy):
 
 
 class Expert(Policy):
-    """What the environment advises; where it knows nothing, what another policy would do."""
+    """Policy that follows the environment's advice, and another policy where there is no advice."""
 
-    def __init__(self, otherwise: Policy) -> None:
-        self._otherwise = otherwise
+    def __init__(self, fallback: Policy) -> None:
+        self._fallback = fallback
 
     def next(self, observation: pb.Observation | None) -> Turn | None:
         if observation is not None and observation.HasField("expert_action"):
             return as_turn([observation.expert_action])
-        return self._otherwise.next(observation)
+        return self._fallback.next(observation)
 
 
 class Recorded(Policy):
-    """Plays episodes of a recording, one after the other, from its own place in it and round again."""
+    """Policy that plays the episodes of a recording in order, from a place of its own and in a circle."""
 
     def __init__(self, episodes: Sequence[Mapping[str, Any]], place: int) -> None:
         self._episodes = episodes
@@ -264,16 +267,16 @@ class Recorded(Policy):
 
 
 def make_policy(turns: Turns, place: int, seed: int) -> Policy:
-    """The policy of the session with this number."""
+    """Return the policy of the session with number `place`."""
     rng = random.Random(f"{seed}/{place}")
     if turns.kind == "recorded":
         return Recorded(turns.episodes, place % len(turns.episodes))
-    policy = Listed(_drawn(turns.actions, seed), rng) if turns.actions else Valid(rng)
+    policy = Listed(_draw_turns(turns.actions, seed), rng) if turns.actions else Valid(rng)
     return Expert(policy) if turns.kind == "expert" else policy
 
 
 def as_turn(actions: Sequence[pb.Action]) -> Turn:
-    """Plain strings where all actions are text: those travel in columns."""
+    """Return plain strings if all actions are text, because only those travel in columns."""
     if all(action.WhichOneof("kind") == "text" for action in actions):
         return [action.text for action in actions]
     return actions
@@ -283,7 +286,7 @@ def as_turn(actions: Sequence[pb.Action]) -> Turn:
 
 
 def write_turn(turn: Turn) -> list[Any]:
-    """A turn as JSON values: text as it is, other actions as protobuf's JSON."""
+    """Return a turn as JSON values: text as it is, other actions in protobuf's JSON form."""
     return [action if isinstance(action, str) else json_format.MessageToDict(action) for action in turn]
 
 
@@ -297,13 +300,13 @@ def _read_turn(values: Sequence[Any]) -> Turn:
 
 
 def write_recording(path: Path, environment: str, episodes: Sequence[Mapping[str, Any]]) -> None:
-    """One line that says what it is, then one line for each episode."""
+    """Write a recording: a header line, then one line of JSON per episode."""
     head = {"format": FORMAT, "version": 1, "environment": environment, "episodes": len(episodes)}
     path.write_text("".join(json.dumps(line) + "\n" for line in (head, *episodes)), encoding="utf-8")
 
 
 def read_recording(path: Path, environment: str) -> tuple[Mapping[str, Any], ...]:
-    """The episodes of a recording. Raises ValueError if it is none, or one of another environment."""
+    """Return the episodes of a recording. Raise ValueError if it is none, or one of another environment."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
         head, *episodes = [json.loads(line) for line in lines if line.strip()]

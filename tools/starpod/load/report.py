@@ -1,4 +1,4 @@
-"""The report of a run as JSON values, how sure its figures are, and what changed from one report to another."""
+"""The report of a run as JSON values, confidence intervals of its figures, and the comparison of two reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9
 IN_CURVES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
 
 BUSY = 0.85
-"""Above this share of a core, an event loop has little left to wait with."""
+"""A generator that uses more than this share of a core is itself the bottleneck."""
 LATE_MS = 5.0
 """Timers that fire later than this make latencies look longer than they are."""
 
@@ -44,7 +44,7 @@ def document(
     command: str,
     started: float,
 ) -> dict[str, Any]:
-    """The whole report, without requirements and search."""
+    """Return the report of a run, without the entries `requirements` and `search`."""
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -71,7 +71,7 @@ def document(
 
 
 def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
-    """One stage."""
+    """Return the report of one stage."""
     stage = result.stage
     whole = result.measured
     seconds = min((summary.seconds for summary in result.summaries), default=0.0)
@@ -91,7 +91,7 @@ def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
         "unserved": sum(summary.unserved for summary in result.summaries),
         "unanswered": sum(summary.unanswered for summary in result.summaries),
     }
-    errors: defaultdict[ErrorKey, Failures] = defaultdict(Failures)  # they count whenever they happen
+    errors: defaultdict[ErrorKey, Failures] = defaultdict(Failures)  # errors outside the measured time count too
     for totals in (whole, result.around):
         for key, failures in totals.errors.items():
             errors[key].add(failures.count, failures.example)
@@ -114,8 +114,9 @@ def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
 
 
 def describe_paths(stage: Mapping[str, Any]) -> str:
-    """Say in which way the steps of a stage travelled, and how many there were for each reset, which never travels in
-    columns: "steps travelled in unary calls, 4.1 for each reset"."""
+    """Return how a stage's steps travelled, with the number of steps per reset, because a reset never travels in
+    columns: "steps travelled in unary calls, 4.1 for each reset".
+    """
     ways = [f"{PATHS[path]} ({share:.0%})" if share < 1 else PATHS[path] for path, share in stage["paths"].items()]
     if not ways:
         return "no step was answered"
@@ -125,7 +126,7 @@ def describe_paths(stage: Mapping[str, Any]) -> str:
 
 
 def judge(requirements: Sequence[Requirement], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each requirement against each stage."""
+    """Return the verdict on each requirement in each stage."""
     return [
         {
             "requirement": requirement.text,
@@ -181,7 +182,7 @@ def _count_errors(errors: Mapping[ErrorKey, Failures], calls: int) -> dict[str, 
 
 
 def _server_time(result: StageResult) -> dict[str, Any] | None:
-    """Means over the calls of the measured time: in the server, in its environments, and on the way."""
+    """Return mean times of the measured calls: in the server, in its environments, and in total."""
     times = ServerTime()
     for summary in result.summaries:
         times.add(summary.server)
@@ -269,26 +270,26 @@ def _ms(seconds: float) -> float | None:
     return round(1e3 * seconds, 6) if math.isfinite(seconds) else None
 
 
-# --- uncertainty: the intervals of a stage are drawn again and again, as if it had been run as often (bootstrap) ------
+# --- uncertainty: a bootstrap that resamples the intervals of a stage -------------------------------------------------
 
-NOTABLE = 0.02
-"""Smaller changes are not worth a word, however sure they are."""
+MIN_CHANGE = 0.02
+"""Smaller relative changes are reported as `same`, even if they are statistically certain."""
 DRAWS = 1000
 FEWEST = 8
-"""With fewer intervals nothing can be said."""
-LEVEL = 0.99
-"""Of the interval that is told. Many figures stand in a report: at 95 % one in twenty would seem to have changed."""
+"""A stage with fewer intervals has no confidence intervals."""
+CONFIDENCE = 0.99
+"""Level of the confidence intervals. At 95 %, one of 20 figures of a report would seem to have changed by chance."""
 PERCENTS = ((50.0, "p50_ms"), (90.0, "p90_ms"), (99.0, "p99_ms"), (99.9, "p99.9_ms"))
-ENOUGH = {"p50_ms": 20, "p90_ms": 50, "p99_ms": 500, "p99.9_ms": 5000}
-"""Latencies below which a percentile hangs on single calls."""
+MIN_LATENCIES = {"p50_ms": 20, "p90_ms": 50, "p99_ms": 500, "p99.9_ms": 5000}
+"""Number of latencies below which a percentile depends on single calls and has no confidence interval."""
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def draws_of(stage: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
-    """For each figure by name (`steps_per_second`, `step.p99_ms`) what it might as well have been, in DRAWS draws.
+    """Return DRAWS bootstrap values of each figure, by name (`steps_per_second`, `step.p99_ms`).
 
-    Empty where the stage has too few intervals.
+    The result is empty if the stage has fewer than FEWEST intervals.
     """
     intervals = stage["intervals"]
     count = len(intervals)
@@ -305,15 +306,15 @@ def draws_of(stage: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
             for interval in intervals
         ]
         total = sum(len(histogram) for histogram in histograms)
-        percents = [(percent, name) for percent, name in PERCENTS if total >= ENOUGH[name]]
+        percents = [(percent, name) for percent, name in PERCENTS if total >= MIN_LATENCIES[name]]
         if percents:
-            found = _drawn_percentiles(histograms, weights, [percent for percent, _ in percents])
-            drawn.update({f"{call}.{name}": column for (_, name), column in zip(percents, found, strict=True)})
+            rows = _percentiles_of_draws(histograms, weights, [percent for percent, _ in percents])
+            drawn.update({f"{call}.{name}": column for (_, name), column in zip(percents, rows, strict=True)})
     return drawn
 
 
 def intervals_of(stage: Mapping[str, Any]) -> dict[str, list[float]]:
-    """[low, high] of each figure by name."""
+    """Return the confidence interval [low, high] of each figure, by name."""
     return {
         name: _interval(values[np.isfinite(values)])
         for name, values in sorted(draws_of(stage).items())
@@ -321,19 +322,19 @@ def intervals_of(stage: Mapping[str, Any]) -> dict[str, list[float]]:
     }
 
 
-def _drawn_percentiles(histograms: Sequence[Histogram], weights: Array, percents: Sequence[float]) -> list[Array]:
-    """Per percent the milliseconds in each draw; not a number in a draw without a latency."""
+def _percentiles_of_draws(histograms: Sequence[Histogram], weights: Array, percents: Sequence[float]) -> list[Array]:
+    """Return one array per percentile with the milliseconds in each draw; NaN in a draw without latencies."""
     counts = np.array([histogram.counts for histogram in histograms], np.float64)
     filled = counts.any(axis=0)
     counts, ceilings = counts[:, filled], bucket_ceilings()[filled] / 1e6
     sums = np.cumsum(weights @ counts, axis=1)
     totals = sums[:, -1]
-    found = []
+    columns = []
     for percent in percents:
         ranks = np.maximum(np.floor(percent / 100 * totals + 0.5), 1)
         places = np.minimum((sums < ranks[:, None]).sum(axis=1), len(ceilings) - 1)
-        found.append(np.where(totals > 0, ceilings[places], np.nan))
-    return found
+        columns.append(np.where(totals > 0, ceilings[places], np.nan))
+    return columns
 
 
 # --- two reports ------------------------------------------------------------------------------------------------------
@@ -343,30 +344,31 @@ _SETTINGS = ("environment", "environment_version", "options", "transport", "poli
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of one stage. change: relative, of the second to the first. low, high: its interval; None: unknown.
-
-    verdict: better, worse, same or unsure.
-    """
+    """The change of one figure of one stage from one report to another."""
 
     stage: str
     name: str
     before: float
     after: float
     low: float | None
+    """Lower end of the confidence interval of `change`; None if unknown."""
     high: float | None
     verdict: str
+    """better, worse, same or unsure"""
 
     @property
     def change(self) -> float:
+        """Relative change, such as 0.1 for 10 % more."""
         return self.after / self.before - 1 if self.before else float("inf" if self.after else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """changes: figure by figure. remarks: what makes the two reports differ besides the server."""
+    """The comparison of two reports."""
 
     changes: list[Change]
     remarks: list[str]
+    """Differences of the two runs besides the server, such as other settings."""
 
     def as_json(self) -> dict[str, Any]:
         changes = [{**asdict(change), "change": change.change} for change in self.changes]
@@ -374,7 +376,7 @@ class Comparison:
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
-    """Compares the stages of the same name. Raises ValueError if there are none."""
+    """Compare the stages that have the same name in both reports. Raise ValueError if there are none."""
     stages = {stage["name"]: stage for stage in after["stages"]}
     pairs = [(stage, stages[stage["name"]]) for stage in before["stages"] if stage["name"] in stages]
     if not pairs:
@@ -394,7 +396,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
 
 
 def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
-    # Other draws for each, or the noise of the one would seem to follow the other's.
+    # Different seeds, or the noise of the two reports would be correlated.
     draws = draws_of(first, 1), draws_of(second, 2)
     changes = []
     for name, before, after in _common_figures(first, second):
@@ -412,22 +414,22 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change
 
 
 def _verdict(name: str, change: float, low: float, high: float) -> str:
-    if low <= 0 <= high or abs(change) < NOTABLE:
+    if low <= 0 <= high or abs(change) < MIN_CHANGE:
         return "same"
     return "better" if (change > 0) == (name == "steps_per_second") else "worse"
 
 
 def _interval(values: Array) -> list[float]:
-    tail = 50 * (1 - LEVEL)
+    tail = 50 * (1 - CONFIDENCE)
     return [float(edge) for edge in np.percentile(values, [tail, 100 - tail])]
 
 
 def _common_figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """(name, before, after) of what both have."""
-    found = [("steps_per_second", float(first["steps_per_second"]), float(second["steps_per_second"]))]
+    """Return (name, before, after) of each figure that both stages have."""
+    common = [("steps_per_second", float(first["steps_per_second"]), float(second["steps_per_second"]))]
     for call, figures in first["calls"].items():
         others = second["calls"].get(call, {})
         for _, name in PERCENTS:
             if figures.get(name) is not None and others.get(name) is not None:
-                found.append((f"{call}.{name}", figures[name], others[name]))
-    return found
+                common.append((f"{call}.{name}", figures[name], others[name]))
+    return common

@@ -25,7 +25,7 @@ CLASSES = (
     "server_bug",
     "refused",
 )
-"""Classes of errors; see docs/load.md."""
+"""Classes of errors, explained in docs/load.md."""
 
 _COMPARE = {
     "<=": operator.le,
@@ -58,29 +58,32 @@ _LATENCIES = {
     for figure in LATENCIES
 }
 KNOWN = (*_PLAIN, *_TIMES, *_LATENCIES)
-"""All names that a requirement may begin with."""
+"""Names that a requirement may begin with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """text: as it was written. name: one of KNOWN. limit: in seconds where it is a time."""
+    """A condition on a stage's figures."""
 
     text: str
+    """The requirement as the user wrote it."""
     name: str
+    """One of KNOWN."""
     sign: str
     limit: float
+    """In seconds if the figure is a time."""
 
     @property
     def is_time(self) -> bool:
         return self.name not in _PLAIN
 
     def measured(self, stage: Mapping[str, Any]) -> float | None:
-        """The figure in a stage of a report, in the unit of `limit`; None where the stage has none."""
+        """Return the figure in a stage's report, in the unit of `limit`, or None if the stage has none."""
         value: Any
         if self.name in _LATENCIES:
             call, service, figure = _LATENCIES[self.name]
             figures = stage["calls"].get(call, {})
-            if service:  # a closed loop sends when it means to: there is but one latency
+            if service:  # a closed loop sends calls when they are due, so it has only one latency
                 figures = figures.get("service", figures)
             value = figures.get(f"{figure}_ms")
         else:
@@ -94,18 +97,18 @@ class Requirement:
         return value / 1e3 if self.is_time else float(value)
 
     def met(self, value: float | None) -> bool:
-        """Whether such a figure will do; one that is missing does not."""
+        """Return whether the figure meets the requirement. A missing one does not."""
         return value is not None and not math.isnan(value) and bool(_COMPARE[self.sign](value, self.limit))
 
     def show(self, value: float | None) -> str:
-        """The figure in a readable unit."""
+        """Return the figure as text with a readable unit."""
         if value is None or math.isnan(value):
             return "not measured"
         return f"{1e3 * value:.4g} ms" if self.is_time else f"{value:,.6g}"
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Reads `NAME SIGN VALUE`. Raises ValueError that says what is wrong and how to fix it."""
+    """Parse `NAME SIGN VALUE`. Raise ValueError that says what is wrong and how to fix it."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not NAME SIGN VALUE, as in step.p99<20ms, errors=0 or steps_per_second>1000")
@@ -133,85 +136,93 @@ def _number(text: str) -> float:
 # --- the highest rate -------------------------------------------------------------------------------------------------
 
 PRECISION = 0.05
-"""The search ends when what holds and what does not are so close."""
+"""The search ends when the lowest rate that fails is less than 5 % above the highest that holds."""
 SHORTFALL = 0.03
-"""A server that answers so much less than it is asked does not hold the rate."""
+"""A server that answers 3 % fewer steps than are due does not hold the rate."""
 MOST_PROBES = 16
 CONFIRMATIONS = 3
 STEP_DOWN = 0.9
-"""After a failed confirmation."""
+"""Factor on the rate after a failed confirmation."""
 FIRST_SHARE = 0.5
-"""The first rate, of what a closed loop of the same sessions reaches."""
+"""First rate to try, as a share of the throughput of a closed loop with the same sessions."""
 
 Play = Callable[[Stage], Mapping[str, Any] | None]
-"""Runs a stage and reports it; None: the run is over."""
+"""Runs a stage and returns its report, or None if the run has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One rate that was tried. held: it kept the target; why: where it did not. measured: the target's figures."""
+    """One rate that was tried."""
 
     rate: float
     held: bool
+    """Whether the server met all targets at this rate."""
     why: str
+    """Reason for which the rate was not held; empty if it was."""
     measured: dict[str, str]
+    """The targets' figures."""
     confirming: bool
 
 
 @dataclass(slots=True)
-class Found:
-    """rate: the highest that held and was confirmed; None where none did. probes: in the order in which they ran."""
+class SearchResult:
+    """Outcome of a search for the highest rate."""
 
     rate: float | None
+    """Highest rate that was held and confirmed; None if there is none."""
     probes: list[Probe]
+    """All rates that were tried, in order."""
     stages: list[Mapping[str, Any]]
 
 
-def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> Found:
-    """Searches for the highest rate at which all targets hold, nothing fails and the server keeps up.
+def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> SearchResult:
+    """Search for the highest rate at which all targets hold, no call fails and the server keeps up.
 
-    stage: its rate is where the search begins; without one a closed loop tells where that is.
+    Args:
+        stage: the load. The search begins at its rate, or at FIRST_SHARE of a closed loop's throughput without one.
+        targets: requirements that must hold.
+        play: runs a stage.
     """
-    found = Found(None, [], [])
+    result = SearchResult(None, [], [])
 
     def try_rate(rate: float, confirming: bool) -> bool | None:
         seconds = 2 * stage.seconds if confirming else stage.seconds
         kind = "confirmation" if confirming else "probe"
-        name = f"{kind} {len(found.probes) + 1}: {show(rate, 'rate')} steps/s"
+        name = f"{kind} {len(result.probes) + 1}: {show(rate, 'rate')} steps/s"
         report = play(replace(stage, name=name, rate=rate, seconds=seconds))
         if report is None:
             return None
-        found.stages.append(report)
-        why = _why_not(report, rate, targets)
+        result.stages.append(report)
+        why = _explain_failure(report, rate, targets)
         measured = {target.name: target.show(target.measured(report)) for target in targets}
-        found.probes.append(Probe(rate, not why, why, measured, confirming))
+        result.probes.append(Probe(rate, not why, why, measured, confirming))
         return not why
 
     rate = stage.rate
     if rate is None:
         report = play(replace(stage, name="closed loop", rate=None))
         if report is None or not report["steps_per_second"]:
-            return found
-        found.stages.append(report)
+            return result
+        result.stages.append(report)
         rate = FIRST_SHARE * report["steps_per_second"]
     low, high = 0.0, float("inf")
-    while len(found.probes) < MOST_PROBES and (low == 0 or high / low > 1 + PRECISION):
+    while len(result.probes) < MOST_PROBES and (low == 0 or high / low > 1 + PRECISION):
         held = try_rate(rate, False)
         if held is None:
-            return found
+            return result
         low, high = (max(low, rate), high) if held else (low, min(high, rate))
         rate = _next_rate(low, high)
     for _ in range(CONFIRMATIONS):
         if not low:
-            return found
+            return result
         held = try_rate(low, True)
         if held is None:
-            return found
+            return result
         if held:
-            found.rate = low
-            return found
+            result.rate = low
+            return result
         low *= STEP_DOWN
-    return found
+    return result
 
 
 def _next_rate(low: float, high: float) -> float:
@@ -220,8 +231,8 @@ def _next_rate(low: float, high: float) -> float:
     return high / 2 if low == 0 else (low * high) ** 0.5
 
 
-def _why_not(report: Mapping[str, Any], rate: float, targets: Sequence[Requirement]) -> str:
-    """Why the stage does not count as held; empty if it does."""
+def _explain_failure(report: Mapping[str, Any], rate: float, targets: Sequence[Requirement]) -> str:
+    """Return the reason for which the stage does not count as held, or an empty text if it does."""
     for target in targets:
         value = target.measured(report)
         if not target.met(value):
@@ -231,7 +242,7 @@ def _why_not(report: Mapping[str, Any], rate: float, targets: Sequence[Requireme
     if report["unserved"]:
         return f"{report['unserved']} steps were never sent"
     due = rate * report["seconds"]
-    # Poisson arrivals come in varying numbers: three deviations are no shortfall.
+    # The number of Poisson arrivals varies: fewer than expected by up to three standard deviations is no failure.
     if report["steps"] < min((1 - SHORTFALL) * due, due - 3 * due**0.5):
         return f"only {show(report['steps_per_second'], 'rate')} steps/s were answered"
     if report["ended"]:

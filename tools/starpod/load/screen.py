@@ -1,4 +1,4 @@
-"""The screen of a run: a live table on a terminal, plain lines elsewhere."""
+"""Terminal output of a run: a live table, or plain lines if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rich.text import Text
 from starpod.load.measurements import Point, StageResult
 from starpod.load.plan import Stage
 from starpod.load.report import Comparison, describe_paths
-from starpod.load.requirements import CALLS, Found
+from starpod.load.requirements import CALLS, SearchResult
 from starpod.report.figures import milliseconds, show
 
 LINE_SECONDS = 5.0
-"""Between plain lines; the first comes sooner, as a sign of life."""
+"""Time between plain lines. The first one comes after FIRST_LINE_SECONDS, as a sign of life."""
 FIRST_LINE_SECONDS = 1.0
 
 
 class Screen:
-    """Shows the stage that runs. Enter it around the run; outside of it, print reports."""
+    """Prints the progress of stages and their reports. Use it as a context manager while stages run."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -44,7 +44,7 @@ class Screen:
             self._live = None
 
     def watch(self, result: StageResult) -> None:
-        """Called several times a second."""
+        """Show the progress of a stage. To be called several times a second."""
         now = time.monotonic()
         if result.stage is not self._stage:
             self._stage, self._last = result.stage, now - LINE_SECONDS + FIRST_LINE_SECONDS
@@ -56,7 +56,7 @@ class Screen:
             self.console.print(f"{result.stage.name} {_sentence(result, elapsed)}", highlight=False, soft_wrap=True)
 
     def stage(self, report: Mapping[str, Any]) -> None:
-        """One line for a stage that has ended."""
+        """Print one line about a stage that has ended."""
         step = report["calls"].get("step", {})
         p50, p99 = milliseconds(step.get("p50_ms")), milliseconds(step.get("p99_ms"))
         self.console.print(
@@ -67,13 +67,13 @@ class Screen:
         )
 
     def report(self, document: Mapping[str, Any]) -> None:
-        """The figures of all stages."""
+        """Print the figures of all stages, then the remarks."""
         for stage in document["stages"]:
             self.console.print(_stage_table(stage))
         self.remarks(document)
 
     def remarks(self, document: Mapping[str, Any]) -> None:
-        """Errors, warnings and the verdicts on what was required."""
+        """Print errors, warnings and the verdicts on requirements."""
         say = self.console.print
         for stage in document["stages"]:
             for kind, entry in stage["errors"]["classes"].items():
@@ -85,12 +85,12 @@ class Screen:
             mark, style = ("met", "green") if verdict["met"] else ("NOT met", "bold red")
             say(Text(f"{mark}: {verdict['requirement']} ({verdict['measured']}, {verdict['stage']})", style=style))
 
-    def found(self, found: Found) -> None:
-        """The outcome of a search."""
+    def search(self, result: SearchResult) -> None:
+        """Print the outcome of a search for the highest rate."""
         table = Table(title="Search for the highest rate", title_justify="left")
         for name in ("Steps/s", "", "Held", "Measured"):
             table.add_column(name)
-        for probe in found.probes:
+        for probe in result.probes:
             measured = ", ".join(f"{name} {value}" for name, value in probe.measured.items())
             table.add_row(
                 show(probe.rate, "rate"),
@@ -100,12 +100,12 @@ class Screen:
             )
         self.console.print(table)
         rate = (
-            "No rate held the target." if found.rate is None else f"Highest rate: {show(found.rate, 'rate')} steps/s."
+            "No rate held the target." if result.rate is None else f"Highest rate: {show(result.rate, 'rate')} steps/s."
         )
         self.console.print(rate, style="bold", highlight=False)
 
     def comparison(self, comparison: Comparison) -> None:
-        """Two reports beside each other."""
+        """Print the changes from one report to another."""
         table = Table(title="What changed", title_justify="left")
         for name in ("Stage", "Figure", "Before", "After", "Change", "99 % interval", "Verdict"):
             table.add_column(name)
@@ -156,7 +156,7 @@ def _sentence(result: StageResult, elapsed: float) -> str:
 
 
 def _latest(result: StageResult) -> Point:
-    """The last interval that all generators have handed over, most likely: the one before the newest."""
+    """Return the interval before the newest, which all generators have most likely sent completely."""
     return result.points[max(len(result.points) - 2, 0)] if result.points else Point()
 
 

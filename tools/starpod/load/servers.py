@@ -1,4 +1,4 @@
-"""Servers as a generator drives them, and the sessions whose calls they carry."""
+"""Connections of a generator to servers, and the sessions whose calls they carry."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ from starpod.load.plan import Place, Plan, Policy
 from starpod.v1 import environment_pb2 as pb
 
 HOLD_SECONDS = 0.001
-"""Steps that are ready share a message; none waits for longer than this."""
+"""Steps that are ready share a message. A step waits at most this long for others."""
 
 clock = time.monotonic
-"""One for all generators of a machine, and the event loop's own."""
+"""Clock that all generators of a machine share, and that the event loop uses too."""
 
 
 class LoadSession(Step):
-    """A session, the policy that plays it, and its one call in flight.
+    """A session, the policy that plays it, and at most one call in flight.
 
-    actions: a policy's Turn: texts, or messages as they came.
-    call: its name; empty while there is none. due: when it should have been sent; sent: when it was.
-    asked: when it was last counted as sent, for its deadline. request: of a call other than a step.
-    over: the episode has ended. observation: what the policy needs to see; None where it needs nothing.
-    resend: the turn was refused and is still to be played. failing: its latest call failed.
-    abandoned: another one took its place; a late reply is not for us.
-    played: the turns of the episode, where they are recorded.
+    Attributes:
+        actions: a policy's Turn: texts, or the observation's own messages.
+        call: name of the call in flight; empty if there is none.
+        due: when the call should have been sent.
+        sent: when the call was sent.
+        asked: when the call was last sent or counted as missed; the next deadline counts from here.
+        request: the request of a call other than a step.
+        over: whether the episode has ended.
+        observation: the latest observation, if the policy looks at it, else None.
+        resend: whether the turn was refused and must be played again.
+        failing: whether the latest call failed.
+        abandoned: whether another session has replaced this one; late replies to it are ignored.
+        played: the turns of the episode, if they are recorded.
     """
 
     __slots__ = (
@@ -70,26 +76,30 @@ class LoadSession(Step):
 
 
 class Receiver(Protocol):
-    """Is told what became of calls. sees: the policies look at observations."""
+    """Receives the outcomes of calls. `sees` is True if the policies look at observations."""
 
     sees: bool
 
     def stepped(self, server: Server, steps: list[LoadSession], ended: Container[int], now: float) -> None:
-        """Steps came back; `ended` has the places of those that ended their episodes."""
+        """Continue after steps were answered; `ended` has the indices in `steps` whose episodes ended."""
 
     def answered(self, session: LoadSession, response: Any, now: float) -> None: ...
 
     def failed(self, session: LoadSession, error: StarpodError, now: float) -> None: ...
 
     def connected(self) -> None:
-        """A server is there, again."""
+        """React to a server that is connected, for the first time or again."""
 
 
 class Server(Connection):
-    """A server over the fleet's connection: one Stream for all sessions, or a unary call for each.
+    """A connection of the fleet to a server: one Stream for all sessions, or a unary call for each.
 
-    Unlike a fleet it recovers nothing: what fails is counted. number: its place in the plan. sessions: how many of ours
-    it has. paths: steps that came back, by plan.PATHS.
+    Unlike a fleet it recovers nothing: failures are counted.
+
+    Attributes:
+        number: index of the server in the plan.
+        sessions: number of this generator's sessions on it.
+        paths: number of steps that were answered, by key of plan.PATHS.
     """
 
     def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
@@ -99,7 +109,7 @@ class Server(Connection):
             self,
             server_name=place.server_name,
             timeout=plan.timeout,
-            patience=float("inf"),  # the receiver counts deadlines, and gives up
+            patience=float("inf"),  # the receiver counts deadlines and gives up
             grace=0.0,
             hold=HOLD_SECONDS,
             stream=plan.wire == "stream",
@@ -108,43 +118,43 @@ class Server(Connection):
         self.number = number
         self.sessions = 0
         self.paths: Counter[str] = Counter()
-        self._singly = "messages" if plan.wire == "stream" else "unary"
-        self._owner = receiver
+        self._single_path = "messages" if plan.wire == "stream" else "unary"
+        self._receiver = receiver
 
     def send(self, session: LoadSession) -> None:
-        """Sends the session's call; the receiver is told what becomes of it."""
-        self.submit(session if session.call == "step" else _SessionCall(self._owner, session))
+        """Send the session's call. Its outcome goes to the receiver."""
+        self.submit(session if session.call == "step" else _SessionCall(self._receiver, session))
 
     def server_time(self) -> ServerTime:
-        """Sums of what the server has said of its time so far."""
+        """Return the sums of the times that the server has reported so far."""
         return ServerTime(self.calls_timed, self.environment_ms / 1e3, self.queue_ms / 1e3, self.server_ms / 1e3)
 
     def _changed(self) -> None:
         if self.ready:
-            self.queue.calls_allowed = 0  # how a server refuses what is too much is to be seen
-            self._owner.connected()
+            self.queue.calls_allowed = 0  # no client-side limit: the run must see how the server refuses overload
+            self._receiver.connected()
 
     # --- outcomes of steps (connection.StepReceiver) ------------------------------------------------------------
 
     def stepped(self, batch: StepBatch) -> None:
         self.paths["columns"] += len(batch.steps)
-        self._owner.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
+        self._receiver.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
 
     def answered(self, step: Step, response: pb.StepResponse) -> None:
         assert isinstance(step, LoadSession)
-        self.paths[self._singly] += 1
-        if self._owner.sees:
+        self.paths[self._single_path] += 1
+        if self._receiver.sees:
             step.observation = response.transition.observation
         over = (0,) if response.transition.end_reason else ()
-        self._owner.stepped(self, [step], over, clock())
+        self._receiver.stepped(self, [step], over, clock())
 
     def refused(self, step: Step, error: StarpodError) -> None:
         assert isinstance(step, LoadSession)
-        self._owner.failed(step, error, clock())
+        self._receiver.failed(step, error, clock())
 
 
 class _SessionCall(Call[Any, Any]):
-    """Any call but a step."""
+    """A call that is no step."""
 
     __slots__ = ("_receiver", "_session")
 

@@ -1,6 +1,6 @@
-"""The sessions of one generator: what they call, and what follows from each reply or error.
+"""The sessions of one generator: which calls they make, and how they continue after a reply or an error.
 
-Everything happens in callbacks on one event loop: a coroutine for each session would cost more than the session.
+Everything happens in callbacks on one event loop, because a coroutine per session would cost more than its calls.
 """
 
 from __future__ import annotations
@@ -21,26 +21,32 @@ from starpod.load.servers import LoadSession, Server, clock
 from starpod.v1 import environment_pb2 as pb
 
 GIVE_UP_SECONDS = 3.0
-"""Without any server for so long, the run is over."""
+"""The run ends if no server is connected for this long."""
 OPEN_AT_ONCE = 64
 OPEN_SECONDS = 20.0
-"""An overloaded server may refuse a session for so long; then the run begins without it."""
+"""An overloaded server may refuse a session for this long. Then the run begins without it."""
 OPEN_TRIES = 3
-"""Tries to open a session, where waiting is not wanted or would not help."""
+"""Attempts to open a session that fails for another reason than overload, or if overload is not retried."""
 MAX_MISSED_DEADLINES = 3
-"""Deadlines that a session may miss in a row before another one is opened."""
+"""Deadlines that a session may miss in a row before another session replaces it."""
 MAX_RECORDED = 10_000
 NO_SESSION = -1
-"""The number of calls that belong to no session."""
+"""Session number of calls that belong to no session."""
 
 
 class Sessions:
-    """Sessions and the servers on which they run.
+    """The sessions of a generator and the servers on which they run.
 
-    log: where results are written. on_ready: called with a session whose call has come back and that may make the next.
-    running: sessions go on by themselves. continuous: each steps again as soon as its reply is there.
-    fatal: why the run cannot go on; empty while it can. in_flight: calls without a reply.
-    sees: the policies look at observations.
+    Args:
+        on_ready: called with a session whose call was answered and that may make the next one.
+
+    Attributes:
+        log: the measurements.
+        running: whether sessions continue by themselves after a reply.
+        continuous: whether each session steps again as soon as its reply arrives.
+        fatal: why the run cannot continue; empty if it can.
+        in_flight: number of calls without a reply.
+        sees: whether the policies look at observations.
     """
 
     def __init__(self, plan: Plan, process: int, on_ready: Callable[[LoadSession], None]) -> None:
@@ -77,19 +83,19 @@ class Sessions:
     # --- servers ---------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Starts the connections; they come back by themselves."""
+        """Start the connections, which reconnect by themselves."""
         for number, place in enumerate(self._plan.places):
             self.servers.append(Server(number, place, self._plan, self))
             self.servers[-1].start()
 
     def connected(self) -> None:
-        """A server is there, again: sessions that wait for one are opened."""
+        """Open the sessions that wait for a server, now that one is connected."""
         waiting, self._unplaced = self._unplaced, []
         for session in waiting:
             self._loop.call_soon(self.open, session)
 
     def watch(self) -> None:
-        """Ends the run where no server has been there for a while; counts missed deadlines. To be called often."""
+        """End the run if no server was connected for a while, and count missed deadlines. To be called often."""
         now = clock()
         if any(server.ready for server in self.servers):
             self._unreachable_since = None
@@ -102,48 +108,48 @@ class Sessions:
             self._count_missed_deadlines(now)
 
     def unreachable(self) -> str:
-        """Why no server can be used."""
-        return "no server answers: " + "; ".join(f"{each.address}: {each.error}" for each in self.servers)
+        """Return a message that says why no server can be used."""
+        return "no server answers: " + "; ".join(f"{server.address}: {server.error}" for server in self.servers)
 
     def server_time(self) -> ServerTime:
-        """Sums of what all servers have said of their time so far."""
+        """Return the sums of the times that all servers have reported so far."""
         total = ServerTime()
         for server in self.servers:
             total.add(server.server_time())
         return total
 
     def paths(self) -> Counter[str]:
-        """Count the steps that came back so far, by the way in which they travelled."""
+        """Return the number of steps answered so far, by key of plan.PATHS."""
         return sum((server.paths for server in self.servers), Counter())
 
     def _count_missed_deadlines(self, now: float) -> None:
-        """The connection asks again for what has no reply; here it is counted, and given up after some times."""
+        """Count calls without a reply in time. The connection sends them again, up to MAX_MISSED_DEADLINES times."""
         timeout = self._plan.timeout
-        for session in [each for each in self.all if each.call and now - each.asked > timeout]:
+        for session in [session for session in self.all if session.call and now - session.asked > timeout]:
             error = DeadlineExceeded(f"no reply within {timeout:g} s")
             if session.missed < MAX_MISSED_DEADLINES:
                 assert session.server is not None
                 self.log.failed(session.server.number, session.call, "deadline", str(error))
                 session.asked = now
                 session.missed += 1
-                self._fails(session)
+                self._mark_failing(session)
             else:
-                self._replace(session, error, now)
+                self._replace_session(session, error, now)
 
-    def _replace(self, session: LoadSession, error: StarpodError, now: float) -> None:
-        """Gives the session up: another one takes its place. A late reply to the old one is ignored."""
-        other = LoadSession(session.number, session.policy)
-        self.all[self.all.index(session)] = other
+    def _replace_session(self, session: LoadSession, error: StarpodError, now: float) -> None:
+        """Give a session up and let another one continue in its place. A late reply to the old one is ignored."""
+        successor = LoadSession(session.number, session.policy)
+        self.all[self.all.index(session)] = successor
         if session in self._opening:
             self._opening.remove(session)
-            self._opening.add(other)
-        self.failed(session, error, now, successor=other)
+            self._opening.add(successor)
+        self.failed(session, error, now, successor=successor)
         session.abandoned = True
 
     # --- opening and closing ---------------------------------------------------------------------------------------
 
     async def open_all(self, numbers: range) -> int:
-        """Opens a session for each of the numbers, as far as the servers let it; returns how many there are."""
+        """Open sessions with these numbers, as many as the servers allow, and return how many are open."""
         for number in numbers[len(self.all) :]:
             self.all.append(LoadSession(number, make_policy(self._plan.turns, number, self._plan.seed)))
         missing = [session for session in self.all[: len(numbers)] if session.server is None]
@@ -160,14 +166,14 @@ class Sessions:
         return sum(session.server is not None for session in self.all[: len(numbers)])
 
     def open(self, session: LoadSession) -> None:
-        """Opens a session on the server that has the fewest of ours."""
+        """Open a session on the server with the fewest sessions of this generator."""
         if session.server is not None:
             return
         ready = [server for server in self.servers if server.ready]
         if not ready:
             self._unplaced.append(session)
             return
-        server = min(ready, key=lambda each: (each.sessions, (each.number - session.number) % len(self.servers)))
+        server = min(ready, key=lambda server: (server.sessions, (server.number - session.number) % len(self.servers)))
         server.sessions += 1
         session.server = server
         session.episodes = 0
@@ -187,7 +193,7 @@ class Sessions:
         self._issue(session, "close", pb.CloseRequest(session_ids=[session.session_id]))
 
     async def renew_leases(self) -> None:
-        """Sessions that rest for long must not be reaped. Goes on without end."""
+        """Renew leases without end, so that servers do not close sessions that pause for long."""
         while True:
             await asyncio.sleep(self._lease / 3 if self._lease else 1.0)
             for server in self.servers:
@@ -196,7 +202,7 @@ class Sessions:
                     self._call_aside(server, "renew", pb.RenewRequest(session_ids=ids))
 
     def _call_aside(self, server: Server, call: str, request: Any) -> None:
-        """A call that belongs to no session."""
+        """Make a call that belongs to no session."""
         if server.ready:
             caller = LoadSession(NO_SESSION, self.all[0].policy)
             caller.server = server
@@ -206,13 +212,13 @@ class Sessions:
         if self._queue:
             self.open(self._queue.popleft())
 
-    def _opened_or_given_up(self, session: LoadSession) -> None:
+    def _end_opening(self, session: LoadSession) -> None:
         if session in self._opening:
             self._opening.discard(session)
             self._open_next()
 
-    def _leave(self, session: LoadSession) -> None:
-        """The session is gone, or no longer ours."""
+    def _forget_server_session(self, session: LoadSession) -> None:
+        """Detach a session from its server, where it is gone or no longer used."""
         if session.server is not None:
             session.server.sessions -= 1
         session.server, session.session_id, session.played = None, "", None
@@ -221,7 +227,7 @@ class Sessions:
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def step(self, session: LoadSession, due: float | None) -> bool:
-        """Plays the next turn. False if another episode must begin first: then that is what was called."""
+        """Play the next turn. If the episode has ended, begin another one instead and return False."""
         turn: Turn | None = None
         if session.resend:
             turn = session.actions  # type: ignore[assignment]
@@ -238,7 +244,7 @@ class Sessions:
         return True
 
     def _issue(self, session: LoadSession, call: str, request: Any, due: float | None = None) -> None:
-        """Sends a call. due: when it should have been sent; None: now."""
+        """Send a call. due: when it should have been sent; None: now."""
         session.call, session.request = call, request
         self.in_flight += 1
         now = clock()
@@ -255,16 +261,17 @@ class Sessions:
             self._loop.call_soon(self.failed, session, server.error or Unreachable("not connected"), now)
 
     def stepped(self, server: Server, steps: list[LoadSession], ended: Container[int], now: float) -> None:
-        """Steps came back; `ended` has the places of those that ended their episodes.
+        """Continue after steps were answered; `ended` has the indices in `steps` whose episodes ended.
 
-        The hot path: `python -m benchmarks.throughput --way "starpod load" --way "starpod, step_many"`.
+        This is the hot path; measure it with `python -m benchmarks.throughput --way "starpod load" --way "starpod,
+        step_many"`.
         """
         if self._failing:
             kept = [not session.abandoned for session in steps]
             ended = [place for place, row in enumerate([row for row, keep in enumerate(kept) if keep]) if row in ended]
             steps = [session for session, keep in zip(steps, kept, strict=True) if keep]
             for session in steps:
-                self._recovered(session)
+                self._mark_recovered(session)
         if not (self.continuous and self.running):
             for row, session in enumerate(steps):
                 self._stepped(server, session, row in ended, now)
@@ -294,18 +301,18 @@ class Sessions:
             session.over, session.played = True, None
             if self.running:
                 self._next_episode(session)
-        elif not self._plan.mix or not self.running or not self._extra(session):
+        elif not self._plan.mix or not self.running or not self._start_extra_call(session):
             self._on_ready(session)
 
     def answered(self, session: LoadSession, response: Any, now: float) -> None:
-        """Any other call came back."""
+        """Continue after the reply to a call that is no step."""
         server, call = session.server, session.call
         if session.abandoned:
             return
         assert server is not None
         self.in_flight -= 1
         session.call = ""
-        self._recovered(session)
+        self._mark_recovered(session)
         self.log.answered(server.number, call, session.due, session.sent, now)
         if session.number == NO_SESSION:
             return
@@ -313,7 +320,7 @@ class Sessions:
             case "open":
                 self._lease = response.lease_seconds
                 self._begin_episode(session, response.sessions[0])
-                self._opened_or_given_up(session)
+                self._end_opening(session)
             case "reset":
                 self._begin_episode(session, response.session)
             case "fork":
@@ -321,7 +328,7 @@ class Sessions:
                 self._issue(session, "close", pb.CloseRequest(session_ids=copies))
                 return
             case "close" if session.session_id in session.request.session_ids:
-                self._leave(session)
+                self._forget_server_session(session)
                 if self.running:
                     self.open(session)
                 return
@@ -330,14 +337,21 @@ class Sessions:
     def failed(
         self, session: LoadSession, error: StarpodError, now: float, successor: LoadSession | None = None
     ) -> None:
-        """A call failed: it is counted, and then follows what its class advises. successor: goes on in its place."""
+        """Count a failed call, then continue as its error class requires.
+
+        Args:
+            session: the session whose call failed.
+            error: the failure.
+            now: the present instant.
+            successor: a session that continues in its place; None: it continues itself.
+        """
         server, call = session.server, session.call
         if session.abandoned:
             return
         assert server is not None
         kind = error_class(error)
         self.log.failed(server.number, call, kind, str(error))
-        self._fails(session)
+        self._mark_failing(session)
         if successor is None and self._send_again(session, kind, error):
             return
         self.in_flight -= 1
@@ -354,7 +368,7 @@ class Sessions:
             session.played.pop()
         if session.session_id and kind not in ("lost_session", "transport"):
             self._call_aside(server, "close", pb.CloseRequest(session_ids=[session.session_id]))
-        self._leave(session)
+        self._forget_server_session(session)
         session = successor or session
         wait = session.backoff.wait(error.retry_after)
         if session in self._opening:
@@ -362,12 +376,12 @@ class Sessions:
             if session.missed < OPEN_TRIES or (kind == "overload" and self._plan.retry_overload):
                 self._loop.call_later(wait, self.open, session)
             else:
-                self._opened_or_given_up(session)
+                self._end_opening(session)
         elif self.running:
             self._loop.call_later(wait, self.open, session)
 
     def _send_again(self, session: LoadSession, kind: str, error: StarpodError) -> bool:
-        """Sends the very same call once more, where that helps and is wanted."""
+        """Send the same call again if that can help and the plan allows it. Return whether it is sent."""
         if not self.running or session.call == "open":
             return False
         if kind == "deadline" and session.missed < MAX_MISSED_DEADLINES:
@@ -380,19 +394,19 @@ class Sessions:
         self._loop.call_later(wait, lambda: self._send(session, clock()))
         return True
 
-    def _fails(self, session: LoadSession) -> None:
+    def _mark_failing(self, session: LoadSession) -> None:
         if not session.failing:
             session.failing = True
             self._failing += 1
 
-    def _recovered(self, session: LoadSession) -> None:
+    def _mark_recovered(self, session: LoadSession) -> None:
         if session.failing:
             session.failing, session.missed = False, 0
             session.backoff.reset()
             self._failing -= 1
 
-    def _extra(self, session: LoadSession) -> bool:
-        """Whether another call follows the step, as the mix has it."""
+    def _start_extra_call(self, session: LoadSession) -> bool:
+        """Draw from the plan's mix, and return whether another call was sent after the step."""
         draw = self._rng.random()
         for call, share in self._plan.mix.items():
             draw -= share
@@ -402,7 +416,6 @@ class Sessions:
         return False
 
     def _extra_request(self, call: str, session: LoadSession) -> Any:
-        """Of one of plan.EXTRAS."""
         match call:
             case "render":
                 return pb.RenderRequest(session_id=session.session_id)
@@ -420,7 +433,7 @@ class Sessions:
     # --- episodes --------------------------------------------------------------------------------------------------
 
     def _next_episode(self, session: LoadSession) -> None:
-        """Resets, or closes and opens anew where sessions are to live for so many episodes."""
+        """Reset the session, or close it and open another after `episodes_per_session` episodes."""
         session.episodes += 1
         if session.episodes == self._plan.episodes_per_session:
             self.close(session)
