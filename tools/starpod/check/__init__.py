@@ -1,2 +1,4 @@
-"""`starpod check`: does a server, in any language, keep the contract? One small test for each requirement of
-docs/protocol.md, against the wire alone."""
+"""`starpod check`: tests whether a server in any language keeps the contract of docs/protocol.md.
+
+Each requirement has one small test, which uses the server only over the network.
+"""

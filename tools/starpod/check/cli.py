@@ -34,7 +34,9 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
 @click.command()
 @click.argument("address", metavar="ADDRESS", required=False)
 @click.option("--list", "only_list", is_flag=True, help="Print the requirements and check no server.")
-@click.option("--environment", "-e", "environments", multiple=True, help="Only this one (repeatable). Default: all.")
+@click.option(
+    "--environment", "-e", "environments", multiple=True, help="Check only this one (repeatable). Default: all."
+)
 @click.option(
     "--reward",
     is_flag=True,
@@ -100,7 +102,7 @@ def check(
     Exit status: 0 every MUST is met or could not be shown, 1 one is not met or nothing answers, 2 the call was wrong.
     """
     known = (*REQUIREMENTS, *REWARD) if reward else REQUIREMENTS
-    chosen = [each for each in known if each.level in (*levels, "reward")]
+    chosen = [requirement for requirement in known if requirement.level in (*levels, "reward")]
     if only_list:
         _list_requirements(context, chosen, json_file)
         return
@@ -108,7 +110,7 @@ def check(
         raise click.UsageError("Missing argument 'ADDRESS'.")
     if address.endswith(".py"):
         words = ("the environment service", "serve", "--environment-module", address, "--port", "0")
-        # With one salt of hashes alone, a start that depends on the order of a set would look deterministic.
+        # Different hash salts, or a start that depends on the order of a set would look deterministic.
         first, second = (started(*words, variables={"PYTHONHASHSEED": salt}) for salt in "12")
         try:
             with first as served, nullcontext(also) if also else second as twin:
@@ -121,8 +123,8 @@ def check(
         if not re.fullmatch(r"(mcp\+)?https?://[^\s/]+:\d+", value):
             expect_address(value)
     expect_writable(json_file, junit_file)
-    # Whatever the levels: where no episode can be played, none of them is shown.
-    requirements = [each for each in known if each in chosen or each.id == PLAYED]
+    # The requirement PLAYED is always checked: without an episode, no other one can be shown.
+    requirements = [requirement for requirement in known if requirement in chosen or requirement.id == PLAYED]
     console = safe_console(stderr=json_file == "-")
     with Terminal(console) as terminal:
         try:
@@ -152,16 +154,16 @@ def check(
 
 
 def _list_requirements(context: click.Context, chosen: Sequence[Requirement], json_file: str) -> None:
-    """Prints requirements, or writes them as JSON. Raises UsageError for what only a check needs."""
+    """Print requirements, or write them as JSON. Raise UsageError for options that only a check uses."""
     for parameter in context.command.params:
         name = parameter.name or ""
-        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and name not in ("only_list", "levels", "reward", "json_file"):
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in ("only_list", "levels", "reward", "json_file"):
             shown = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
             raise click.UsageError(f"--list checks no server: leave {shown} out")
     expect_writable(json_file)
-    write_report(json_file, json.dumps([describe_requirement(each) for each in chosen], indent=2) + "\n")
+    write_report(json_file, json.dumps([describe_requirement(requirement) for requirement in chosen], indent=2) + "\n")
     if json_file == "-":
         return
-    for each in chosen:
-        click.echo(f"{each.id}  {each.level:<8}  {each.strength:<6}  {each.title}")
+    for requirement in chosen:
+        click.echo(f"{requirement.id}  {requirement.level:<8}  {requirement.strength:<6}  {requirement.title}")

@@ -1,4 +1,4 @@
-"""A connection to a server under test, over any transport: bare calls, no recovery."""
+"""A connection to a server under test over any transport, which makes single calls and recovers nothing."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ Metadata = Sequence[tuple[str, str]]
 METHODS = ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot", "Restore", "Renew", "Close")
 
 PATIENCE = 20.0
-"""Seconds in which a call that is refused as OVERLOADED is sent again, each time after the delay of RetryInfo."""
+"""For this many seconds a call refused as OVERLOADED is sent again, each time after the delay of RetryInfo."""
 
 
 class Connection(abc.ABC):
-    """A connection to `address`. `seconds` bounds every call that does not say otherwise.
+    """A connection to a server.
 
-    Whatever the transport, a call that fails raises grpc.aio.AioRpcError with the google.rpc.Status as gRPC has it.
+    A failed call raises grpc.aio.AioRpcError with the google.rpc.Status, over every transport.
 
-    access: what the server asks of its callers: token and TLS; nothing else of it counts.
-    portion: calls that one message of a Stream may carry without running into max_calls_in_flight; 0: any number.
-    transport: its name; methods: what it carries besides Streams, which gRPC alone does.
+    Args:
+        address: address of the server, in the transport's form.
+        access: token and TLS settings; other fields of it are ignored.
+        seconds: time limit of calls that have none of their own.
+        portion: number of calls that one message of a Stream may carry without exceeding max_calls_in_flight; 0: any.
+
+    Attributes:
+        transport: name of the transport.
+        methods: the unary calls that the transport carries. Only gRPC has Streams.
     """
 
     transport: ClassVar[str]
@@ -45,40 +51,43 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
-        """Another connection, to the same address or another; options: gRPC's, of its channel."""
+        """Return another connection to this or another address. options: gRPC options of its channel."""
 
     @abc.abstractmethod
     def sibling(self, endpoint: str) -> str:
-        """The address of an endpoint that Describe names."""
+        """Return the address of an endpoint that Describe lists."""
 
     @abc.abstractmethod
     async def close(self) -> None: ...
 
     @abc.abstractmethod
     async def send(self, request: Message, seconds: float, metadata: Metadata) -> tuple[Any, Any]:
-        """The reply of the method of the request's name, and the trailing metadata. Sent once."""
+        """Send the call of the request's type once. Return the reply and the trailing metadata."""
 
     @abc.abstractmethod
     async def send_unknown_field(self, request: Message) -> None:
-        """Sends the request with a field of the future."""
+        """Send the request with a field that this version of the protocol does not know."""
 
     @abc.abstractmethod
     async def send_garbage(self, method: str) -> None:
-        """Sends a method bytes that are no message."""
+        """Send bytes that are no protobuf message to a method."""
 
     @abc.abstractmethod
     async def serving(self, service: str) -> bool:
-        """Whether the health of the service, as grpc.health.v1 names it, is SERVING."""
+        """Return whether the health status of the service, as in grpc.health.v1, is SERVING."""
 
     async def call(self, request: Message, *, seconds: float | None = None, metadata: Metadata | None = None) -> Any:
-        """The reply of a unary call. Waits while overloaded. Raises grpc.aio.AioRpcError."""
+        """Make a unary call and return its reply. Wait while the server is overloaded. Raise grpc.aio.AioRpcError."""
         return await patiently(lambda: self.call_once(request, seconds=seconds, metadata=metadata))
 
     async def call_once(
         self, request: Message, *, seconds: float | None = None, metadata: Metadata | None = None
     ) -> Any:
-        """The reply of a unary call, sent once whatever comes. Raises Broken where the environment or the server has a
-        bug, grpc.aio.AioRpcError for other errors.
+        """Make a unary call once and return its reply.
+
+        Raises:
+            Broken: The environment or the server has a bug.
+            grpc.aio.AioRpcError: The call failed for another reason.
         """
         limit = self.seconds if seconds is None else seconds
         try:
@@ -90,7 +99,7 @@ class Connection(abc.ABC):
         return reply
 
     async def trailer(self, request: Message) -> Any:
-        """The trailing metadata of a unary call, of one that is refused too."""
+        """Make a unary call and return its trailing metadata, even if the call is refused."""
         try:
             _, trailer = await self.send(request, self.seconds, self.metadata)
         except grpc.aio.AioRpcError as error:
@@ -98,7 +107,7 @@ class Connection(abc.ABC):
         return trailer
 
     async def refusal(self, request: Message) -> Refusal | None:
-        """How the server refuses the call; None if it does not. Waits while overloaded."""
+        """Make a unary call, waiting while the server is overloaded. Return its error, or None if it succeeds."""
         try:
             await self.call(request)
         except grpc.aio.AioRpcError as error:
@@ -107,20 +116,20 @@ class Connection(abc.ABC):
 
 
 def method_of(request: Message) -> str:
-    """The name of the unary call with such a request."""
+    """Return the name of the unary call for a request, such as Open for OpenRequest."""
     return type(request).__name__.removesuffix("Request")
 
 
 def rpc_error(
     code: grpc.StatusCode, message: str, status: status_pb2.Status | None = None, trailer: Metadata = ()
 ) -> grpc.aio.AioRpcError:
-    """The error that gRPC would have raised."""
+    """Return the error that gRPC would raise for a failed call."""
     details = (("grpc-status-details-bin", status.SerializeToString()),) if status else ()
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailer, *details), message)
 
 
 async def patiently(send: Callable[[], Awaitable[Any]]) -> Any:
-    """What the call gives, which is sent again while the server is overloaded and says for how long."""
+    """Make a call and return its result. Repeat it while the server is overloaded, after the delay it asks for."""
     end = time.monotonic() + PATIENCE
     while True:
         try:

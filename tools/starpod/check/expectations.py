@@ -1,4 +1,4 @@
-"""Expectations of tests: what they raise where a requirement is not met or cannot be shown, and comparisons."""
+"""Expectations of tests: comparisons, and the exceptions for requirements that are unmet or cannot be shown."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ class Broken(Unmet):
 
 
 class NotShown(Exception):
-    """This server or environment has nothing by which the requirement could be shown."""
+    """The requirement cannot be tested on this server or environment, for lack of something the test needs."""
 
 
 class TooBusy(NotShown):
-    """This machine was held up while it had to be in time, so nothing can be said of the server."""
+    """This machine was too slow for a test with a time limit, so the test says nothing about the server."""
 
     def __init__(self) -> None:
         super().__init__("this machine is too busy to call in time")
 
 
-def needs(there: object, otherwise: str) -> None:
-    """Raises NotShown, and says `otherwise` why, where what a test needs is not there."""
-    if not there:
-        raise NotShown(otherwise)
+def needs(available: object, reason: str) -> None:
+    """Raise NotShown with this reason if something that a test needs is not available."""
+    if not available:
+        raise NotShown(reason)
 
 
 def expect(met: bool, expected: str, got: object, fix: str = "") -> None:
-    """Raises Unmet with what was expected, what came and how to fix it, unless `met`."""
+    """Raise Unmet with what was expected, what was received and how to fix it, unless `met`."""
     if not met:
         raise Unmet(expected, str(got), fix)
 
 
 def expect_same(expected: Message, got: Message, what: str, fix: str = "") -> None:
-    """Raises Unmet, with the first lines that differ, unless the messages are equal."""
+    """Raise Unmet with the first lines that differ, unless the messages are equal."""
     if expected == got:
         return
     left, right = (MessageToString(message).splitlines() for message in (expected, got))
@@ -75,9 +75,9 @@ def expect_same(expected: Message, got: Message, what: str, fix: str = "") -> No
 
 
 def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, fix: str = "") -> None:
-    """Raises Unmet, naming the turn, unless the transitions are those of the undisturbed episode.
+    """Raise Unmet, naming the turn, unless the transitions are those of the undisturbed episode.
 
-    `info` does not count: a server may put in there how long the turn took.
+    `info` is not compared: a server may report in it how long a turn took.
     """
     expect(len(expected) == len(got), f"{len(expected)} turns in {what}", f"{len(got)}", fix)
     for turn, (left, right) in enumerate(zip(expected, got, strict=True)):
@@ -92,7 +92,7 @@ def _without_info(transition: pb.Transition) -> pb.Transition:
 
 
 def expect_informed(refusal: Refusal, reason: str, expected: str) -> None:
-    """Raises Unmet unless the error carries an ErrorInfo with this reason and the advice that goes with it."""
+    """Raise Unmet unless the error carries an ErrorInfo with this reason and the advice that belongs to it."""
     if refusal.info is None:
         raise Unmet(f"{expected} with an ErrorInfo", f"{refusal} without one", "send it in grpc-status-details-bin")
     info = refusal.info

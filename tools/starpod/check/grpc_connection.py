@@ -20,19 +20,19 @@ from starpod.v1 import environment_pb2_grpc as pb_grpc
 
 SERVICE = "starpod.v1.EnvironmentService"
 UNKNOWN_FIELD = b"\xfa\xff\xff\xff\x0f\x03new"
-"""Field 536,870,911, the highest there is, with three bytes."""
+"""Field 536,870,911, the highest possible number, with three bytes."""
 SERVING = b"\x08\x01"
 """A grpc.health.v1.HealthCheckResponse, written by hand so that the check needs no health package."""
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.enable_retries", 0),  # a call is sent once: repeating it is what is under test
-    ("grpc.use_local_subchannel_pool", 1),  # every Connection is a connection of its own
+    ("grpc.enable_retries", 0),  # tests repeat calls themselves
+    ("grpc.use_local_subchannel_pool", 1),  # connections of this process must not share a TCP connection
 )
 
 
 class GrpcConnection(Connection):
-    """A channel of its own to a server."""
+    """A gRPC channel to a server, not shared with other connections."""
 
     transport = "gRPC"
 
@@ -78,14 +78,14 @@ class GrpcConnection(Connection):
         return await self._raw("/grpc.health.v1.Health/Check", request) == SERVING
 
     async def _raw(self, path: str, request: bytes) -> bytes:
-        """The reply of a unary call, bytes for bytes. Waits while overloaded."""
+        """Make a unary call and return the reply's bytes, waiting while the server is overloaded."""
         method = self.channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
         reply: bytes = await patiently(lambda: method(request, timeout=self.seconds, metadata=tuple(self.metadata)))
         return reply
 
 
 def over_grpc(connection: Connection) -> GrpcConnection:
-    """The connection. Raises NotShown for one over another transport."""
+    """Return the connection as a GrpcConnection. Raise NotShown if it uses another transport."""
     if isinstance(connection, GrpcConnection):
         return connection
     raise NotShown(f"{connection.transport} has no Stream in both directions, no server reflection and no keepalive")
@@ -93,7 +93,7 @@ def over_grpc(connection: Connection) -> GrpcConnection:
 
 @contextlib.asynccontextmanager
 async def open_stream(connection: Connection) -> AsyncIterator[StreamConnection]:
-    """A Stream, cancelled at the end if it is still open. Raises NotShown for another transport than gRPC."""
+    """Open a Stream, which is cancelled at the end if it is still open. Raise NotShown without gRPC."""
     grpc_connection = over_grpc(connection)
     call = grpc_connection.stub.Stream(metadata=grpc_connection.metadata)
     conversation = StreamConnection(call, connection.seconds, connection.portion)
@@ -104,9 +104,12 @@ async def open_stream(connection: Connection) -> AsyncIterator[StreamConnection]
 
 
 class StreamConnection:
-    """An open Stream. Replies are kept by call id, transitions in columns turned into the Reply that they stand for.
+    """An open Stream.
 
-    timings: those of the messages that carried one.
+    Attributes:
+        replies: all replies by call id. A row of TransitionColumns is stored as the equivalent Reply.
+        columns: number of rows received in columns.
+        timings: the timings of messages that carried one.
     """
 
     def __init__(self, call: Any, seconds: float, portion: int = 0) -> None:
@@ -121,26 +124,26 @@ class StreamConnection:
         await self._write([pb.StreamRequest(calls=calls, steps=steps)])
 
     async def ask(self, *calls: pb.Call, steps: pb.StepColumns | None = None) -> list[pb.Reply]:
-        """Sends the calls in one message; returns their replies in the calls' order, rows of columns last.
+        """Send calls and return their replies in the order of the calls, with rows of columns last.
 
-        In several messages, each answered before the next, where the server works on so few calls at once. A call
+        All calls go in one message, or in several one after another if the server allows fewer calls in flight. A call
         that is refused as OVERLOADED is sent again.
         """
         requests = {call.call_id: pb.StreamRequest(calls=[call]) for call in calls}
         requests |= {row.call_ids[0]: pb.StreamRequest(steps=row) for row in split(steps or pb.StepColumns())}
         ids = list(requests)
-        most = self._portion or len(ids)
-        if whole := len(ids) <= most:
+        limit = self._portion or len(ids)
+        if fits := len(ids) <= limit:
             await self.send(*calls, steps=steps)
         replies = []
-        for start in range(0, len(ids), max(1, most)):
-            portion = ids[start : start + most]
-            await self._write([] if whole else [requests[call_id] for call_id in portion])
+        for start in range(0, len(ids), max(1, limit)):
+            portion = ids[start : start + limit]
+            await self._write([] if fits else [requests[call_id] for call_id in portion])
             replies += await self._patiently(portion, requests)
         return replies
 
     async def _patiently(self, ids: Sequence[int], requests: Mapping[int, pb.StreamRequest]) -> list[pb.Reply]:
-        """The replies to the calls. Those that find the server overloaded are sent again, in the same order."""
+        """Return the replies to calls. Calls refused as overloaded are sent again, in the same order."""
         end = time.monotonic() + PATIENCE
         while True:
             replies = await self.collect(ids)
@@ -158,28 +161,28 @@ class StreamConnection:
             await self._within(self._call.write(request), "a message to be taken")
 
     async def collect(self, call_ids: Sequence[int]) -> list[pb.Reply]:
-        """Reads until every id has its reply; returns the first reply of each."""
+        """Read until every call has a reply, and return the first reply of each call."""
         while missing := [call_id for call_id in call_ids if call_id not in self.replies]:
             message = await self._within(self._call.read(), f"replies to the calls {missing[:5]}")
             if message is grpc.aio.EOF:
                 code = await self._call.code()
                 raise Unmet(f"replies to the calls {missing[:5]}", f"the end of the stream ({code.name})")
-            self._take(message)
+            self._store(message)
         return [self.replies[call_id][0] for call_id in call_ids]
 
     async def finish(self) -> grpc.StatusCode:
-        """Half-closes, reads to the end and returns the stream's status."""
-        with contextlib.suppress(grpc.aio.AioRpcError):  # the server ended it, perhaps before the half-close
+        """Half-close the stream, read it to the end and return its status."""
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the server may have ended it before the half-close
             await self._call.done_writing()
             while (message := await self._within(self._call.read(), "the end of the stream")) is not grpc.aio.EOF:
-                self._take(message)
+                self._store(message)
         code: grpc.StatusCode = await self._call.code()
         return code
 
     def cancel(self) -> None:
         self._call.cancel()
 
-    def _take(self, message: pb.StreamResponse) -> None:
+    def _store(self, message: pb.StreamResponse) -> None:
         for reply in (*message.replies, *rows(message.transitions)):
             if reply.HasField("error") and (refusal := from_status(reply.error)).bug:
                 raise Broken(refusal)
@@ -196,7 +199,7 @@ class StreamConnection:
 
 
 def columns_of(requests: Mapping[int, pb.StepRequest]) -> pb.StepColumns:
-    """Steps of texts, by call id, as rows of columns."""
+    """Return Steps with text actions, by call id, as rows of columns."""
     columns = pb.StepColumns(call_ids=requests)
     for request in requests.values():
         columns.session_ids.append(request.session_id)
@@ -208,7 +211,7 @@ def columns_of(requests: Mapping[int, pb.StepRequest]) -> pb.StepColumns:
 
 
 def split(steps: pb.StepColumns) -> Iterator[pb.StepColumns]:
-    """Each row of columns as columns of its own."""
+    """Yield columns with a single row for each row of `steps`."""
     actions = iter(steps.actions)
     for row, call_id in enumerate(steps.call_ids):
         count = steps.action_counts[row] if steps.action_counts else 1
@@ -223,9 +226,9 @@ def split(steps: pb.StepColumns) -> Iterator[pb.StepColumns]:
 
 
 def rows(columns: pb.TransitionColumns) -> list[pb.Reply]:
-    """The rows of columns, each as the Reply that it stands for (but for next_step_index, which they do not carry)."""
+    """Return the equivalent Reply of each row, without next_step_index, which columns do not carry."""
     replies = []
-    ended: Mapping[int, int] = {row: place for place, row in enumerate(columns.ended_rows)}
+    ended: Mapping[int, int] = {row: index for index, row in enumerate(columns.ended_rows)}
     outcome = 0
     for row, call_id in enumerate(columns.call_ids):
         transition = pb.Transition(reward=columns.rewards[row])

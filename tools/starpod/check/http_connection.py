@@ -1,4 +1,4 @@
-"""A connection over HTTP: messages as JSON, errors as the google.rpc.Status that gRPC has in a trailer."""
+"""A connection over HTTP: messages as JSON, and errors as the google.rpc.Status that gRPC sends in a trailer."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _STATUS = {
     "UNAVAILABLE": (503,),
     "DEADLINE_EXCEEDED": (504,),
 }
-"""HTTP statuses of each code by google/rpc/code.proto and docs/http.md; other codes have 500."""
+"""HTTP statuses that a code may have, by google/rpc/code.proto and docs/http.md; other codes have 500."""
 _FUTURE = "of_the_future"
 
 
 class HTTPConnection(Connection):
-    """Connections of its own to a server at http://host:port or https://host:port. Needs httpx."""
+    """A pool of connections to a server at http://host:port or https://host:port. Needs httpx."""
 
     transport = "HTTP"
 
@@ -47,7 +47,7 @@ class HTTPConnection(Connection):
         import httpx
 
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        verify = _trust(access.tls) if access.tls else True
+        verify = _ssl_context(access.tls) if access.tls else True
         self._client = httpx.AsyncClient(
             base_url=address, verify=verify, limits=limits, timeout=None, trust_env=False, follow_redirects=False
         )
@@ -64,17 +64,17 @@ class HTTPConnection(Connection):
 
     async def send(self, request: Message, seconds: float, metadata: Metadata) -> tuple[Any, Any]:
         method = method_of(request)
-        verb, path, body = _http(method, request)
+        verb, path, body = _http_request(method, request)
         response = await self._send(verb, path, body, seconds, metadata)
         return read_reply(method, json.loads(response.content)), tuple(response.headers.items())
 
     async def send_unknown_field(self, request: Message) -> None:
-        verb, path, body = _http(method_of(request), request)
+        verb, path, body = _http_request(method_of(request), request)
         body = json.dumps({**json.loads(body), _FUTURE: [{"a": 1}]}).encode() if body else body
         await patiently(lambda: self._send(verb, path, body, self.seconds, self.metadata))
 
     async def send_garbage(self, method: str) -> None:
-        _, path, _ = _http("Open", pb.OpenRequest())
+        _, path, _ = _http_request("Open", pb.OpenRequest())
         if method == "Step":
             path = path.replace(":open", "/x:step")
         await patiently(lambda: self._send("POST", path, b"\xff\xff\xff\xff garbage", self.seconds, self.metadata))
@@ -101,11 +101,11 @@ class HTTPConnection(Connection):
         raise _error_of(response)
 
 
-def _http(method: str, request: Message) -> tuple[str, str, bytes]:
-    """Verb, path and body of a call."""
+def _http_request(method: str, request: Message) -> tuple[str, str, bytes]:
+    """Return the HTTP verb, path and body of a call."""
     if isinstance(request, pb.DescribeRequest):
-        named = f"/{quote(request.environment_id, safe='')}" if request.environment_id else ""
-        return "GET", f"/v1/environments{named}", b""
+        environment_path = f"/{quote(request.environment_id, safe='')}" if request.environment_id else ""
+        return "GET", f"/v1/environments{environment_path}", b""
     fields = json_format.MessageToDict(request, preserving_proto_field_name=True)
     path = f"/v1/sessions:{method.lower()}"
     if "session_id" in request.DESCRIPTOR.fields_by_name:
@@ -114,18 +114,18 @@ def _http(method: str, request: Message) -> tuple[str, str, bytes]:
 
 
 def read_reply(method: str, value: Any) -> Any:
-    """The reply of a method, of its ProtoJSON."""
+    """Parse a method's reply from its ProtoJSON form."""
     return json_format.ParseDict(value, getattr(pb, f"{method}Response")(), ignore_unknown_fields=True)
 
 
-def refused(status: status_pb2.Status, trailer: Metadata) -> grpc.aio.AioRpcError:
-    """The error that a google.rpc.Status tells of."""
+def rpc_error_of(status: status_pb2.Status, trailer: Metadata) -> grpc.aio.AioRpcError:
+    """Return the gRPC error for a google.rpc.Status."""
     code = grpc.StatusCode.__members__.get(from_status(status).code, grpc.StatusCode.UNKNOWN)
     return rpc_error(code, status.message, status, trailer)
 
 
 def _error_of(response: httpx.Response) -> grpc.aio.AioRpcError:
-    """The error that a response tells of. Raises Unmet where its status is not that of its code."""
+    """Return the gRPC error for an HTTP response. Raise Unmet if its status code does not fit the error."""
     status = status_pb2.Status()
     try:
         json_format.Parse(response.content, status, ignore_unknown_fields=True)
@@ -138,10 +138,10 @@ def _error_of(response: httpx.Response) -> grpc.aio.AioRpcError:
         raise Unmet(f"HTTP status {allowed[0]} with {refusal}", str(response.status_code), "map it as code.proto does")
     if refusal.wait is not None and "retry-after" not in response.headers:
         raise Unmet("Retry-After with RetryInfo", f"none with {refusal}", "send RetryInfo's delay as Retry-After, too")
-    return refused(status, tuple(response.headers.items()))
+    return rpc_error_of(status, tuple(response.headers.items()))
 
 
-def _trust(tls: TLS) -> ssl.SSLContext:
+def _ssl_context(tls: TLS) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=tls.roots)
     if tls.certificate is not None:
         context.load_cert_chain(tls.certificate, tls.key)

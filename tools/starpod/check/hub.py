@@ -1,4 +1,4 @@
-"""`starpod hub`: serves all environments that are installed, checks each, and writes a page about each."""
+"""`starpod hub`: serves all installed environments, checks each, and writes a page about each."""
 
 from __future__ import annotations
 
@@ -47,24 +47,26 @@ SERVED: dict[str, tuple[str, ...]] = {
     "openenv": ("--openenv", "*"),
     "verifiers": ("--verifiers", "*"),
 }
-"""What `starpod serve` is told to host all environments of a package, by module: a server each."""
+"""Arguments of `starpod serve` that host all environments of a Python module. Each module gets its own server."""
 PROCESSES = ("--workers", "2")
-"""Of each server: episodes must come out the same in both."""
+"""Worker processes of each server: two, so that episodes can be compared between processes."""
 Place = tuple[str, pb.EnvironmentSpec]
-"""An environment with the address at which it is checked."""
-MEASURED = 0.3
-"""Seconds for which steps are counted."""
+"""The address of the process that checks an environment, and its spec."""
+MEASURED_SECONDS = 0.3
+"""Seconds for which steps are counted to measure the rate."""
 REQUIREMENT_SECONDS, CALL_SECONDS = 180.0, 60.0
-"""Much longer than a check of one environment allows: many run at the same time."""
+"""Longer limits than in a check of one environment, because several checks run at the same time."""
 ENVIRONMENT_SECONDS = 600.0
-"""For all about one environment: some take half a minute for a start."""
+"""Seconds for all checks of one environment. Some environments take half a minute to start."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[WHAT TO SERVE]...", type=click.UNPROCESSED)
 @click.option("--list", "only_list", is_flag=True, help="Print the ids and check nothing.")
 @click.option("--serve", is_flag=True, help="Print the ids, check nothing, and serve them until Ctrl-C.")
-@click.option("--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="Of --serve; 0: any.")
+@click.option(
+    "--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="Port of --serve; 0: any."
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -79,7 +81,7 @@ ENVIRONMENT_SECONDS = 600.0
     show_default=True,
     help="Environments that are checked at the same time.",
 )
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Begin no check after so many minutes.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Begin no check after this many minutes.")
 @click.pass_context
 def hub(
     context: click.Context,
@@ -91,19 +93,20 @@ def hub(
     at_once: int,
     minutes: float | None,
 ) -> None:
-    """Check every environment that is installed, and write a page about each; or list them, or serve them.
+    """Check every environment that is installed and write a page about each, or list them, or serve them.
 
-    Starpod's own, and those of Gymnasium, MiniGrid, Reasoning Gym, TextArena, OpenEnv's packages and tasksets of
-    verifiers where these are installed, and the TextWorld games of this folder: contract, determinism, snapshots,
-    rewards, steps per second. Or those of WHAT TO SERVE, in the words of `starpod serve`:
+    These are Starpod's own environments and, if they are installed, those of Gymnasium, MiniGrid, Reasoning Gym,
+    TextArena, OpenEnv's packages and tasksets of verifiers, and the TextWorld games of this folder. Each is checked
+    for contract, determinism, snapshots, rewards and steps per second. To choose others, give arguments of
+    `starpod serve`:
 
     starpod hub bandit sokoban --reasoning-gym 'leg*'
 
     Exit status: 0 all pass, 1 one does not, 2 the call was wrong.
     """
-    everything = [words] if words else [served for module, served in SERVED.items() if find_spec(module)]
+    all_arguments = [words] if words else [arguments for module, arguments in SERVED.items() if find_spec(module)]
     if serve:
-        _serve([word for served in everything for word in served], port)
+        _serve([word for arguments in all_arguments for word in arguments], port)
         return
     if not only_list:
         out.mkdir(parents=True, exist_ok=True)
@@ -113,26 +116,28 @@ def hub(
     try:
         with contextlib.ExitStack() as servers:
 
-            def start(served: Sequence[str]) -> list[Place]:
+            def start(arguments: Sequence[str]) -> list[Place]:
                 processes = () if only_list else PROCESSES
-                program = started("the environment service", "serve", *processes, *served, "--port", "0")
+                program = started("the environment service", "serve", *processes, *arguments, "--port", "0")
                 try:
-                    return _places(servers.enter_context(program))
+                    return _assign_processes(servers.enter_context(program))
                 except ServiceRefused as error:
                     if words:
                         raise
-                    console.print(f"{served[-2]}: {error.said}", highlight=False)  # nothing of it is installed
+                    console.print(
+                        f"{arguments[-2]}: {error.said}", highlight=False
+                    )  # no environment of it is installed
                     return []
 
             if only_list:
-                with ThreadPoolExecutor(len(everything)) as pool:
-                    _list([spec for places in pool.map(start, everything) for _, spec in places])
+                with ThreadPoolExecutor(len(all_arguments)) as pool:
+                    _print_list([spec for places in pool.map(start, all_arguments) for _, spec in places])
                 return
             progress = servers.enter_context(_progress(console))
             task = progress.add_task("environments", total=0)
 
-            def told(found: int = 0, entry: Entry | None = None) -> None:
-                progress.update(task, total=(progress.tasks[0].total or 0) + found, advance=entry is not None)
+            def report_progress(hosted: int = 0, entry: Entry | None = None) -> None:
+                progress.update(task, total=(progress.tasks[0].total or 0) + hosted, advance=entry is not None)
                 if entry:
                     entries.append(entry)
                 if entry and not entry.passed:
@@ -140,7 +145,7 @@ def hub(
                     console.print(line, highlight=False)
 
             until = time.monotonic() + 60 * minutes if minutes else math.inf
-            asyncio.run(check_all(everything, start, told, at_once=at_once, until=until))
+            asyncio.run(check_all(all_arguments, start, report_progress, at_once=at_once, until=until))
             progress.update(task, description="steps per second", completed=0)
             for entry in entries:
                 entry.rate = asyncio.run(measure(entry.address, entry.spec.id))
@@ -160,11 +165,11 @@ def hub(
 
 
 def _serve(words: Sequence[str], port: int) -> None:
-    """Serves in one process until it is interrupted. Prints what, and the address last."""
+    """Serve in one process until it is interrupted. Print the environments, then the address."""
     try:
         with started("the environment service", "serve", *words, "--port", str(port)) as address:
-            places = _places(address)
-            _list([spec for _, spec in places])
+            places = _assign_processes(address)
+            _print_list([spec for _, spec in places])
             click.echo(f"Serving {len(places)} environments on {address}")
             threading.Event().wait()
     except KeyboardInterrupt:
@@ -175,13 +180,13 @@ def _serve(words: Sequence[str], port: int) -> None:
         raise click.ClickException(str(error)) from error
 
 
-def _list(specs: Sequence[pb.EnvironmentSpec]) -> None:
+def _print_list(specs: Sequence[pb.EnvironmentSpec]) -> None:
     for spec in sorted(specs, key=lambda spec: spec.id):
         click.echo(f"{spec.id}  {spec.version}  {spec.title}")
 
 
-def _places(address: str) -> list[Place]:
-    """What a server hosts, evenly over its processes: each checks its share, with the other as the second process."""
+def _assign_processes(address: str) -> list[Place]:
+    """Distribute a server's environments over its processes. Each check uses the other process for comparison."""
     with grpc.insecure_channel(address) as channel:
         server = EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())
     newest = {spec.id: spec for spec in reversed(server.environments)}
@@ -213,44 +218,50 @@ def _summary(entry: Entry) -> dict[str, Any]:
 
 
 async def check_all(
-    everything: Sequence[Sequence[str]],
+    all_arguments: Sequence[Sequence[str]],
     start: Callable[[Sequence[str]], list[Place]],
-    told: Callable[..., None],
+    report_progress: Callable[..., None],
     *,
     at_once: int,
     until: float,
 ) -> None:
-    """Starts the servers at the same time, and checks what they host as soon as they are ready.
+    """Start the servers at the same time, and check what they host as soon as they are ready.
 
-    They take turns, one environment each: where the time is too short for all environments, each server gets a share.
+    The servers take turns, with one environment each, so that every server gets a share if time is short.
 
-    told: called with the number of environments that a server hosts (found), and with each that was checked (entry).
-    until: by `time.monotonic`: no check begins after it.
+    Args:
+        all_arguments: the arguments of each server.
+        start: starts a server and returns what it hosts.
+        report_progress: called with hosted=N for a server with N environments, and with entry=E for each check.
+        at_once: number of checks at the same time.
+        until: no check begins after this instant of `time.monotonic`.
     """
-    pool, room = ThreadPoolExecutor(len(everything)), asyncio.Semaphore(at_once)
-    waiting: deque[deque[Place]] = deque()  # by server, the one whose turn is next first
+    pool, slots = ThreadPoolExecutor(len(all_arguments)), asyncio.Semaphore(at_once)
+    waiting: deque[deque[Place]] = deque()  # one deque per server, in the order of their turns
 
     async def serve(words: Sequence[str]) -> None:
         places = await asyncio.get_running_loop().run_in_executor(pool, start, words)
-        told(found=len(places))
+        report_progress(hosted=len(places))
         if places:
             waiting.appendleft(deque(places))
         await asyncio.gather(*(check_next() for _ in places))
 
     async def check_next() -> None:
-        async with room:
+        async with slots:
             places = waiting.popleft()
             address, spec = places.popleft()
             if places:
                 waiting.append(places)
             if time.monotonic() > until:
-                nothing = EnvironmentReport(spec.id, spec.version)
-                told(entry=Entry(spec, address, nothing, nothing, problem="not checked: the time was over"))
+                no_results = EnvironmentReport(spec.id, spec.version)
+                report_progress(
+                    entry=Entry(spec, address, no_results, no_results, problem="not checked: the time was over")
+                )
             else:
-                told(entry=await examine(address, spec))
+                report_progress(entry=await examine(address, spec))
 
     with pool:
-        await asyncio.gather(*map(serve, everything))
+        await asyncio.gather(*map(serve, all_arguments))
 
 
 async def examine(address: str, spec: pb.EnvironmentSpec) -> Entry:
@@ -276,10 +287,7 @@ async def _check_one(address: str, id: str, requirements: Sequence[Requirement])
 
 
 async def measure(address: str, id: str) -> float | None:
-    """Steps per second of one session that takes actions at random, valid ones where they are listed.
-
-    None where it cannot be played.
-    """
+    """Return the steps per second of one session with random actions, or None if no episode can be played."""
     connection = connect(address, Transport(), CALL_SECONDS)
     try:
         server: pb.DescribeResponse = await connection.call(pb.DescribeRequest(environment_id=id))
@@ -288,7 +296,7 @@ async def measure(address: str, id: str) -> float | None:
         rng, steps = random.Random(0), 0
         handle = await target.begin(probe)
         observation, start = handle.session.observation, time.perf_counter()
-        while (passed := time.perf_counter() - start) < MEASURED or not steps:
+        while (elapsed := time.perf_counter() - start) < MEASURED_SECONDS or not steps:
             transition = await handle.step([rng.choice(probe.choices(observation))])
             steps += 1
             observation = transition.observation
@@ -300,4 +308,4 @@ async def measure(address: str, id: str) -> float | None:
         return None
     finally:
         await connection.close()
-    return steps / passed
+    return steps / elapsed

@@ -34,46 +34,48 @@ _CONCURRENCY = {
 
 @dataclass(slots=True)
 class Entry:
-    """An environment and what was found out about it.
-
-    address: of the server that hosts it. contract, rewards: the results against the contract, and of the audit of
-    rewards. problem: why it could not be checked. seconds: how long that took. rate: steps per second of one session,
-    None where none could be played.
-    """
+    """An environment and the results of its checks."""
 
     spec: pb.EnvironmentSpec
     address: str
+    """Address of the process that was checked."""
     contract: EnvironmentReport
     rewards: EnvironmentReport
+    """Results of the audit of rewards, which is not part of the contract."""
     seconds: float = 0.0
+    """Duration of the checks."""
     rate: float | None = None
+    """Steps per second of one session; None if no episode can be played."""
     problem: str = ""
+    """Reason for which the environment could not be checked."""
 
     @property
     def passed(self) -> bool:
-        """Whether it could be checked and breaks no MUST."""
+        """Whether the environment could be checked and meets every MUST."""
         return not self.first_problem
 
     @property
     def first_problem(self) -> str:
-        """The first that makes it fail, in a line; empty if nothing does."""
-        return self.problem or next((f"{each.requirement.id} {each.message}" for each in self._breaking), "")
+        """The first reason for which the environment fails, in one line; empty if it passes."""
+        return self.problem or next(
+            (f"{result.requirement.id} {result.message}" for result in self._breaking_results), ""
+        )
 
     @property
     def broken(self) -> list[str]:
-        """The requirements that it breaks."""
-        return [each.requirement.id for each in self._breaking]
+        """Ids of the requirements that the environment breaks."""
+        return [result.requirement.id for result in self._breaking_results]
 
     @property
-    def _breaking(self) -> list[Result]:
-        return [each for each in (*self.contract.results, *self.rewards.results) if each.breaks]
+    def _breaking_results(self) -> list[Result]:
+        return [result for result in (*self.contract.results, *self.rewards.results) if result.breaks]
 
 
 def write_pages(entries: Sequence[Entry], folder: Path) -> None:
-    """Writes index.html and ID.html for each. Raises OSError."""
+    """Write index.html, and ID.html for each environment. Raise OSError if that fails."""
     (folder / "index.html").write_text(_index(entries), encoding="utf-8")
     for entry in entries:
-        (folder / f"{entry.spec.id}.html").write_text(_about(entry), encoding="utf-8")
+        (folder / f"{entry.spec.id}.html").write_text(_environment_page(entry), encoding="utf-8")
 
 
 def _index(entries: Sequence[Entry]) -> str:
@@ -92,15 +94,15 @@ def _index(entries: Sequence[Entry]) -> str:
 
 def _row(entry: Entry) -> str:
     spec, can = entry.spec, entry.spec.capabilities
-    told = [_able(value) for value in (can.deterministic, can.fork, can.snapshot, can.expert_action)]
+    capabilities = [_yes_or_no(value) for value in (can.deterministic, can.fork, can.snapshot, can.expert_action)]
     broken = ", ".join(f'<span class="whole">{id_}</span>' for id_ in entry.broken)
-    verdict = _word(entry.passed, "passes", f"fails {broken}".strip())
-    more = "".join(f'<td class="wide">{cell}</td>' for cell in (*told, escape(_counted(entry.rewards))))
+    verdict = _coloured(entry.passed, "passes", f"fails {broken}".strip())
+    more = "".join(f'<td class="wide">{cell}</td>' for cell in (*capabilities, escape(_count_statuses(entry.rewards))))
     link = f'<a href="{escape(spec.id)}.html">{escape(spec.id)}</a>'
     return f'<tr><td>{link}</td><td>{verdict}</td>{more}<td class="n">{_rate(entry)}</td></tr>'
 
 
-def _about(entry: Entry) -> str:
+def _environment_page(entry: Entry) -> str:
     spec = entry.spec
     facts = [
         f"version {escape(spec.version)}",
@@ -110,7 +112,7 @@ def _about(entry: Entry) -> str:
     parts = [
         f'<p><a href="index.html">All environments</a></p><h1>{escape(spec.title or spec.id)}</h1>',
         f'<p class="muted">{escape(spec.id)}, {", ".join(facts)}</p>',
-        f"<p>{_word(entry.passed, 'It passes.', 'It fails:')} {escape(entry.first_problem)}</p>",
+        f"<p>{_coloured(entry.passed, 'It passes.', 'It fails:')} {escape(entry.first_problem)}</p>",
         f"<h2>Instructions</h2><pre>{escape(spec.instructions)}</pre>" if spec.instructions else "",
         _options(spec),
         _results("Contract", entry.contract),
@@ -120,7 +122,7 @@ def _about(entry: Entry) -> str:
 
 
 def _options(spec: pb.EnvironmentSpec) -> str:
-    """A table of the options, of the JSON Schema that Describe gives; empty where there are none."""
+    """Return a table of the options in the JSON Schema of Describe, or an empty text without options."""
     options = json.loads(spec.options_schema_json or "{}").get("properties", {})
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td>{escape(json.dumps(option.get('default')))}</td>"
@@ -132,11 +134,11 @@ def _options(spec: pb.EnvironmentSpec) -> str:
 
 
 def _results(title: str, report: EnvironmentReport) -> str:
-    """Counts, and what was not passed with the reason."""
-    rows = "".join(_result(each) for each in report.results if each.status != "passed")
+    """Return the number of results by status, and a table of the requirements that were not passed."""
+    rows = "".join(_result(result) for result in report.results if result.status != "passed")
     head = "<tr><th></th><th>requirement</th><th>found</th></tr>"
     table = f'<div class="scroll"><table class="found">{head}{rows}</table></div>'
-    return f"<h2>{title}</h2><p>{escape(_counted(report))}</p>{table if rows else ''}"
+    return f"<h2>{title}</h2><p>{escape(_count_statuses(report))}</p>{table if rows else ''}"
 
 
 def _result(result: Result) -> str:
@@ -147,16 +149,16 @@ def _result(result: Result) -> str:
     return f"<tr><td>{mark}</td><td>{name}</td><td>{escape(result.message)}</td></tr>"
 
 
-def _counted(report: EnvironmentReport) -> str:
+def _count_statuses(report: EnvironmentReport) -> str:
     counts = Counter(result.status for result in report.results)
     return ", ".join(f"{counts[status]} {status}" for status in _STATUSES if counts[status]) or "not checked"
 
 
-def _word(value: bool, yes: str, no: str) -> str:
+def _coloured(value: bool, yes: str, no: str) -> str:
     return f'<span class="{"yes" if value else "no"}">{yes if value else no}</span>'
 
 
-def _able(value: bool) -> str:
+def _yes_or_no(value: bool) -> str:
     return "yes" if value else '<span class="muted">no</span>'
 
 

@@ -1,6 +1,6 @@
-"""A connection over MCP: calls of tools, with what they have no argument for in `_meta` (docs/mcp.md).
+"""A connection over MCP: calls of tools, with `_meta` for fields that no tool has an argument for (docs/mcp.md).
 
-Requests are written by hand: what a client of MCP would do between two of them is no part of the contract.
+Requests are written by hand, because an MCP client library would make calls of its own in between.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from google.rpc import status_pb2
 
 from starpod.check.connection import Metadata, method_of
 from starpod.check.expectations import NotShown, Unmet, expect, needs
-from starpod.check.http_connection import HTTPConnection, read_reply, refused
+from starpod.check.http_connection import HTTPConnection, read_reply, rpc_error_of
 from starpod.client.transport import Transport
 from starpod.v1 import environment_pb2 as pb
 
 MCP = "mcp+"
-"""What addresses begin with."""
+"""Prefix of addresses."""
 VERSION = "2026-07-28"
-"""Of MCP: the first without sessions of its own, so that a request stands alone."""
+"""Version of MCP: the first without protocol sessions, so that each request is independent."""
 _CLIENT = {
     "io.modelcontextprotocol/protocolVersion": VERSION,
     "io.modelcontextprotocol/clientInfo": {"name": "starpod-check", "version": "1"},
@@ -38,17 +38,19 @@ _TOOLS = {"Open": "reset", "Reset": "reset", "Step": "step", "Render": "observe"
 
 
 @dataclass(slots=True)
-class _Known:
-    """What the connections to a server know: the environments of sessions, and the names of environments' own tools."""
+class _ServerState:
+    """Names that all connections to a server share."""
 
     environments: dict[str, str] = field(default_factory=dict)
+    """Environment id by session name."""
     tools: set[str] = field(default_factory=set)
+    """Names of tools that environments define."""
 
 
 class MCPConnection(HTTPConnection):
-    """Connections of its own to a server at mcp+http://host:port or mcp+https://host:port. Needs httpx.
+    """A pool of connections to a server at mcp+http://host:port or mcp+https://host:port. Needs httpx.
 
-    A session's id is the name in its URL. What the server hosts is asked of JSON over HTTP, beside which MCP is served.
+    A session's id is the name in its URL. Describe is asked of the JSON API beside MCP, which has no such call.
     """
 
     transport = "MCP"
@@ -60,27 +62,27 @@ class MCPConnection(HTTPConnection):
         access: Transport,
         seconds: float,
         portion: int = 0,
-        known: _Known | None = None,
+        state: _ServerState | None = None,
     ) -> None:
         super().__init__(address.removeprefix(MCP), access, seconds, portion)
         self.address = address
         self._ids = itertools.count(1)
-        self._known = known or _Known()
+        self._state = state or _ServerState()
 
     def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> MCPConnection:
-        return MCPConnection(address or self.address, self.access, self.seconds, self.portion, self._known)
+        return MCPConnection(address or self.address, self.access, self.seconds, self.portion, self._state)
 
     async def send(self, request: Message, seconds: float, metadata: Metadata) -> tuple[Any, Any]:
         method = method_of(request)
         needs(method in self.methods, f"MCP has no {method}")
         if isinstance(request, pb.CloseRequest):
-            for name in request.session_ids or ["none"]:  # without any it is a call all the same
+            for name in request.session_ids or ["none"]:  # Close without ids is still a call
                 await self._call(name, pb.CloseRequest(session_ids=[name]), {}, seconds, metadata)
             return pb.CloseResponse(), ()
         if not isinstance(request, pb.OpenRequest | pb.ForkRequest):
             if isinstance(request, pb.DescribeRequest):
                 server, trailer = await super().send(request, seconds, metadata)
-                self._known.tools |= {tool.name for spec in server.environments for tool in spec.action_space.tools}
+                self._state.tools |= {tool.name for spec in server.environments for tool in spec.action_space.tools}
                 return server, trailer
             name = request.session_id  # type: ignore[attr-defined]
             reply, trailer = await self._call(name, request, {}, seconds, metadata)
@@ -89,15 +91,15 @@ class MCPConnection(HTTPConnection):
             return reply, trailer
         needs(request.count <= 1, "MCP makes one session by a call")
         needs(not request.key, "MCP has no keys: a reset that is repeated begins another episode")
-        made = uuid.uuid4().hex
+        new_name = uuid.uuid4().hex
         if isinstance(request, pb.OpenRequest):
-            self._known.environments[made] = request.environment_id or "-"  # a URL names one
-            reply, trailer = await self._call(made, request, {}, seconds, metadata)
+            self._state.environments[new_name] = request.environment_id or "-"  # a URL always names one
+            reply, trailer = await self._call(new_name, request, {}, seconds, metadata)
         else:
-            self._known.environments[made] = self._environment(request.session_id)
-            reply, trailer = await self._call(request.session_id, request, {"name": made}, seconds, metadata)
+            self._state.environments[new_name] = self._environment(request.session_id)
+            reply, trailer = await self._call(request.session_id, request, {"name": new_name}, seconds, metadata)
         for session in reply.sessions:
-            session.session_id = made
+            session.session_id = new_name
         return reply, trailer
 
     async def trailer(self, request: Message) -> Any:
@@ -112,16 +114,16 @@ class MCPConnection(HTTPConnection):
     async def _call(
         self, name: str, request: Message, arguments: Mapping[str, Any], seconds: float, metadata: Metadata
     ) -> tuple[Any, Any]:
-        """The reply to a call of the request's tool, on the session of the name."""
+        """Call the request's tool on the session with this name, and return the reply and the trailer."""
         method = method_of(request)
         tool = _TOOLS[method]
         fields = json_format.MessageToDict(request, preserving_proto_field_name=True)
-        for name_of in ("session_id", "session_ids", "environment_id"):
-            fields.pop(name_of, None)
-        if isinstance(request, pb.ResetRequest | pb.StepRequest):  # absent is not 0: the server would fill it in
+        for field_name in ("session_id", "session_ids", "environment_id"):
+            fields.pop(field_name, None)
+        if isinstance(request, pb.ResetRequest | pb.StepRequest):  # the server would replace an absent 0
             fields["epoch"] = request.epoch
         if isinstance(request, pb.StepRequest):
-            tool, arguments = _turn(request, self._known.tools)
+            tool, arguments = _turn(request, self._state.tools)
             if tool != "step" or "actions" in arguments:
                 fields.pop("actions", None)
             fields.pop("step_index", None)
@@ -146,29 +148,29 @@ class MCPConnection(HTTPConnection):
         result = answer.get("result")
         if result is None:
             raise Unmet(f"a result of the tool {tool}", str(answer.get("error"))[:200])
-        shown = result.get("structuredContent")
+        structured = result.get("structuredContent")
         if result.get("isError"):
-            status = json_format.ParseDict(shown or {}, status_pb2.Status(), ignore_unknown_fields=True)
-            raise refused(status, trailer)
+            status = json_format.ParseDict(structured or {}, status_pb2.Status(), ignore_unknown_fields=True)
+            raise rpc_error_of(status, trailer)
         if _REPLY not in result.get("_meta", {}):
             raise Unmet(
                 f"the reply of {method} in _meta, under {_REPLY}", "none", "send it to who sends a request there"
             )
         reply = read_reply(method, result["_meta"][_REPLY])
         if isinstance(reply, pb.StepResponse):
-            _expect_shown(reply.transition, shown, [part.get("text") for part in result["content"]])
+            _expect_shown(reply.transition, structured, [part.get("text") for part in result["content"]])
         return reply, trailer
 
     def _environment(self, name: str) -> str:
-        """The environment of a session; of one that nobody opened, any."""
-        environments = self._known.environments
+        """Return the environment of a session, or any environment if nobody opened the session."""
+        environments = self._state.environments
         return environments.get(name) or next(iter(environments.values()), "unknown")
 
 
 def _turn(request: pb.StepRequest, tools: Names[str]) -> tuple[str, dict[str, Any]]:
-    """The tool that plays a turn, and its arguments: without actions where the turn has others than texts.
+    """Return the tool that plays a turn, and its arguments, which lack actions that are not text.
 
-    tools: of environments.
+    tools: names of tools that environments define.
     """
     index = {"step_index": request.step_index}
     kinds = [action.WhichOneof("kind") for action in request.actions]
@@ -185,13 +187,13 @@ def _turn(request: pb.StepRequest, tools: Names[str]) -> tuple[str, dict[str, An
     return "step", index
 
 
-def _expect_shown(transition: pb.Transition, shown: Any, texts: Sequence[str | None]) -> None:
-    """Raises Unmet unless agents are told the same as programs: facts as structured content, texts as content."""
-    told = json_format.ParseDict(shown or {}, pb.Transition(), ignore_unknown_fields=True)
+def _expect_shown(transition: pb.Transition, structured: Any, texts: Sequence[str | None]) -> None:
+    """Raise Unmet unless the model sees what programs get: facts as structured content, texts as content."""
+    shown = json_format.ParseDict(structured or {}, pb.Transition(), ignore_unknown_fields=True)
     facts = pb.Transition()
     facts.CopyFrom(transition)
     facts.ClearField("observation")
-    expect(told == facts, f"structured content with {facts}", told, "show a transition as its ProtoJSON")
+    expect(shown == facts, f"structured content with {facts}", shown, "show a transition as its ProtoJSON")
     for part in transition.observation.parts:
         if part.HasField("text"):
             expect(part.text in texts, f"content with the text {part.text[:80]!r}", texts)

@@ -1,4 +1,4 @@
-"""Options for the sessions of a check: those that were given, and values for what an environment requires."""
+"""Options for the sessions of a check: those on the command line, and made-up values for required ones."""
 
 from __future__ import annotations
 
@@ -21,20 +21,26 @@ OF_TYPE: Mapping[str, Any] = {
 
 
 class Required(Exception):
-    """An environment requires an option for which no value can be made of its schema. The message names it."""
+    """An environment requires an option and its schema suggests no value. The message names the option."""
 
 
 def session_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dict[str, Any]:
-    """The options of every session: those of `assignments` (`name=JSON`) that the environment has, and made-up values
-    for what else it requires. Raises Required and click.BadParameter.
+    """Return the options of every session: the assignments (`name=JSON`) for options that the environment has, and
+    made-up values for other required options.
+
+    Raises:
+        Required: No value can be made up for a required option.
+        click.BadParameter: An assignment is malformed or not allowed.
     """
     try:
         schema = json.loads(spec.options_schema_json)
         properties = options_schema(spec)
     except (ValueError, AttributeError):
-        return {}  # C-04 tells
-    own = [each for each in assignments if each.partition("=")[0] in properties or "=" not in each]
-    options = parse_options(spec, own)
+        return {}  # requirement C-04 reports it
+    applicable = [
+        assignment for assignment in assignments if assignment.partition("=")[0] in properties or "=" not in assignment
+    ]
+    options = parse_options(spec, applicable)
     for name in schema.get("required", ()):
         if name in options:
             continue
@@ -46,7 +52,7 @@ def session_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dic
 
 
 def made_up(prop: Any, schema: Mapping[str, Any]) -> Any:
-    """A value that the property's schema allows. Raises Required where it tells too little."""
+    """Return a value that the property's schema allows. Raise Required if the schema does not say enough."""
     prop = resolved(prop, schema)
     for key in ("const", "default"):
         if key in prop:
@@ -69,12 +75,12 @@ def made_up(prop: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def resolved(prop: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The property's schema, with a `$ref` followed; empty where there is none."""
+    """Return the property's schema with `$ref` followed, or an empty one if it has none."""
     for _ in range(8):
         if not isinstance(prop, dict) or "$ref" not in prop:
             break
-        place: Any = schema
+        target: Any = schema
         for key in str(prop["$ref"]).removeprefix("#/").split("/"):
-            place = place.get(key, {})
-        prop = place
+            target = target.get(key, {})
+        prop = target
     return prop if isinstance(prop, dict) else {}

@@ -1,4 +1,4 @@
-"""Probes: the access of one test to a server and an environment, with sessions that are closed after it."""
+"""Probes: each test's access to a server and an environment, with sessions that are closed after the test."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SEED, DYNAMICS_SEED = 20_011, 40_033
 UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0)
 EMPTY_TURNS, ACTING_TURNS = 2, 5
 MIDDLE = 3
-"""Turns of the script that are played before a fork or a snapshot: two without an action and one with."""
+"""Number of the script's turns that are played before a fork or a snapshot: two empty ones and one with an action."""
 ATTEMPTS = 3
-"""How often turns are chosen for the script, where a turn ends the episode early."""
+"""Attempts to choose turns for the script that do not end the episode early."""
 PLAYS = 3
-"""How often the script is played before it is believed."""
+"""Number of times that the script must come out the same before the environment counts as deterministic."""
 NONSENSE = "\u2620 no such action \u2620"
 RECORDING = 20
-"""What the recording of the script may take, in times of what a call may take."""
+"""Time limit for recording the script, as a multiple of the time limit of a call."""
 SAME = "draw only from streams that the seeds start; never from time, addresses or hash order"
 
 T = TypeVar("T")
@@ -39,14 +39,15 @@ Turn = tuple[pb.Action, ...]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """An episode that nobody disturbed: what was done and what came of it.
+    """An episode that was recorded before any test disturbed the server.
 
-    It begins with turns without an action, so that even where one action ends the episode there are several turns.
+    It begins with empty turns, so that there are several turns even if a single action ends the episode.
     """
 
     start: pb.Session
     turns: tuple[Turn, ...]
     transitions: tuple[pb.Transition, ...]
+    """The result of each turn."""
 
 
 class Handle:
@@ -60,7 +61,7 @@ class Handle:
         self.index = session.step_index
 
     def request(self, actions: Iterable[pb.Action] = (), *, ahead: int = 0, epoch: int | None = None) -> pb.StepRequest:
-        """The Step that comes next, or `ahead` places after it."""
+        """Return the request of the next Step, or of the Step `ahead` indices after it."""
         return pb.StepRequest(
             session_id=self.id,
             epoch=self.epoch if epoch is None else epoch,
@@ -83,7 +84,7 @@ class Handle:
         return reply.transition
 
     async def play(self, turns: Iterable[Turn]) -> list[pb.Transition]:
-        """Plays the turns until the episode ends."""
+        """Play the turns until the episode ends, and return their transitions."""
         transitions: list[pb.Transition] = []
         for turn in turns:
             transitions.append(await self.step(turn))
@@ -93,9 +94,12 @@ class Handle:
 
 
 class Target:
-    """A server and one environment of it, shared by all tests of a run.
+    """A server and one of its environments, which all tests of a run share.
 
-    options: those of every session. unplayed, differs: why there is no script, once it should have been recorded.
+    Attributes:
+        options: environment options of every session.
+        unplayed: why no script could be recorded, if no episode can be played.
+        differs: why there is no script, if the episode came out in several ways.
     """
 
     def __init__(
@@ -121,31 +125,31 @@ class Target:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def shared(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
-        """What several tests need and the first of them makes."""
+        """Return a value that several tests share. The first test that needs it makes it."""
         async with self._locks.setdefault(name, asyncio.Lock()):
             if name not in self._shared:
                 self._shared[name] = await make()
-        found: T = self._shared[name]
-        return found
+        value: T = self._shared[name]
+        return value
 
     @property
     def want(self) -> pb.Want:
-        """What the sessions of tests want unless a test says otherwise: all that tells states apart cheaply."""
+        """The Want of sessions unless a test has its own: all cheap fields that distinguish states."""
         can = self.spec.capabilities
         return pb.Want(valid_actions=can.valid_actions, state_key=can.state_key, score=can.score)
 
     @property
     def lease(self) -> float:
-        """Seconds: longer than a test may be busy with other sessions."""
+        """Lease of sessions in seconds, longer than a test may be busy with other sessions."""
         return 30.0 + self.seconds
 
     @property
     def repeats(self) -> bool:
-        """Whether there is a script."""
+        """Whether there is a script, because the environment is deterministic."""
         return self._script is not None
 
     def script(self) -> Script:
-        """The undisturbed episode. Raises NotShown where it cannot be played or does not repeat."""
+        """Return the script. Raise NotShown if the episode cannot be played or does not repeat."""
         if self.unplayed is not None:
             raise NotShown("no episode can be played, as C-30 reports")
         if self.differs is not None:
@@ -155,17 +159,18 @@ class Target:
         return self._script
 
     async def record(self) -> None:
-        """Plays the undisturbed episode several times, before anything else is tested.
+        """Record the script before anything else is tested.
 
-        Raises AioRpcError where the server is draining: nothing can be tested then.
+        Raises:
+            grpc.aio.AioRpcError: The server is draining, so that nothing can be tested.
         """
         probe = Probe(self)
         try:
             async with asyncio.timeout(RECORDING * self.connection.seconds):
-                turns = await self._choose(probe)
+                turns = await self._choose_turns(probe)
                 await probe.clean_up()
                 if self.spec.capabilities.deterministic:
-                    self._script = await self._play(probe, turns)
+                    self._script = await self._play_script(probe, turns)
         except Unmet as error:
             self.unplayed = error
         except grpc.aio.AioRpcError as error:
@@ -181,24 +186,24 @@ class Target:
                 await probe.clean_up()
 
     async def begin(self, probe: Probe) -> Handle:
-        """A session of the script for which `choices` finds actions, once it is known whether plain text is one."""
+        """Open a session of the script, and find out whether the environment takes text as a plain action."""
         handle = await probe.seeded(want=probe.acting_want())
         if list(probe.choices(handle.session.observation)) == [self.plain]:
             refusal = await self.connection.refusal(handle.request([self.plain]))
-            if refusal and refusal.code == "INVALID_ARGUMENT":  # it takes no text
+            if refusal and refusal.code == "INVALID_ARGUMENT":  # it does not take text
                 self.plain = pb.Action(json="{}")
             await probe.clean_up()
             handle = await probe.seeded(want=probe.acting_want())
         return handle
 
-    async def _choose(self, probe: Probe) -> list[Turn]:
-        """Turns that can be played from the start, by the observations that come."""
-        choose = random.Random(SEED)
+    async def _choose_turns(self, probe: Probe) -> list[Turn]:
+        """Return turns that can be played from the start, chosen by the observations that they lead to."""
+        rng = random.Random(SEED)
         handle = await self.begin(probe)
         ends: list[pb.Action] = []
         longest: list[Turn] = []
         for _ in range(ATTEMPTS):
-            turns, ended = await self._attempt(probe, handle, choose, ends)
+            turns, ended = await self._play_once(probe, handle, rng, ends)
             longest = max(longest, turns, key=len)
             if not ended or turns[-1] == ():
                 break
@@ -207,27 +212,27 @@ class Target:
             handle = await probe.seeded(want=probe.acting_want())
         return longest
 
-    async def _attempt(
-        self, probe: Probe, handle: Handle, choose: random.Random, ends: Sequence[pb.Action]
+    async def _play_once(
+        self, probe: Probe, handle: Handle, rng: random.Random, ends: Sequence[pb.Action]
     ) -> tuple[list[Turn], bool]:
-        """Turns until the episode ends, or enough; whether it ended. ends: actions to take last, where others are."""
+        """Play random actions and return the turns, and whether they ended the episode. Avoid the actions in `ends`."""
         observation = handle.session.observation
         turns: list[Turn] = []
         for number in range(EMPTY_TURNS + ACTING_TURNS):
             turn: Turn = ()
             if number >= EMPTY_TURNS:
                 choices = probe.choices(observation)
-                turn = (choose.choice([each for each in choices if each not in ends] or choices),)
+                turn = (rng.choice([choice for choice in choices if choice not in ends] or choices),)
             transition = await handle.step(turn)
             observation = transition.observation
             turns.append(turn)
             if transition.end_reason:
                 return turns, True
-        last = next((each for each in ends if each in probe.choices(observation)), None)
+        last = next((action for action in ends if action in probe.choices(observation)), None)
         return [*turns, (last,) if last is not None else ()], False
 
-    async def _play(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
-        """The script; None, and the reason in `differs`, if the turns come out in several ways."""
+    async def _play_script(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
+        """Play the turns PLAYS times and return the script. If results differ, return None and set `differs`."""
         script = None
         for _ in range(PLAYS):
             handle = await probe.seeded()
@@ -246,7 +251,7 @@ class Target:
 
 
 class Probe:
-    """One test's own sessions and connections on the target."""
+    """One test's sessions and connections on the target."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -257,12 +262,12 @@ class Probe:
         self._connections: list[Connection] = []
 
     async def clean_up(self) -> None:
-        """Closes what was opened. The probe may be used again."""
-        # In portions: a server takes no more ids than it holds sessions, and some of these may be closed already.
-        ids, most = sorted(self._sessions), self.server.limits.max_sessions or len(self._sessions) or 1
+        """Close sessions and connections. The probe may be used again."""
+        # In portions: a server may refuse more ids than its max_sessions, and some of these are closed already.
+        ids, portion = sorted(self._sessions), self.server.limits.max_sessions or len(self._sessions) or 1
         with contextlib.suppress(grpc.aio.AioRpcError):
-            for start in range(0, len(ids), most):
-                await self.target.connection.call(pb.CloseRequest(session_ids=ids[start : start + most]))
+            for start in range(0, len(ids), portion):
+                await self.target.connection.call(pb.CloseRequest(session_ids=ids[start : start + portion]))
         for connection in self._connections:
             await connection.close()
         self._sessions.clear()
@@ -271,13 +276,13 @@ class Probe:
     # --- connections -----------------------------------------------------------------------------------------------
 
     def second_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
-        """Another connection, to the same server or another address; options: gRPC's, of this channel."""
+        """Open another connection to this or another address. options: gRPC options of its channel."""
         connection = self.connection.another(address, options)
         self._connections.append(connection)
         return connection
 
     async def other_process(self) -> Connection:
-        """A connection to another process that hosts the same environment version. Raises NotShown without one."""
+        """Connect to another process that hosts the same environment version. Raise NotShown without one."""
         siblings = [self.connection.sibling(endpoint) for endpoint in self.server.endpoints]
         for address in filter(None, (self.target.also, *siblings)):
             connection = self.second_connection(address)
@@ -290,13 +295,13 @@ class Probe:
     # --- sessions --------------------------------------------------------------------------------------------------
 
     def options(self, **more: Any) -> struct_pb2.Struct:
-        """The options of every session, and some more."""
+        """Return the options of every session with additions."""
         options = struct_pb2.Struct()
         options.update({**self.target.options, **more})
         return options
 
     def open_request(self, **fields: Any) -> pb.OpenRequest:
-        """An Open of the environment under test, without limits of its own, for hardly longer than a test."""
+        """Return an Open of the environment under test, without limits, with a lease hardly longer than a test."""
         defaults: dict[str, Any] = {
             "options": self.options() if self.target.options else None,
             "environment_id": self.spec.id,
@@ -308,17 +313,18 @@ class Probe:
         return pb.OpenRequest(**{**defaults, **fields})
 
     async def call(self, request: Message) -> Any:
-        """As Connection's, on the connection that tests share."""
+        """Make a call on the connection that tests share, as Connection.call does."""
         return await self.connection.call(request)
 
     async def refusal(self, request: Message) -> Refusal | None:
-        """As Connection's, on the connection that tests share."""
+        """Make a call on the connection that tests share and return its error, as Connection.refusal does."""
         return await self.connection.refusal(request)
 
     async def create(self, request: Message, connection: Connection | None = None) -> Any:
-        """The reply of Open, Fork or Restore; its sessions are closed after the test.
+        """Call Open, Fork or Restore, and return the reply. Its sessions are closed after the test.
 
-        Raises NotShown if the server allows no group of that size, or not so many sessions.
+        Raises:
+            NotShown: The server allows no group of that size, or too few sessions.
         """
         limits, count = self.server.limits, getattr(request, "count", 0)
         needs(not 0 < limits.max_group < count, f"the server's max_group is {limits.max_group}")
@@ -329,14 +335,14 @@ class Probe:
         return reply
 
     def adopt(self, sessions: Iterable[pb.Session]) -> None:
-        """Has the sessions closed after the test."""
+        """Register sessions to be closed after the test."""
         self._sessions.update(session.session_id for session in sessions)
 
     async def open(self, connection: Connection | None = None, /, **fields: Any) -> pb.OpenResponse:
         reply: pb.OpenResponse = await self.create(self.open_request(**fields), connection)
-        count, found = max(1, fields.get("count", 1)), len(reply.sessions)
+        count, count_received = max(1, fields.get("count", 1)), len(reply.sessions)
         fix = "answer Open with one Session per member; count 0 means 1"
-        expect(found == count, f"{count} sessions from Open", found, fix)
+        expect(count_received == count, f"{count} sessions from Open", count_received, fix)
         return reply
 
     async def session(self, connection: Connection | None = None, /, **fields: Any) -> Handle:
@@ -344,16 +350,16 @@ class Probe:
         return Handle(connection or self.connection, reply.sessions[0])
 
     async def several(self, count: int, **fields: Any) -> list[Handle]:
-        """So many sessions, in groups as large as the server allows."""
-        most = self.server.limits.max_group or count
+        """Open this many sessions, in groups as large as the server allows."""
+        limit = self.server.limits.max_group or count
         handles: list[Handle] = []
         while len(handles) < count:
-            reply = await self.open(count=min(most, count - len(handles)), **fields)
+            reply = await self.open(count=min(limit, count - len(handles)), **fields)
             handles += [Handle(self.connection, session) for session in reply.sessions]
         return handles
 
     async def seeded(self, connection: Connection | None = None, /, **fields: Any) -> Handle:
-        """A session of the episode that the script tells."""
+        """Open a session with the script's seeds."""
         return await self.session(connection, **{"seed": SEED, "dynamics_seed": DYNAMICS_SEED, **fields})
 
     async def fork(self, handle: Handle, **fields: Any) -> list[Handle]:
@@ -361,34 +367,34 @@ class Probe:
         return [Handle(handle.connection, session) for session in reply.sessions]
 
     def script(self) -> Script:
-        """As Target's."""
+        """Return the target's script. Raise NotShown without one."""
         return self.target.script()
 
     async def after(self, turns: int, **fields: Any) -> tuple[Handle, Script]:
-        """A session of the script that has played its first `turns` turns."""
+        """Open a session and play the script's first `turns` turns in it."""
         script = self.script()
         handle = await self.seeded(**fields)
         await handle.play(script.turns[:turns])
         return handle, script
 
     async def before_the_end(self) -> tuple[Handle, Script]:
-        """A session in the middle of the script, with a turn or more to come."""
+        """Open a session and play the script up to its middle, so that at least one turn remains."""
         return await self.after(min(MIDDLE, len(self.script().turns) - 1))
 
     def key(self) -> str:
-        """A key that was never used."""
+        """Return a key that was never used."""
         return f"check-{uuid.uuid4().hex}"
 
     # --- actions ---------------------------------------------------------------------------------------------------
 
     def acting_want(self) -> pb.Want:
-        """What an observation must carry so that `choices` finds good ones."""
+        """Return the Want that observations need for `choices` to return good actions."""
         want = self.target.want
         want.expert_action = self.spec.capabilities.expert_action and not want.valid_actions
         return want
 
     def choices(self, observation: pb.Observation) -> Sequence[pb.Action]:
-        """Actions to try now: the valid ones, else the expert's, else by name, by tool, by shape, else a plain one."""
+        """Return actions to try: valid ones, else the expert's, else by name, by tool, by shape, else a plain one."""
         space = self.spec.action_space
         if observation.valid_actions:
             return list(observation.valid_actions)
@@ -403,7 +409,7 @@ class Probe:
         return [self.target.plain]
 
     def nonsense(self) -> list[pb.Action]:
-        """Well-formed actions that make no sense, one of each kind that Describe names. Raises NotShown."""
+        """Return well-formed but nonsensical actions, one per kind in Describe. Raise NotShown if none is known."""
         space = self.spec.action_space
         actions = [pb.Action(text=NONSENSE)] if space.names else []
         if space.tools:
@@ -415,17 +421,17 @@ class Probe:
         return actions or [pb.Action(text=NONSENSE)]
 
     def turn(self, *actions: pb.Action) -> Turn:
-        """As many of the actions as one Step may carry."""
+        """Return the actions, without those beyond max_step_actions."""
         return actions[: self.server.limits.max_step_actions or None]
 
     def guided_want(self, **more: bool) -> pb.Want:
-        """What an observation must carry so that `guide` finds the expert's action, where there is an expert."""
+        """Return the Want that observations need for `guide` to return the expert's action, if there is an expert."""
         want = self.acting_want()
         want.MergeFrom(pb.Want(expert_action=self.spec.capabilities.expert_action, **more))
         return want
 
     def guide(self, observation: pb.Observation) -> pb.Action:
-        """The action that leads furthest: the expert's, or else the first of the choices."""
+        """Return the most promising action: the expert's, or else the first of the choices."""
         return observation.expert_action if observation.HasField("expert_action") else self.choices(observation)[0]
 
     # --- expectations ----------------------------------------------------------------------------------------------
@@ -433,9 +439,9 @@ class Probe:
     async def expect_script(
         self, handle: Handle, what: str, fix: str = "", before: Callable[[Turn], Awaitable[object]] | None = None
     ) -> None:
-        """Plays the rest of the script. Raises Unmet unless it comes out as when nobody disturbed it.
+        """Play the rest of the script. Raise Unmet unless the transitions are those of the undisturbed episode.
 
-        before: is awaited before each turn, with it, and may disturb it.
+        before: is awaited with each turn before it is played, and may disturb the session.
         """
         script, done = self.script(), handle.index
         got = []
@@ -448,12 +454,12 @@ class Probe:
         expect_played(script.transitions[done:], got, what, fix)
 
     def beyond_max_group(self) -> int:
-        """One member more than a group may have. Raises NotShown where groups have no limit."""
+        """Return a group size one above the server's limit. Raise NotShown if groups have no limit."""
         needs(self.server.limits.max_group, "the server limits no group")
         return self.server.limits.max_group + 1
 
     async def refused(self, what: str, request: Message, *codes: str, fix: str = "") -> Refusal:
-        """How the server refuses the call. Raises Unmet if it does not, or not with one of `codes`."""
+        """Make a call and return its error. Raise Unmet if it succeeds or fails with a code not in `codes`."""
         refusal = await self.connection.refusal(request)
         wanted = " or ".join(codes)
         expect(refusal is not None, f"{what} to be refused with {wanted}", "OK", fix)
@@ -463,7 +469,7 @@ class Probe:
 
 
 def zeros(spec: pb.TensorSpec) -> pb.Tensor:
-    """The tensor of zeros in the shape of the spec, with free lengths of 1."""
+    """Return a tensor of zeros in the shape of the spec, where lengths that are free become 1."""
     shape = [max(1, length) if length < 0 else length for length in spec.shape]
     size = 1 if spec.dtype == "bool" else int("".join(filter(str.isdigit, spec.dtype))) // 8
     for length in shape:

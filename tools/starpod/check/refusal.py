@@ -1,4 +1,4 @@
-"""A failed call as a caller sees it: code, message and google.rpc details."""
+"""The error of a failed call, as a caller sees it: code, message and google.rpc details."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ DOMAIN = "starpod.v1"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """info: the google.rpc.ErrorInfo, None where the server sent none. violations: the fields that BadRequest names.
-
-    retry_seconds: the delay of RetryInfo, None where there is none.
-    """
+    """The error of a failed call."""
 
     code: str
     message: str
     info: error_details_pb2.ErrorInfo | None = None
     violations: tuple[str, ...] = ()
+    """The fields that BadRequest names."""
     retry_seconds: float | None = None
+    """The delay of RetryInfo."""
 
     def __str__(self) -> str:
         reason = f" ({self.info.reason})" if self.info else ""
@@ -30,7 +29,7 @@ class Refusal:
 
     @property
     def wait(self) -> float | None:
-        """Seconds after which an overloaded server takes the call; None where it is refused for good."""
+        """Seconds until an overloaded server may accept the call; None if the error has another reason."""
         return self.retry_seconds if self.code == "RESOURCE_EXHAUSTED" else None
 
     @property
@@ -39,7 +38,7 @@ class Refusal:
 
     @property
     def bug(self) -> bool:
-        """Whether something broke inside the environment or the server, which no request may cause."""
+        """Whether the environment or the server failed inside, which must never happen, whatever the request."""
         return self.reason == "ENVIRONMENT_BUG" or self.code == "UNKNOWN"
 
     @property
@@ -48,21 +47,21 @@ class Refusal:
 
 
 def from_status(status: status_pb2.Status) -> Refusal:
-    """The refusal that a google.rpc.Status tells of."""
+    """Return the error in a google.rpc.Status."""
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-    sent = [message for packed in status.details for message in (info, bad, retry) if packed.Unpack(message)]
+    received = [message for packed in status.details for message in (info, bad, retry) if packed.Unpack(message)]
     code = code_pb2.Code.Name(status.code) if status.code in code_pb2.Code.values() else str(status.code)
     return Refusal(
         code,
         status.message,
-        info if info in sent else None,
+        info if info in received else None,
         tuple(violation.field for violation in bad.field_violations),
-        retry.retry_delay.ToTimedelta().total_seconds() if retry in sent else None,
+        retry.retry_delay.ToTimedelta().total_seconds() if retry in received else None,
     )
 
 
 def from_error(error: grpc.aio.AioRpcError) -> Refusal:
-    """The refusal that a failed unary call tells of: gRPC carries the Status in a trailer."""
+    """Return the error of a failed unary call, whose Status gRPC carries in a trailer."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             try:

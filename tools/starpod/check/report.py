@@ -1,4 +1,4 @@
-"""Reports of a check: live on a terminal, as JSON, as JUnit XML."""
+"""Reports of a check: live on a terminal, as JSON, and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARKS: dict[Status, str] = {
 
 
 class Terminal(Observer):
-    """Shows a bar for each environment while it runs, and below it what was not passed."""
+    """Shows a progress bar for each environment, and below it each requirement that fails."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -60,7 +60,7 @@ class Terminal(Observer):
         self.progress.advance(task)
 
     def close(self, report: Report) -> None:
-        """Prints what was skipped, and the counts."""
+        """Print the skipped requirements with reasons, and the number of results by status."""
         for environment in report.environments:
             skipped: dict[str, list[str]] = {}
             for result in environment.results:
@@ -69,10 +69,12 @@ class Terminal(Observer):
             for reason, ids in skipped.items():
                 self.console.print(f"[dim]- skipped, {escape(reason)}: {', '.join(ids)}[/]", highlight=False)
             counts = Counter(result.status for result in environment.results)
-            found = ", ".join(f"{counts[status]} {status}" for status in _MARKS if counts[status])
+            status_counts = ", ".join(f"{counts[status]} {status}" for status in _MARKS if counts[status])
             warnings = sum(r.status == "failed" and not r.breaks for r in environment.results)
-            more = f", [yellow]{warnings} of them a warning[/]" if warnings else ""
-            self.console.print(f"[bold]{escape(environment.id)} {escape(environment.version)}[/]: {found}{more}")
+            note = f", [yellow]{warnings} of them a warning[/]" if warnings else ""
+            self.console.print(
+                f"[bold]{escape(environment.id)} {escape(environment.version)}[/]: {status_counts}{note}"
+            )
         verdict = "[bold green]keeps the contract[/]" if report.passed else "[bold red]does not keep the contract[/]"
         self.console.print(f"{report.address} ({escape(report.server_name)} {escape(report.server_version)}) {verdict}")
 
@@ -87,7 +89,7 @@ def _lines(result: Result) -> str:
 
 
 def describe_requirement(requirement: Requirement) -> dict[str, str]:
-    """A requirement as reports and lists have it in JSON: id, level, strength (MUST or SHOULD), title."""
+    """Return a requirement as JSON values: id, level, strength (MUST or SHOULD), title."""
     return {
         "id": requirement.id,
         "level": requirement.level,
@@ -97,7 +99,7 @@ def describe_requirement(requirement: Requirement) -> dict[str, str]:
 
 
 def describe_results(environment: EnvironmentReport) -> list[dict[str, Any]]:
-    """The results of an environment as reports have them in JSON."""
+    """Return the results of an environment as JSON values."""
     return [
         {
             **describe_requirement(result.requirement),
@@ -110,7 +112,7 @@ def describe_results(environment: EnvironmentReport) -> list[dict[str, Any]]:
 
 
 def to_json(report: Report) -> str:
-    """The report as a JSON document."""
+    """Return the report as a JSON document."""
     counts = Counter(result.status for result in report.results)
     document: dict[str, Any] = {
         "address": report.address,
@@ -133,7 +135,7 @@ def to_json(report: Report) -> str:
 
 
 def to_junit(report: Report) -> str:
-    """The report as JUnit XML: a suite per environment, a case per requirement. An unmet SHOULD is a skipped case."""
+    """Return the report as JUnit XML with a suite per environment. An unmet SHOULD is a skipped case."""
     root = ElementTree.Element("testsuites", name=f"starpod check {report.address}")
     if report.unreachable:
         suite = ElementTree.SubElement(root, "testsuite", name=report.address, tests="1", errors="1")
@@ -173,5 +175,5 @@ def _outcome(result: Result) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without the control characters that XML has no place for."""
+    """Replace characters that cannot be printed, because XML does not allow control characters."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)

@@ -13,25 +13,25 @@ Strength = Literal["MUST", "SHOULD"]
 Test = Callable[[Probe], Awaitable[None]]
 
 LEVELS: dict[str, Level] = {"C": "core", "S": "stream", "F": "fork", "N": "snapshot", "R": "reward"}
-"""Level by the letter that a number begins with. All but `reward` make up the contract."""
+"""Level by the first letter of a requirement's id. All levels but `reward` belong to the contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """id: as `C-07`; its letter gives the level. title: what is demanded, in one sentence.
-
-    alone: run while nothing else runs, because it uses up what the others need.
-    absent: about servers and environments that lack the level's capability, unlike the level's others.
-    slow: seconds that it takes by itself, if that is too long for every check; 0 otherwise.
-    """
+    """A demand of the contract and its test."""
 
     id: str
+    """Such as `C-07`; the letter is the level's."""
     strength: Strength
     title: str
+    """What is demanded, in one sentence."""
     test: Test
     alone: bool = False
+    """Run while no other test runs, because it uses up what the others need."""
     absent: bool = False
+    """Applies to servers or environments that lack the level's capability, instead of those that have it."""
     slow: float = 0.0
+    """Duration in seconds, if the test is too slow to run in every check; else 0."""
 
     @property
     def level(self) -> Level:
@@ -41,10 +41,10 @@ class Requirement:
 def must(
     number: str, title: str, *, alone: bool = False, absent: bool = False, slow: float = 0.0
 ) -> Callable[[Test], Requirement]:
-    """Makes a test function the test of a MUST."""
+    """Return a decorator that makes a test function the test of a MUST."""
     return lambda test: Requirement(number, "MUST", title, test, alone, absent, slow)
 
 
 def should(number: str, title: str) -> Callable[[Test], Requirement]:
-    """Makes a test function the test of a SHOULD: missing it is a warning."""
+    """Return a decorator that makes a test function the test of a SHOULD, which only warns if it is unmet."""
     return lambda test: Requirement(number, "SHOULD", title, test)

@@ -1,4 +1,4 @@
-"""Runs requirements against a server: several at a time, each with a time limit, each with sessions of its own."""
+"""Runs requirements against a server, several at the same time, each with a time limit and its own sessions."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ from starpod.client.transport import Transport
 from starpod.v1 import environment_pb2 as pb
 
 Status = Literal["passed", "failed", "skipped", "error"]
-AT_ONCE = 8
-"""Tests that run at the same time, where the server's limits allow it."""
-CONNECTING = 10.0
-"""Seconds for the first call, with its connection, however little a call may take."""
+MAX_PARALLEL = 8
+"""Number of tests that run at the same time, if the server's limits allow it."""
+CONNECT_SECONDS = 10.0
+"""Seconds for the first call, which includes connecting, even if other calls have less."""
 SESSIONS, CALLS = 8, 6
-"""What one test may need of the server at the same time."""
+"""Number of sessions and calls in flight that one test may need at the same time."""
 PLAYED = "C-30"
-"""The requirement that fails where no episode can be played."""
+"""The requirement that fails if no episode can be played."""
 
 
 class Unreachable(Exception):
-    """The server does not answer Describe, or what is to be checked cannot be: no second process."""
+    """The server does not answer Describe, or the check lacks something, such as a second process."""
 
 
 class WrongCall(Unreachable):
-    """What is to be checked is not there: an environment that is not hosted, an option that none has."""
+    """The command line asks for something that the server lacks: an environment or an option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one requirement. message: why it failed, was skipped, or could not be run to its end."""
+    """The result of one requirement."""
 
     requirement: Requirement
     status: Status
     message: str = ""
+    """Why the requirement failed, was skipped or could not be tested."""
     seconds: float = 0.0
 
     @property
     def breaks(self) -> bool:
-        """Whether it makes the check fail: a SHOULD that is not met is a warning."""
+        """Whether the result makes the check fail. An unmet SHOULD is only a warning."""
         return self.status in ("failed", "error") and self.requirement.strength == "MUST"
 
 
@@ -69,7 +70,7 @@ class EnvironmentReport:
 
 @dataclass(slots=True)
 class Report:
-    """All results of one check of one server. unreachable: why nothing could be checked."""
+    """All results of a check of one server."""
 
     address: str
     server_name: str = ""
@@ -77,6 +78,7 @@ class Report:
     protocol_version: str = ""
     environments: list[EnvironmentReport] = field(default_factory=list)
     unreachable: str = ""
+    """Why nothing could be checked; empty if something was."""
 
     @property
     def results(self) -> list[Result]:
@@ -88,7 +90,7 @@ class Report:
 
 
 class Observer:
-    """Told of what goes on; does nothing with it."""
+    """Receives progress of a check. This base class ignores it."""
 
     def began(self, environment: EnvironmentReport, requirements: Sequence[Requirement]) -> None: ...
 
@@ -108,22 +110,34 @@ async def check(
     slow: bool = False,
     observer: Observer | None = None,
 ) -> Report:
-    """Checks the environments (`name-vN` or `name`; none: the newest version of each hosted one).
+    """Check environments of a server.
 
-    also: another server process that hosts the same versions. seconds: for one requirement; call_seconds: for one call.
-    options: `name=JSON` of environments. slow: test what takes more than a minute, too. Raises Unreachable.
+    Args:
+        address: host:port for gRPC, or a URL (see `connect`).
+        requirements: the requirements to check.
+        environments: `name-vN` or `name`; empty: the newest version of each hosted one.
+        also: address of another server process that hosts the same versions.
+        access: token and TLS settings.
+        seconds: time limit of one requirement.
+        call_seconds: time limit of one call.
+        options: environment options as `name=JSON`.
+        slow: include requirements whose tests take more than a minute.
+        observer: receives progress.
+
+    Raises:
+        Unreachable: Nothing can be checked.
     """
     connection = connect(address, access, call_seconds)
     try:
         server = await _describe(connection)
         if also:
             await _expect_another(server, address, connection.another(also))
-        connection.portion = server.limits.max_calls_in_flight // _at_once(server)
+        connection.portion = server.limits.max_calls_in_flight // _parallel_tests(server)
         report = Report(address, server.server_name, server.server_version, server.protocol_version)
-        for spec, given in _with_options(_chosen(server, environments), options):
+        for spec, spec_options in _with_options(_select(server, environments), options):
             environment = EnvironmentReport(spec.id, spec.version)
             report.environments.append(environment)
-            target = Target(connection, server, spec, also, seconds, given)
+            target = Target(connection, server, spec, also, seconds, spec_options)
             await _check(target, requirements, environment, observer or Observer(), slow)
     finally:
         await connection.close()
@@ -131,8 +145,8 @@ async def check(
 
 
 def connect(address: str, access: Transport, seconds: float) -> Connection:
-    """A connection over the transport of the address: http:// and https:// are JSON over HTTP, with mcp+ before them
-    it is MCP. Raises Unreachable.
+    """Return a connection for an address: host:port is gRPC, http:// or https:// is JSON over HTTP, and mcp+http:// or
+    mcp+https:// is MCP. Raise Unreachable if a package is missing.
     """
     if "://" not in address:
         return GrpcConnection(address, access, seconds)
@@ -144,7 +158,7 @@ def connect(address: str, access: Transport, seconds: float) -> Connection:
 
 async def _describe(connection: Connection) -> pb.DescribeResponse:
     try:
-        seconds = max(connection.seconds, CONNECTING)
+        seconds = max(connection.seconds, CONNECT_SECONDS)
         server: pb.DescribeResponse = await connection.call(pb.DescribeRequest(), seconds=seconds)
     except grpc.aio.AioRpcError as error:
         refusal = from_error(error)
@@ -164,27 +178,27 @@ async def _expect_another(server: pb.DescribeResponse, address: str, other: Conn
         await other.close()
 
 
-def _at_once(server: pb.DescribeResponse) -> int:
-    """How many tests the server's limits let run at the same time."""
+def _parallel_tests(server: pb.DescribeResponse) -> int:
+    """Return the number of tests that the server's limits allow at the same time."""
     limits = server.limits
     shares = ((limits.max_sessions, SESSIONS), (limits.max_calls_in_flight, CALLS))
-    return max(1, min([AT_ONCE, *(limit // share for limit, share in shares if limit)]))
+    return max(1, min([MAX_PARALLEL, *(limit // share for limit, share in shares if limit)]))
 
 
 def _with_options(
     specs: Sequence[pb.EnvironmentSpec], assignments: Sequence[str]
 ) -> list[tuple[pb.EnvironmentSpec, dict[str, Any]]]:
     try:
-        given = [(spec, session_options(spec, assignments)) for spec in specs]
+        options_by_spec = [(spec, session_options(spec, assignments)) for spec in specs]
     except Required as error:
         raise Unreachable(str(error)) from error
     for name in (assignment.partition("=")[0] for assignment in assignments):
-        if not any(name in options for _, options in given):
+        if not any(name in options for _, options in options_by_spec):
             raise WrongCall(f"no environment has the option {name!r}")
-    return given
+    return options_by_spec
 
 
-def _chosen(server: pb.DescribeResponse, names: Sequence[str]) -> list[pb.EnvironmentSpec]:
+def _select(server: pb.DescribeResponse, names: Sequence[str]) -> list[pb.EnvironmentSpec]:
     newest: dict[str, pb.EnvironmentSpec] = {}
     for spec in server.environments:
         newest.setdefault(spec.id, spec)
@@ -206,15 +220,15 @@ async def _check(
 ) -> None:
     observer.began(report, requirements)
     results: dict[str, Result] = {}
-    room = asyncio.Semaphore(_at_once(target.server))
+    slots = asyncio.Semaphore(_parallel_tests(target.server))
 
     async def run(requirement: Requirement) -> None:
         if requirement.slow and not slow:
             result = Result(requirement, "skipped", f"it takes {requirement.slow:g} s: run it with --slow")
         elif requirement.slow:
-            result = await _run(target, requirement, bugs)  # beside the others: it waits, and calls nothing
+            result = await _run(target, requirement, bugs)  # needs no slot: it waits and makes no calls
         else:
-            async with room:
+            async with slots:
                 result = await _run(target, requirement, bugs)
         results[requirement.id] = result
         observer.ran(report, result)
@@ -225,11 +239,13 @@ async def _check(
         raise Unreachable(
             f"{target.connection.address} is draining and opens no sessions: check it once it is started again"
         ) from error
-    bugs: dict[str, str] = {}  # the requirement that tells of it, by what the server says of the bug
-    if isinstance(target.unplayed, Broken) and any(each.id == PLAYED for each in requirements):
-        bugs[_kind(target.unplayed)] = PLAYED
+    bugs: dict[str, str] = {}  # by the server's message without numbers, the requirement that reports the bug
+    if isinstance(target.unplayed, Broken) and any(requirement.id == PLAYED for requirement in requirements):
+        bugs[_without_numbers(target.unplayed)] = PLAYED
     slowest = asyncio.gather(*(run(requirement) for requirement in requirements if requirement.slow))
-    await asyncio.gather(*(run(each) for each in requirements if not each.alone and not each.slow))
+    await asyncio.gather(
+        *(run(requirement) for requirement in requirements if not requirement.alone and not requirement.slow)
+    )
     for requirement in requirements:
         if requirement.alone:
             await run(requirement)
@@ -237,8 +253,8 @@ async def _check(
     report.results = [results[requirement.id] for requirement in requirements]
 
 
-def _kind(bug: Broken) -> str:
-    """What the server says of a bug, whatever the numbers in it."""
+def _without_numbers(bug: Broken) -> str:
+    """Return the server's message about a bug with all numbers replaced, so that repetitions are equal."""
     return re.sub(r"[\d.]*\d", "0", str(bug))
 
 
@@ -258,7 +274,7 @@ async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -
         status, message = "skipped", str(error)
     except Broken as error:
         message = str(error)
-        if (first := bugs.setdefault(_kind(error), requirement.id)) != requirement.id:
+        if (first := bugs.setdefault(_without_numbers(error), requirement.id)) != requirement.id:
             status, message = "skipped", f"stopped by the bug that {first} reports"
     except Unmet as error:
         message = str(error)
@@ -266,7 +282,7 @@ async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -
         message = f"expected the call to succeed; got {from_error(error)}"
     except TimeoutError:
         message = f"expected an end of the test within {limit:g} s; got none: the server hangs"
-    except Exception as error:  # a fault of the check, or a reply that no server may send
+    except Exception as error:  # a bug of the check, or a reply that no server may send
         status, message = "error", f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - start
     with contextlib.suppress(TimeoutError):
@@ -276,16 +292,16 @@ async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -
 
 
 def _out_of_scope(target: Target, requirement: Requirement) -> str:
-    """Why the requirement is not about this target; empty if it is."""
+    """Return why the requirement does not apply to this target, or an empty text if it does."""
     level = requirement.level
     if level == "stream" and not isinstance(target.connection, GrpcConnection):
         return f"{target.connection.transport} has no Stream in both directions"
     if level in ("core", "reward"):
         return ""
-    owner, of = ("server", target.server) if level == "stream" else ("environment", target.spec)
-    there = getattr(of.capabilities, level)
-    if there != requirement.absent:
+    owner, described = ("server", target.server) if level == "stream" else ("environment", target.spec)
+    declared = getattr(described.capabilities, level)
+    if declared != requirement.absent:
         return ""
-    return (
-        f"only for {owner}s without {level}, and this one has it" if there else f"the {owner} does not declare {level}"
-    )
+    if declared:
+        return f"only for {owner}s without {level}, and this one has it"
+    return f"the {owner} does not declare {level}"

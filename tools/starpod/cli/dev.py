@@ -50,7 +50,7 @@ def dev(file: Path, port: int, opens: bool) -> None:
 
 
 def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
-    """Starts the live site and returns the address of the first environment's page; why there is none, without one."""
+    """Start the live site and returns the address of the first environment's page; why there is none, without one."""
     with SyncFleet(address) as fleet:
         first = fleet.describe()[0].id
     click.echo(f"serving on {address}")
@@ -64,7 +64,7 @@ def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
 
 
 def _check(file: Path, address: str) -> None:
-    """Tells which requirements the server does not meet."""
+    """Tell which requirements the server does not meet."""
     command = [sys.executable, "-P", "-m", "starpod.cli.main", "check", address, "--reward", "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:

@@ -66,7 +66,7 @@ class Game:
         return [self._parse_action(part.strip()) for part in line.split(SEPARATOR)]
 
     def play(self, actions: Sequence[pb.Action]) -> pb.Transition:
-        """Plays one turn. Raises NotPossible if the episode is over."""
+        """Play one turn. Raises NotPossible if the episode is over."""
         if self.over:
             raise NotPossible("the episode is over: again, new, undo or quit")
         request = pb.StepRequest(
@@ -89,7 +89,7 @@ class Game:
         return action_text(self.observation.expert_action)
 
     def undo(self) -> None:
-        """Takes the last turn back: starts again and plays all turns but the last."""
+        """Take the last turn back: starts again and plays all turns but the last."""
         if not self.spec.capabilities.deterministic:
             raise NotPossible(f"{self.spec.id} is not deterministic: its turns cannot be taken back")
         if not self.turns:
@@ -100,11 +100,11 @@ class Game:
             self.play(actions)
 
     def again(self) -> None:
-        """Starts the same episode again."""
+        """Start the same episode again."""
         self._reset(self.seed, self._dynamics_seed)
 
     def new(self) -> None:
-        """Starts another episode, with a seed that the server draws."""
+        """Start another episode, with a seed that the server draws."""
         self._reset(None, None)
 
     def picture(self) -> str:

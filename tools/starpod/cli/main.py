@@ -41,7 +41,7 @@ class Subcommand:
         self.extra = extra
 
     def load(self) -> click.Command:
-        """Imports it. Raises ClickException if a package of its extra is missing."""
+        """Import it. Raises ClickException if a package of its extra is missing."""
         try:
             module = importlib.import_module(self.module)
         except ModuleNotFoundError as error:
@@ -138,7 +138,7 @@ def reach_loopback_directly() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits: 0 done, 1 it ran and something failed, 2 the call was wrong.
+    """Run the command line and exits: 0 done, 1 it ran and something failed, 2 the call was wrong.
 
     Errors are one line on standard error; `--debug` anywhere on the line shows the traceback instead.
     """

@@ -107,7 +107,7 @@ def _filled(spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | No
 
 
 def _play_in_browser(spec: pb.EnvironmentSpec, given: Mapping[str, str], version: str) -> None:
-    """Serves the environment's page until Ctrl-C."""
+    """Serve the environment's page until Ctrl-C."""
     if version:
         raise click.UsageError("a page plays the newest version: leave --version or --web out")
     called = click.get_current_context().params
@@ -135,7 +135,7 @@ class Screen:
         self._note: RenderableType = self._help()
 
     def run(self, read: Reader) -> None:
-        """Plays until the player quits or the input ends."""
+        """Play until the player quits or the input ends."""
         self._show()
         while True:
             if self._clears:
@@ -147,7 +147,7 @@ class Screen:
                 return
 
     def _execute(self, line: str) -> bool:
-        """Executes one line. Returns False to quit."""
+        """Execute one line. Returns False to quit."""
         game = self._game
         command = line.lower() if line.lower() in COMMANDS else ""
         if line.lower() in (name.lower() for name in game.spec.action_space.names):
@@ -292,7 +292,7 @@ def keys() -> Iterator[Reader]:
 
 
 def _keys(terminal: int) -> Callable[[], str]:
-    """Reads one key: a character, an arrow's name, or the empty string at the end of the input."""
+    """Read one key: a character, an arrow's name, or the empty string at the end of the input."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def character() -> str:

@@ -12,7 +12,7 @@ KNOWN = ((1, 76), (1, 85))
 
 
 def prefer_poller() -> None:
-    """Lets gRPC's core read and write in the thread that waits for events, not through a pool of threads beside it.
+    """Let gRPC's core read and write in the thread that waits for events, not through a pool of threads beside it.
 
     Python uses one core at a time, so what the pool gains on many cores is lost in hand-overs: with the pool a message
     of the Stream takes a third more CPU time, and a unary call a quarter longer (docs/decisions/0007). Does nothing

@@ -16,7 +16,7 @@ DESKTOP = bool(sys.platform == "darwin" or os.environ.get("DISPLAY") or os.envir
 
 @contextlib.contextmanager
 def live_site(address: str, words: Sequence[str] = ()) -> Iterator[str]:
-    """Yields the address of a live site over the server at `address`, which ends with the context.
+    """Yield the address of a live site over the server at `address`, which ends with the context.
 
     words: further ones of its call, such as what the server asks of its callers. Raises ServiceFailed with its own
     words where it does not start, as without the extra `ui`.
@@ -27,7 +27,7 @@ def live_site(address: str, words: Sequence[str] = ()) -> Iterator[str]:
 
 
 def show(page: str, *, opens: bool) -> None:
-    """Tells where the page is, and opens it in the browser if asked to."""
+    """Tell where the page is, and opens it in the browser if asked to."""
     click.echo(f"play it at {page}")
     if opens:
         click.launch(page)

@@ -202,13 +202,13 @@ class Lineage:
         return node, draft.parent is None or draft.parent is not self._last
 
     def restore(self, key: bytes, parent: int, turn: Turn, message: Message, *, text: str, given: int) -> None:
-        """Takes over a reply that was sampled before, in the order of their numbers. parent: its parent's; 0: none."""
+        """Take over a reply that was sampled before, in the order of their numbers. parent: its parent's; 0: none."""
         above = self._in_order[parent - 1] if parent else None
         appended = turn.prompt if above is None or not turn.fresh else turn.prompt[len(above.stream()) :]
         self.add(Node(len(self._in_order) + 1, key, above, appended, turn.reply, turn.text, text, given), message)
 
     def add(self, node: Node, message: Message) -> None:
-        """Takes a reply over: prompts may extend it."""
+        """Take a reply over: prompts may extend it."""
         self._in_order.append(node)
         self._nodes[node.key] = node
         self._replies[message.key] = node

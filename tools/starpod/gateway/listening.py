@@ -19,13 +19,13 @@ _STARTED_SECONDS = 0.01
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to whoever runs the event loop."""
+        """Leave signals to whoever runs the event loop."""
         yield
 
 
 @asynccontextmanager
 async def listening(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serves an ASGI application while the context lasts, and yields its URL, without a slash at the end."""
+    """Serve an ASGI application while the context lasts, and yields its URL, without a slash at the end."""
     config = uvicorn.Config(
         app,
         loop="none",

@@ -94,7 +94,7 @@ class OutsideAgent(Agent):
                 event.result.set_exception(_over(self.session.name))
 
     def _tell(self) -> None:
-        """Answers the step that was played."""
+        """Answer the step that was played."""
         if self._last is not None and not self._last.result.done():
             if self._episode is not None and self._episode.failed:
                 refused = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "environment_lost", self._episode.error)

@@ -71,7 +71,7 @@ class Programs:
 
 @asynccontextmanager
 async def programs(config: ProgramConfig) -> AsyncIterator[Wrap]:
-    """Serves a gateway on this machine while the context lasts, for the programs of a run."""
+    """Serve a gateway on this machine while the context lasts, for the programs of a run."""
     running = Programs(config)
     async with AsyncExitStack() as stack:
         tools = {mcp.PATH: await stack.enter_async_context(mcp.served(running.playing))} if mcp.installed() else {}

@@ -70,7 +70,7 @@ class Record:
         self.episode.turns.append(turn)
 
     def reward(self, value: float, key: str) -> None:
-        """Adds a reward to the last reply's turn; once for each `key`."""
+        """Add a reward to the last reply's turn; once for each `key`."""
         if key and key in self.rewarded:
             return
         if not self.episode.turns:
@@ -85,7 +85,7 @@ class Record:
         self.rewarded.add(key)
 
     def replay(self, values: dict[str, Any]) -> None:
-        """Takes over a line of the journal."""
+        """Take over a line of the journal."""
         match values.pop("kind"):
             case "reply":
                 replied = Replied.from_json(values)
@@ -128,7 +128,7 @@ class Records:
         (folder / "sessions").mkdir(parents=True, exist_ok=True)
 
     def restore(self) -> None:
-        """Takes the journals over. A last line that is cut was heard of by nobody, and is dropped.
+        """Take the journals over. A last line that is cut was heard of by nobody, and is dropped.
 
         A session with another line that cannot be read ends as failed, and its journal is kept aside.
         """
@@ -231,7 +231,7 @@ class Records:
         return record
 
     def end(self, name: str, values: Mapping[str, Any]) -> float:
-        """Ends a session, writes its episode, returns the return. One that is over stays as it is. Raises Refused."""
+        """End a session, writes its episode, returns the return. One that is over stays as it is. Raises Refused."""
         if (over := self._over.get(name)) is not None:
             return over
         record = self.record(name)
@@ -246,13 +246,13 @@ class Records:
         return {"live": len(self._live), "most": self.most, "over": len(self._over), "abandoned": self.abandoned}
 
     async def watch(self) -> None:
-        """Ends what nobody calls any more, until it is cancelled."""
+        """End what nobody calls any more, until it is cancelled."""
         while True:
             await asyncio.sleep(min(60.0, self.idle_seconds / 4))
             self.end_idle(time.monotonic())
 
     def end_idle(self, now: float) -> None:
-        """Ends the sessions that were called too long ago, as lost by the infrastructure: their agents may be dead."""
+        """End the sessions that were called too long ago, as lost by the infrastructure: their agents may be dead."""
         for name, record in list(self._live.items()):
             idle = now - record.called
             if idle > self.idle_seconds and not record.session.sampling:
@@ -282,7 +282,7 @@ class Records:
         self._members[group, member] = name
 
     def _write(self, name: str, record: Record, *, abandoned: bool) -> None:
-        """Puts the episode into its group's file, in its own place where a kill came after it was written."""
+        """Put the episode into its group's file, in its own place where a kill came after it was written."""
         episode = record.episode
         file = self.folder / "episodes" / f"group-{episode.group:08d}.jsonl"
         others = list(read_episodes(file)) if file.exists() else []

@@ -142,7 +142,7 @@ class Session:
         return any(not future.done() for future in self._answers.values())
 
     def restore(self, replied: Replied) -> None:
-        """Takes over a reply of before a restart."""
+        """Take over a reply of before a restart."""
         message, text, given = replied.answer.message, replied.text, replied.given
         self._lineage.restore(replied.history, replied.parent, replied.turn, message, text=text, given=given)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -152,7 +152,7 @@ class Session:
         self.tokens += len(replied.turn.reply)
 
     def close(self, why: str) -> None:
-        """Refuses what comes from now on, but for requests that had their reply, and takes back what is sampled."""
+        """Refuse what comes from now on, but for requests that had their reply, and takes back what is sampled."""
         self.over = self.over or why
         for future in self._answers.values():
             future.cancel()

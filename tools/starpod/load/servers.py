@@ -119,11 +119,11 @@ class Server(Connection):
         self.sessions = 0
         self.paths: Counter[str] = Counter()
         self._single_path = "messages" if plan.wire == "stream" else "unary"
-        self._receiver = receiver
+        self._session_receiver = receiver
 
     def send(self, session: LoadSession) -> None:
         """Send the session's call. Its outcome goes to the receiver."""
-        self.submit(session if session.call == "step" else _SessionCall(self._receiver, session))
+        self.submit(session if session.call == "step" else _SessionCall(self._session_receiver, session))
 
     def server_time(self) -> ServerTime:
         """Return the sums of the times that the server has reported so far."""
@@ -132,25 +132,25 @@ class Server(Connection):
     def _changed(self) -> None:
         if self.ready:
             self.queue.calls_allowed = 0  # no client-side limit: the run must see how the server refuses overload
-            self._receiver.connected()
+            self._session_receiver.connected()
 
     # --- outcomes of steps (connection.StepReceiver) ------------------------------------------------------------
 
     def stepped(self, batch: StepBatch) -> None:
         self.paths["columns"] += len(batch.steps)
-        self._receiver.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
+        self._session_receiver.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
 
     def answered(self, step: Step, response: pb.StepResponse) -> None:
         assert isinstance(step, LoadSession)
         self.paths[self._single_path] += 1
-        if self._receiver.sees:
+        if self._session_receiver.sees:
             step.observation = response.transition.observation
         over = (0,) if response.transition.end_reason else ()
-        self._receiver.stepped(self, [step], over, clock())
+        self._session_receiver.stepped(self, [step], over, clock())
 
     def refused(self, step: Step, error: StarpodError) -> None:
         assert isinstance(step, LoadSession)
-        self._receiver.failed(step, error, clock())
+        self._session_receiver.failed(step, error, clock())
 
 
 class _SessionCall(Call[Any, Any]):

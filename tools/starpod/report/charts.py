@@ -201,7 +201,7 @@ def share_chart(
     width: int = 720,
     height: int = 220,
 ) -> str:
-    """Shares of a whole, stacked, as an <svg> element. All layers have the same x."""
+    """Share of a whole, stacked, as an <svg> element. All layers have the same x."""
     layers = [(label, thin(points)) for label, points in layers]
     xs = [x for x, _ in layers[0][1]] if layers else []
     if not xs:

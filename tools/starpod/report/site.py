@@ -105,7 +105,7 @@ def headers(
 
 
 def site_options(*, port: int) -> Callable[[Command], Command]:
-    """Adds --host, --port (with this default) and --allow-host to a command, as `host`, `port` and `hosts`."""
+    """Add --host, --port (with this default) and --allow-host to a command, as `host`, `port` and `hosts`."""
     options = (
         click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all."),
         click.option(
@@ -148,7 +148,7 @@ def link(listener: socket.socket, host: str) -> str:
 
 
 async def serve(app: Any, listener: socket.socket) -> None:
-    """Serves an ASGI application until SIGTERM or SIGINT."""
+    """Serve an ASGI application until SIGTERM or SIGINT."""
     import uvicorn  # in the extras of the sites alone
 
     from starpod.report.idle import IDLE_SECONDS, IdleBoundProtocol

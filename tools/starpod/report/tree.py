@@ -122,7 +122,7 @@ def _add(root: _Node, continuation: Continuation) -> None:
 
 
 def _place(node: _Node, depth: int, row: float) -> float:
-    """Gives the node and all below it their columns and heights; returns how many rows they take."""
+    """Give the node and all below it their columns and heights; returns how many rows they take."""
     node.x = depth
     taken = 0.0
     for child in node.shown:
@@ -133,7 +133,7 @@ def _place(node: _Node, depth: int, row: float) -> float:
 
 
 def _widen(nodes: Sequence[_Node]) -> None:
-    """Makes each column as wide as its texts: the action above a branch, the figures of its end below it."""
+    """Make each column as wide as its texts: the action above a branch, the figures of its end below it."""
     columns: dict[int, float] = {}
     for node in nodes:
         told = _wide(node.told) if node.shown else 0.0

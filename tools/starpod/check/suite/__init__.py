@@ -1,6 +1,6 @@
-"""The requirements that make up docs/protocol.md and the proto, each with its test; one module per subject.
+"""The requirements of docs/protocol.md and the proto, each with its test; one module per subject.
 
-A number is never used again.
+Numbers of removed requirements are never used again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MODULES = (
 )
 
 
-def _of(*modules: ModuleType) -> tuple[Requirement, ...]:
+def _requirements_in(*modules: ModuleType) -> tuple[Requirement, ...]:
     return tuple(
         sorted(
             (value for module in modules for value in vars(module).values() if isinstance(value, Requirement)),
@@ -41,8 +41,8 @@ def _of(*modules: ModuleType) -> tuple[Requirement, ...]:
     )
 
 
-REQUIREMENTS: tuple[Requirement, ...] = _of(*_MODULES)
-"""Those of the contract, by level and number, as `starpod check --list` prints them."""
+REQUIREMENTS: tuple[Requirement, ...] = _requirements_in(*_MODULES)
+"""The requirements of the contract, by level and number, as `starpod check --list` prints them."""
 
-REWARD: tuple[Requirement, ...] = _of(reward)
-"""Those of `starpod check --reward`: about the environment, beyond the contract."""
+REWARD: tuple[Requirement, ...] = _requirements_in(reward)
+"""The requirements of `starpod check --reward`, which are not part of the contract."""

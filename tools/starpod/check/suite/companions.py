@@ -17,9 +17,9 @@ from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.v1 import environment_pb2 as pb
 
 LIST_SERVICES = b"\x3a\x00"
-"""A ServerReflectionRequest with an empty list_services, written by hand so that the check needs no such package."""
-OWNERS = {"Fork": "fork", "Snapshot": "snapshot", "Restore": "snapshot"}
-"""Capabilities without which a server need not have the method."""
+"""A ServerReflectionRequest with an empty list_services, written by hand so that the check needs no other package."""
+CAPABILITY_OF = {"Fork": "fork", "Snapshot": "snapshot", "Restore": "snapshot"}
+"""The capability without which a server may lack the method."""
 PING_SECONDS, SILENT_SECONDS = 10.0, 75.0
 
 
@@ -32,8 +32,8 @@ async def health(probe: Probe) -> None:
         try:
             serving = await probe.connection.serving(service)
         except grpc.aio.AioRpcError as error:
-            found, fix = str(from_error(error)), "serve grpc.health.v1"
-            raise Unmet(f"SERVING for the service {service!r}", found, fix) from error
+            got, fix = str(from_error(error)), "serve grpc.health.v1"
+            raise Unmet(f"SERVING for the service {service!r}", got, fix) from error
         expect(serving, f"SERVING for the service {service!r}", "another status")
     try:
         await probe.connection.serving("no_such_environment-v1")
@@ -65,8 +65,8 @@ async def reflection(probe: Probe) -> None:
 async def token(probe: Probe) -> None:
     needs(probe.connection.metadata, "no token was given")
     token = probe.connection.metadata[0][1].removeprefix("Bearer ")
-    lacking = {name for name in ("fork", "snapshot") if not _anywhere(probe, name)}
-    methods = [each for each in probe.connection.methods if OWNERS.get(each) not in lacking]
+    lacking = {name for name in ("fork", "snapshot") if not _any_environment_has(probe, name)}
+    methods = [method for method in probe.connection.methods if CAPABILITY_OF.get(method) not in lacking]
     for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", token),)):
         for method in methods:
             try:
@@ -81,7 +81,10 @@ async def token(probe: Probe) -> None:
 
 
 async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -> None:
-    """Most refuse at once: what is written into a Stream that has just ended hides how it ended, so it comes later."""
+    """Expect a Stream without the right token to be refused.
+
+    Most servers refuse at once. Writing into a Stream that has just ended hides its status, so this writes only later.
+    """
     wanted, got = f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", ""
     for seconds in (1.0, 2.0, 4.0):
         stream = over_grpc(probe.connection).stub.Stream(metadata=tuple(metadata), timeout=probe.connection.seconds)
@@ -106,7 +109,7 @@ async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -
     raise Unmet(wanted, got)
 
 
-def _anywhere(probe: Probe, capability: str) -> bool:
+def _any_environment_has(probe: Probe, capability: str) -> bool:
     return any(getattr(spec.capabilities, capability) for spec in probe.server.environments)
 
 
@@ -149,9 +152,9 @@ async def timing_trailer(probe: Probe) -> None:
             durations = parse_server_timing(text)
         except ValueError as error:
             raise Unmet("environment;dur=0.2, queue;dur=0.1, total;dur=0.3", f"{text!r}: {error}") from error
-        total = durations.get("total", math.inf) + 1e-3  # they are rounded
-        own = {name: durations.get(name, 0.0) for name in ("environment", "queue")}
-        expect(max(own.values()) <= total, "environment and queue within total", repr(text), "count from the arrival")
+        total = durations.get("total", math.inf) + 1e-3  # the durations are rounded
+        parts = {name: durations.get(name, 0.0) for name in ("environment", "queue")}
+        expect(max(parts.values()) <= total, "environment and queue within total", repr(text), "count from the arrival")
     needs(shown, "the server sends no server-timing")
 
 

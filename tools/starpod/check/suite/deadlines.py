@@ -1,4 +1,4 @@
-"""Calls past their deadline, and callers who leave."""
+"""Calls past their deadline, and callers who leave before the reply."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from starpod.check.probe import Probe
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must
 
-AT_ONCE = 0.0
-"""The deadline of a caller who sends a call and leaves."""
-LEAVERS = 4
-"""Callers who leave before their Step is done, some early and some late, before the server is believed."""
-SENT = 3
-"""Turns of the event loop until a call is sent."""
+IMMEDIATELY = 0.0
+"""The deadline of a caller who leaves as soon as the call is sent."""
+MIN_ABANDONED = 4
+"""Number of Steps that must be abandoned before their reply, some early and some late, for the test to count."""
+LOOP_TURNS = 3
+"""Turns of the event loop after which a call is surely sent."""
 
 
 @must(
@@ -34,19 +34,19 @@ async def past_deadline(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
     usual = statistics.median([await _seconds(handle.step(turn)) for turn in script.turns])
-    deadlines = itertools.cycle((0.5 * usual, 0.02, AT_ONCE, 0.3, 0.8 * usual))
+    deadlines = itertools.cycle((0.5 * usual, 0.02, IMMEDIATELY, 0.3, 0.8 * usual))
     fix = "finish the work when the caller has gone, and cache the reply"
-    left = 0
+    abandoned = 0
     for _ in range(3):
         handle = await probe.seeded()
         got = []
         for turn in script.turns:
-            left += await _hurried(probe, handle.request(turn), next(deadlines)) is None
+            abandoned += await _call_with_deadline(probe, handle.request(turn), next(deadlines)) is None
             got.append(await handle.step(turn))
         expect_played(script.transitions, got, "the episode with Steps past their deadline", fix)
-        if left >= LEAVERS:
+        if abandoned >= MIN_ABANDONED:
             return
-    needs(left > 0, "no Step ran past its deadline")
+    needs(abandoned > 0, "no Step ran past its deadline")
 
 
 @must(
@@ -55,15 +55,15 @@ async def past_deadline(probe: Probe) -> None:
 )
 async def open_past_deadline(probe: Probe) -> None:
     usual = statistics.median([await _seconds(probe.open()) for _ in range(3)])
-    left = 0
-    for deadline in (0.8 * usual, 0.5 * usual, AT_ONCE):
+    abandoned = 0
+    for deadline in (0.8 * usual, 0.5 * usual, IMMEDIATELY):
         request = probe.open_request(key=probe.key())
-        hurried = [await _hurried(probe, request, deadline) for _ in range(2)]
-        left += hurried.count(None)
+        hurried = [await _call_with_deadline(probe, request, deadline) for _ in range(2)]
+        abandoned += hurried.count(None)
         replies = [*filter(None, hurried), *[await probe.create(request) for _ in range(2)]]
         ids = {reply.sessions[0].session_id for reply in replies}
         expect(len(ids) == 1, "one session under one key, whatever the deadlines", len(ids))
-    needs(left > 0, "no Open ran past its deadline")
+    needs(abandoned > 0, "no Open ran past its deadline")
 
 
 async def _seconds(call: Awaitable[object]) -> float:
@@ -72,10 +72,10 @@ async def _seconds(call: Awaitable[object]) -> float:
     return time.monotonic() - start
 
 
-async def _hurried(probe: Probe, request: Message, seconds: float) -> Any:
-    """The reply; None where it did not come in time, so the caller left. gRPC's deadlines are whole milliseconds."""
+async def _call_with_deadline(probe: Probe, request: Message, seconds: float) -> Any:
+    """Return the reply, or None if it is late and the caller leaves. gRPC's deadlines are whole milliseconds."""
     call = asyncio.ensure_future(probe.connection.call(request, seconds=seconds or None))
-    for _ in range(0 if seconds else SENT):
+    for _ in range(0 if seconds else LOOP_TURNS):
         await asyncio.sleep(0)
     try:
         return await asyncio.wait_for(call, seconds)

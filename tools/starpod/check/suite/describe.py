@@ -81,5 +81,5 @@ async def instance(probe: Probe) -> None:
     reply: pb.DescribeResponse = await probe.second_connection().call(pb.DescribeRequest())
     opened = await probe.open()
     expected, fix = probe.server.instance_id, "draw the id once, when the process starts"
-    for where, found in (("over another connection", reply.instance_id), ("from Open", opened.instance_id)):
-        expect(found == expected, f"instance id {expected!r} {where}", repr(found), fix)
+    for where, got in (("over another connection", reply.instance_id), ("from Open", opened.instance_id)):
+        expect(got == expected, f"instance id {expected!r} {where}", repr(got), fix)

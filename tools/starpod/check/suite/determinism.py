@@ -27,9 +27,9 @@ async def isolation(probe: Probe) -> None:
 async def two_connections(probe: Probe) -> None:
     if probe.target.differs is not None:
         raise probe.target.differs
-    script, connection = probe.script(), probe.second_connection()
-    for each in (connection, probe.connection):
-        handle = await probe.seeded(each)
+    script, other = probe.script(), probe.second_connection()
+    for connection in (other, probe.connection):
+        handle = await probe.seeded(connection)
         expect_same(script.start.observation, handle.session.observation, "the same start", SAME)
         await probe.expect_script(handle, "the same episode again", SAME)
 

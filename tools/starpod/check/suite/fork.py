@@ -68,8 +68,8 @@ async def survivors(probe: Probe) -> None:
 async def reseeded(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     copies = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
-    found = [copy.session.dynamics_seed for copy in copies]
-    expect(found == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", found)
+    got = [copy.session.dynamics_seed for copy in copies]
+    expect(got == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", got)
     again = (await probe.fork(handle, randomness=RESEED, dynamics_seeds=[5]))[0]
     rest = script.turns[handle.index :]
     plays = [await copy.play(rest) for copy in (copies[1], copies[2], again)]
@@ -159,17 +159,17 @@ async def limits_and_lease(probe: Probe) -> None:
     await lasting.step()
     transition = await (await probe.fork(lasting))[0].step()
     expect(transition.truncated, "the end of a copy at the second turn of two", "no end", "copy limits and counters")
-    copies = await _brief_copies(probe)
+    copies = await _copies_with_short_lease(probe)
     await expect_reaped(probe, copies, PATIENCE[1:], "copy", "a copy with the original's lease", "copy the lease")
 
 
-async def _brief_copies(probe: Probe) -> list[Handle]:
-    """Two copies of a session with a lease of LEASE, made before it ran out."""
+async def _copies_with_short_lease(probe: Probe) -> list[Handle]:
+    """Return two copies of a session with a lease of LEASE seconds, made before the lease ran out."""
     for _ in range(4):
         start = time.monotonic()
-        brief = await probe.seeded(lease_seconds=LEASE)
+        original = await probe.seeded(lease_seconds=LEASE)
         try:
-            return await probe.fork(brief, count=1) + await probe.fork(brief, count=1)
+            return await probe.fork(original, count=1) + await probe.fork(original, count=1)
         except grpc.aio.AioRpcError as error:
             if from_error(error).code != "NOT_FOUND" or time.monotonic() - start < LEASE:
                 raise

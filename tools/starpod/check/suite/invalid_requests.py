@@ -111,12 +111,12 @@ async def error_info(probe: Probe) -> None:
         ("OUT_OF_ORDER", handle.request(ahead=2)),
     ]
     for reason, request in cases:
-        await _informed(probe, reason, request)
-    for want in _lacking(probe):
-        refusal = await _informed(probe, "UNSUPPORTED", probe.open_request(want=want))
+        await _expect_error_info(probe, reason, request)
+    for want in _unsupported_wants(probe):
+        refusal = await _expect_error_info(probe, "UNSUPPORTED", probe.open_request(want=want))
         expect(bool(refusal.metadata.get("capability")), "metadata `capability` with UNSUPPORTED", "none")
     await handle.step()
-    await _informed(probe, "EPISODE_OVER", handle.request())
+    await _expect_error_info(probe, "EPISODE_OVER", handle.request())
 
 
 @must("C-90", "INVALID_ARGUMENT carries google.rpc.BadRequest, which names the field or the option.")
@@ -149,8 +149,8 @@ async def helpful(probe: Probe) -> None:
         refusal = await probe.refusal(request)
         if refusal is None or refusal.code != "NOT_FOUND":
             continue  # another requirement's failure
-        found = refusal.metadata.get(key, "")
-        expect(expected in found.split(","), f"metadata {key!r} with {expected}", repr(found), f"say what is {key}")
+        got = refusal.metadata.get(key, "")
+        expect(expected in got.split(","), f"metadata {key!r} with {expected}", repr(got), f"say what is {key}")
 
 
 @must(
@@ -188,8 +188,8 @@ def _unknown_option(probe: Probe) -> pb.OpenRequest:
     return probe.open_request(options=probe.options(no_such_option=1))
 
 
-def _lacking(probe: Probe) -> Iterator[pb.Want]:
-    """What this environment could never send."""
+def _unsupported_wants(probe: Probe) -> Iterator[pb.Want]:
+    """Yield each Want that this environment cannot meet."""
     can = probe.spec.capabilities
     for name in ("valid_actions", "state_key", "expert_action", "score"):
         if not getattr(can, name):
@@ -198,7 +198,7 @@ def _lacking(probe: Probe) -> Iterator[pb.Want]:
         yield pb.Want(image=True)
 
 
-async def _informed(probe: Probe, reason: str, request: Message) -> Refusal:
+async def _expect_error_info(probe: Probe, reason: str, request: Message) -> Refusal:
     refusal = await probe.refusal(request)
     expected = f"an error {reason} of {method_of(request)}"
     expect(refusal is not None, expected, "OK")

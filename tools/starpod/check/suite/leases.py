@@ -20,7 +20,7 @@ from starpod.v1 import environment_pb2 as pb
 
 LEASE = 0.5
 PATIENCE = (1.0, 2.0, 5.0)
-"""Seconds to wait for the reaping of a session whose lease of LEASE ran out, one session for each look."""
+"""Seconds to wait for a server to close a session whose lease of LEASE ran out, one session per wait."""
 
 
 @must("C-71", "Open tells the lease in force: as asked, the server's default for 0, and never more than its maximum.")
@@ -60,7 +60,7 @@ async def expiry(probe: Probe) -> None:
 async def expect_reaped(
     probe: Probe, handles: Sequence[Handle], waits: Sequence[float], kind: str, which: str, fix: str
 ) -> None:
-    """Looks at another one of sessions with a lease of LEASE after each wait, in seconds, until one is gone."""
+    """Wait and call one session after another, all with a lease of LEASE, until one of them is gone."""
     for handle, seconds in zip(handles, waits, strict=True):
         await asyncio.sleep(seconds)
         refusal = await probe.refusal(handle.request())
@@ -74,17 +74,17 @@ async def expect_reaped(
 @must("C-74", "Renew and every other call keep a session alive for another lease.")
 async def renewal(probe: Probe) -> None:
     for lease in (1.0, 3.0, 8.0):
-        if await _outlived(probe, lease):
+        if await _outlives_lease(probe, lease):
             return
         await probe.clean_up()
     raise TooBusy
 
 
-async def _outlived(probe: Probe, lease: float) -> bool:
-    """Whether sessions that are called again and again outlive the lease, in seconds. Raises Unmet if one does not.
+async def _outlives_lease(probe: Probe, lease: float) -> bool:
+    """Return whether sessions that are called repeatedly outlive their lease. Raise Unmet if one does not.
 
-    False: this machine was late, so that a correct server may have reaped them. The server counts a lease from some
-    moment between the beginning and the end of a call, which is all that can be known of it from here.
+    The result is False if this machine was late, so that a correct server may have closed the sessions. The server
+    counts a lease from some instant during a call, so only the beginning and the end of calls are known here.
     """
     async with contextlib.AsyncExitStack() as stack:
         streams = []
@@ -112,8 +112,10 @@ async def _outlived(probe: Probe, lease: float) -> bool:
 def _calls(
     probe: Probe, streams: Sequence[StreamConnection], call_ids: Iterator[int]
 ) -> dict[str, Callable[[Handle], Awaitable[Refusal | None]]]:
-    """Ways to call a session, by name; each returns how it was refused, if it was. streams: none, or one for each way
-    that needs one."""
+    """Return ways to call a session, by name. Each makes the call and returns its error, if any.
+
+    streams: empty, or two Streams, one for single Steps and one for columns.
+    """
 
     async def renew(handle: Handle) -> Refusal | None:
         reply: pb.RenewResponse = await probe.call(pb.RenewRequest(session_ids=[handle.id]))
@@ -129,13 +131,13 @@ def _calls(
         handle.index += 1
         return refusal
 
-    async def streamed(handle: Handle) -> Refusal | None:
+    async def step_on_stream(handle: Handle) -> Refusal | None:
         call = pb.Call(call_id=next(call_ids), step=handle.request())
-        return _advanced(handle, (await streams[0].ask(call))[0])
+        return _refusal_of_step(handle, (await streams[0].ask(call))[0])
 
-    async def row(handle: Handle) -> Refusal | None:
+    async def step_in_columns(handle: Handle) -> Refusal | None:
         steps = columns_of({next(call_ids): handle.request()})
-        return _advanced(handle, (await streams[1].ask(steps=steps))[0])
+        return _refusal_of_step(handle, (await streams[1].ask(steps=steps))[0])
 
     calls: dict[str, Callable[[Handle], Awaitable[Refusal | None]]]
     calls = {"Renew": renew, "Reset": reset, "Step": step}
@@ -143,13 +145,13 @@ def _calls(
     if probe.spec.capabilities.snapshot:
         calls["Snapshot"] = lambda handle: probe.refusal(pb.SnapshotRequest(session_id=handle.id))
     if streams:
-        calls["Step on a Stream"] = streamed
+        calls["Step on a Stream"] = step_on_stream
     if streams and probe.server.capabilities.step_columns:
-        calls["StepColumns"] = row
+        calls["StepColumns"] = step_in_columns
     return calls
 
 
-def _advanced(handle: Handle, reply: pb.Reply) -> Refusal | None:
+def _refusal_of_step(handle: Handle, reply: pb.Reply) -> Refusal | None:
     handle.index += 1
     return from_status(reply.error) if reply.HasField("error") else None
 

@@ -42,7 +42,7 @@ async def wanted(probe: Probe) -> None:
             continue
         observation = (await probe.open(want=want)).sessions[0].observation
         there = any(field.name == name for field, _ in observation.ListFields()) or observation.HasField("score")
-        # An expert may know no way on.
+        # An expert may have no advice in a state.
         fix = "send it or do not declare it"
         expect(there or name == "expert_action", f"{name}, which the capabilities declare", "none", fix)
 
@@ -71,8 +71,8 @@ async def state_key(probe: Probe) -> None:
     for what in ("a turn without an action", "another turn without an action"):
         after = (await handle.step()).observation.state_key
         fix = "leave turn counters, session ids and history out of the digest"
-        found = f"{after.hex()} instead of {key.hex()}"
-        expect(after == key, f"the state_key to be as before after {what}", found, fix)
+        got = f"{after.hex()} instead of {key.hex()}"
+        expect(after == key, f"the state_key to be as before after {what}", got, fix)
     if not probe.target.repeats:
         return
     limits = pb.LimitOverrides(max_turns=9, max_actions=9)
@@ -188,8 +188,8 @@ async def image(probe: Probe) -> None:
 
 def _expect_valid(transition: pb.Transition, what: str) -> None:
     outcome = transition.outcomes[0]
-    found = f"executed={outcome.executed}, valid={outcome.valid}"
-    expect(outcome.executed and outcome.valid, f"executed=True, valid=True of {what}", found)
+    got = f"executed={outcome.executed}, valid={outcome.valid}"
+    expect(outcome.executed and outcome.valid, f"executed=True, valid=True of {what}", got)
 
 
 def _text(action: pb.Action) -> str:

@@ -49,9 +49,9 @@ async def session_ids(probe: Probe) -> None:
 async def seeds(probe: Probe) -> None:
     for asked in ({"seed": HUGE, "dynamics_seed": HUGE - 1}, {"seed": 0, "dynamics_seed": 0}):
         session = (await probe.open(**asked)).sessions[0]
-        found = {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
+        got = {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
         fix = "keep seeds as unsigned 64-bit; 0 is a seed like others"
-        expect(found == asked, f"{asked} in the Session", found, fix)
+        expect(got == asked, f"{asked} in the Session", got, fix)
     drawn = [(await probe.open()).sessions[0].seed for _ in range(4)]
     expect(len(set(drawn)) > 1, "another seed for each Open that gives none", drawn, "draw it at random")
 
@@ -88,8 +88,15 @@ async def dynamics_seeds(probe: Probe) -> None:
     fix = "derive each from the seed and the member"
     expect(len(set(derived)) == 3, "three different dynamics seeds", derived, fix)
     expect(derived == again, f"the same derived dynamics seeds again, {derived}", again, "do not draw them at random")
-    given = {session.dynamics_seed for session in (await probe.open(seed=SEED, dynamics_seed=7, count=3)).sessions}
-    expect(given == {7}, "dynamics seed 7 of every member", given, "use a given dynamics_seed as it is")
+    seeds_received = {
+        session.dynamics_seed for session in (await probe.open(seed=SEED, dynamics_seed=7, count=3)).sessions
+    }
+    expect(
+        seeds_received == {7},
+        "dynamics seed 7 of every member",
+        seeds_received,
+        "use a given dynamics_seed as it is",
+    )
 
 
 @must("C-12", "The first observation depends on the seed and not on the dynamics_seed.")
@@ -225,8 +232,8 @@ async def members_beyond(probe: Probe) -> None:
 
 
 def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values that the options' schemas do not allow: of another type that no lenient reading could save, no whole
-    number, beyond a bound, no choice."""
+    """Yield values that the options' schemas forbid: of a wrong type that no lenient parser could convert, fractions
+    for integers, beyond a bound, not among the choices."""
     for name, prop in schema.get("properties", {}).items():
         types = _types(prop, schema)
         if not types:
@@ -251,7 +258,7 @@ def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _types(prop: Any, schema: dict[str, Any]) -> set[str]:
-    """The JSON types that a property allows; empty where the schema does not say."""
+    """Return the JSON types that a property allows, or an empty set if the schema does not say."""
     prop = resolved(prop, schema)
     if "type" in prop:
         return {prop["type"]} if isinstance(prop["type"], str) else set(prop["type"])

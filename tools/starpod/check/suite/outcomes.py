@@ -13,10 +13,10 @@ from starpod.check.refusal import from_error
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
-GUIDED = 60
-"""Turns in which a guide may find the end."""
+GUIDED_TURNS = 60
+"""Maximum number of turns that a guide plays to reach the end of an episode."""
 TRIED = 8
-"""Seeds tried, because the one action that a test needs may end the task."""
+"""Number of seeds to try, because the one action that a test plays may happen to end the task."""
 
 
 @must(
@@ -52,25 +52,25 @@ async def not_executed(probe: Probe) -> None:
     expect(executed == expected, f"executed {expected} with max_actions_per_turn=1", executed)
     earned = [outcome.reward for outcome in transition.outcomes[1:]]
     expect(not any(earned), "no reward for what was not executed", earned)
-    await _after_the_last(probe)
+    await _expect_nothing_after_the_end(probe)
 
 
-async def _after_the_last(probe: Probe) -> None:
-    """What comes after the sub-action that ends a task, where the guide finds the end and the episode repeats."""
+async def _expect_nothing_after_the_end(probe: Probe) -> None:
+    """Expect that sub-actions after the end of the task are not executed, if the guide reaches the end."""
     if not probe.target.repeats:
         return
     guided = await probe.seeded(want=probe.guided_want())
     actions = [probe.guide(guided.session.observation)]
     while not (transition := await guided.step([actions[-1]])).end_reason:
-        if len(actions) == GUIDED:
+        if len(actions) == GUIDED_TURNS:
             return
         actions.append(probe.guide(transition.observation))
     again = await probe.seeded()
     for action in actions[:-1]:
         await again.step([action])
     last = await again.step([actions[-1], actions[-1]])
-    found = [(outcome.executed, outcome.reward) for outcome in last.outcomes[1:]]
-    expect(found == [(False, 0.0)], "executed=False and reward 0 after the sub-action that ends the episode", found)
+    got = [(outcome.executed, outcome.reward) for outcome in last.outcomes[1:]]
+    expect(got == [(False, 0.0)], "executed=False and reward 0 after the sub-action that ends the episode", got)
 
 
 @must("C-43", "max_turns truncates the episode with END_REASON_MAX_TURNS; a turn without an action counts.")
@@ -111,13 +111,13 @@ async def max_actions(probe: Probe) -> None:
     "Limit overrides replace single fields: absent ones keep theirs and 0 lifts one.",
 )
 async def overrides(probe: Probe) -> None:
-    own = probe.spec.limits
+    defaults = probe.spec.limits
     untouched = (await probe.open(limits=None)).limits
-    expect_same(own, untouched, "OpenResponse.limits without overrides as in the EnvironmentSpec")
+    expect_same(defaults, untouched, "OpenResponse.limits without overrides as in the EnvironmentSpec")
     for field in ("max_turns", "max_actions_per_turn", "max_actions"):
         for value in (7, 0):
             expected = pb.Limits()
-            expected.CopyFrom(own)
+            expected.CopyFrom(defaults)
             setattr(expected, field, value)
             reply = await probe.open(limits=pb.LimitOverrides(**{field: value}))
             expect_same(expected, reply.limits, f"OpenResponse.limits after {field}={value}", "use field presence")
@@ -131,7 +131,7 @@ async def ends(probe: Probe) -> None:
     for limits in (UNLIMITED, pb.LimitOverrides(max_turns=6)):
         handle = await probe.seeded(want=probe.guided_want(), limits=limits)
         observation = handle.session.observation
-        for _ in range(GUIDED):
+        for _ in range(GUIDED_TURNS):
             transition = await handle.step([probe.guide(observation)])
             _check_end(transition)
             observation = transition.observation
@@ -150,11 +150,11 @@ async def invalid_action(probe: Probe) -> None:
     for action in probe.nonsense():
         transition = await _played(handle, action, "an action of nonsense")
         outcome = transition.outcomes[0]
-        found = f"executed={outcome.executed}, valid={outcome.valid}"
+        got = f"executed={outcome.executed}, valid={outcome.valid}"
         if space.names and action.HasField("text"):
             expected = "executed=False, valid=False"
             fix = "match names without regard to case; never raise on what a policy wrote"
-            expect(found == expected, f"{expected} of an unknown name", found, fix)
+            expect(got == expected, f"{expected} of an unknown name", got, fix)
         if transition.end_reason:
             return
     if space.names:
@@ -186,7 +186,7 @@ async def foreign_kinds(probe: Probe) -> None:
             await handle.step()
         else:
             if transition.outcomes[0].valid or transition.outcomes[0].executed:
-                continue  # it knows the kind, or tried it and found it bad: what that costs is its own business
+                continue  # it knows this kind of action, so it may change the episode
         other = await probe.seeded()
         await other.step()
         fix = "refuse it before anything changes, or let it be a turn without an action"
@@ -194,7 +194,7 @@ async def foreign_kinds(probe: Probe) -> None:
         expect_played(*plays, f"the episode after {what}", fix)
 
 
-@must("C-58", "If one turn meets several limits, END_REASON_MAX_ACTIONS is told before END_REASON_MAX_TURNS.")
+@must("C-58", "If one turn meets several limits, END_REASON_MAX_ACTIONS takes precedence over END_REASON_MAX_TURNS.")
 async def order(probe: Probe) -> None:
     limits = pb.LimitOverrides(max_turns=1, max_actions_per_turn=0, max_actions=1)
     for seed in range(TRIED):
@@ -202,9 +202,9 @@ async def order(probe: Probe) -> None:
         handle = Handle(probe.connection, reply.sessions[0])
         transition = await handle.step([probe.choices(handle.session.observation)[0]])
         if transition.end_reason not in (pb.END_REASON_TERMINAL, pb.END_REASON_ENVIRONMENT_LIMIT):
-            found = pb.EndReason.Name(transition.end_reason)
+            got = pb.EndReason.Name(transition.end_reason)
             fix = "look at the actions before the turns"
-            expect(found == "END_REASON_MAX_ACTIONS", "END_REASON_MAX_ACTIONS where both limits are met", found, fix)
+            expect(got == "END_REASON_MAX_ACTIONS", "END_REASON_MAX_ACTIONS where both limits are met", got, fix)
             return
     raise NotShown("one action ends the episode")
 
@@ -231,10 +231,10 @@ def _check_end(transition: pb.Transition) -> None:
     both = transition.terminated and transition.truncated
     expect(not both, "terminated or truncated or neither", "both", "a limit counts only while the task is open")
     over = transition.terminated or transition.truncated
-    found = _end(transition)
-    expect(over == bool(transition.end_reason), "end_reason exactly at the end", found, "set end_reason with the flag")
+    got = _end(transition)
+    expect(over == bool(transition.end_reason), "end_reason exactly at the end", got, "set end_reason with the flag")
     agrees = transition.terminated == (transition.end_reason == pb.END_REASON_TERMINAL)
-    expect(agrees, "END_REASON_TERMINAL exactly if terminated", found)
+    expect(agrees, "END_REASON_TERMINAL exactly if terminated", got)
     if not over:
         expect(not transition.HasField("success"), "no success while the episode is open", transition.success)
 

@@ -15,7 +15,7 @@ from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 TRIED = 8
-"""Other values of options that are tried, until one changes what is seen."""
+"""Number of other option values to try, until one changes the start."""
 
 
 @must(
@@ -116,7 +116,7 @@ async def options_kept(probe: Probe) -> None:
         try:
             reply: pb.OpenResponse = await probe.create(probe.open_request(seed=SEED, options=options))
         except grpc.aio.AioRpcError:
-            continue  # the schema does not tell which values go together
+            continue  # the schema does not say which values are allowed together
         same_start = reply.sessions[0].observation == usual.sessions[0].observation
         if same_start and reply.instructions == usual.instructions:
             continue
@@ -132,7 +132,7 @@ async def options_kept(probe: Probe) -> None:
 
 
 def _other_options(probe: Probe) -> Iterator[struct_pb2.Struct]:
-    """Options that differ in one value from those of every session."""
+    """Yield options that differ in one value from the options of every session."""
     schema = json.loads(probe.spec.options_schema_json)
     tried = 0
     for name, prop in schema.get("properties", {}).items():

@@ -95,9 +95,9 @@ async def incompatible(probe: Probe) -> None:
     request = pb.RestoreRequest(snapshot=snapshot)
     refusal = await probe.refused("a snapshot of version 999.0.0", request, "FAILED_PRECONDITION")
     expect_informed(refusal, "INCOMPATIBLE_SNAPSHOT", "the refusal of a snapshot of version 999.0.0")
-    found, version = refusal.metadata, probe.spec.version
-    expect(found.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", found)
-    expect(version in found.get("available", "").split(","), f"{version} in `available`", found)
+    got, version = refusal.metadata, probe.spec.version
+    expect(got.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", got)
+    expect(version in got.get("available", "").split(","), f"{version} in `available`", got)
     snapshot.environment_id = "no_such_environment-v1"
     snapshot.digest = _digest(snapshot)
     await probe.refused("a snapshot of an unknown environment", pb.RestoreRequest(snapshot=snapshot), "NOT_FOUND")

@@ -1,4 +1,4 @@
-"""Step: exactly once, in order, whatever is repeated, late or out of place."""
+"""Step: executed exactly once and in order, even if calls are repeated, late or out of order."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def repeated_at_once(probe: Probe) -> None:
         request = handle.request(turn)
         calls = (connections[copy % 2].call(request) for copy in range(6))
         fix = "give each session a lock and look into the cache inside it"
-        replies = await _all(calls, f"six copies of turn {number} at once", fix)
+        replies = await _gather_replies(calls, f"six copies of turn {number} at once", fix)
         for reply in replies:
             expect_same(replies[0], reply, f"the reply of each copy of turn {number}", fix)
         if expected:
@@ -128,9 +128,9 @@ async def expected_place(probe: Probe) -> None:
         "a wrong epoch": handle.request(epoch=handle.epoch + 1),
     }
     for what, request in wrong.items():
-        await _place_told(probe, what, request, handle)
+        await _expect_place_reported(probe, what, request, handle)
     await handle.step()
-    await _place_told(probe, "a Step after the end", handle.request(), handle)
+    await _expect_place_reported(probe, "a Step after the end", handle.request(), handle)
 
 
 @must("C-39", "Refused, late and repeated Steps change nothing.")
@@ -195,17 +195,17 @@ async def _out_of_order(probe: Probe, what: str, request: pb.StepRequest, fix: s
     await probe.refused(what, request, "FAILED_PRECONDITION", fix=fix)
 
 
-async def _place_told(probe: Probe, what: str, request: pb.StepRequest, handle: Handle) -> None:
+async def _expect_place_reported(probe: Probe, what: str, request: pb.StepRequest, handle: Handle) -> None:
     refusal = await probe.refusal(request)
     if refusal is None or refusal.code != "FAILED_PRECONDITION":
         return  # another requirement's failure
     expected = {"expected_epoch": str(handle.epoch), "expected_step_index": str(handle.index)}
-    found = {key: refusal.metadata.get(key, "absent") for key in expected}
-    expect(found == expected, f"{expected} after {what}", found, "put both into ErrorInfo.metadata")
+    got = {key: refusal.metadata.get(key, "absent") for key in expected}
+    expect(got == expected, f"{expected} after {what}", got, "put both into ErrorInfo.metadata")
 
 
-async def _all(calls: Any, what: str, fix: str) -> list[Any]:
-    """The replies of calls sent at once, none of which may be refused."""
+async def _gather_replies(calls: Any, what: str, fix: str) -> list[Any]:
+    """Return the replies of calls sent at the same time. Raise Unmet if one of them is refused."""
     replies = await asyncio.gather(*calls, return_exceptions=True)
     if broken := [reply for reply in replies if isinstance(reply, Broken)]:
         raise broken[0]

@@ -1,4 +1,4 @@
-"""Stream: the same calls, many at a time."""
+"""Stream: the same calls as unary ones, many at the same time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def one_reply(probe: Probe) -> None:
         for call, reply in zip((*first, calls[9]), replies, strict=True):
             kind = call.WhichOneof("request")
             expect(reply.WhichOneof("response") == kind, f"a {kind} reply to call {call.call_id}", _kind(reply))
-        copies = await _copied(probe, stream, handle)
+        copies = await _expect_copies(probe, stream, handle)
         closed = await stream.ask(pb.Call(call_id=1, close=pb.CloseRequest(session_ids=[handle.id])))
         expect(closed[0].WhichOneof("response") == "close", "a close reply to a close", _kind(closed[0]))
         await stream.finish()
@@ -49,8 +49,8 @@ async def one_reply(probe: Probe) -> None:
         expect(not twice, "one reply to each call", f"several to {twice}")
 
 
-async def _copied(probe: Probe, stream: StreamConnection, handle: Handle) -> list[int]:
-    """Sends Fork, Snapshot and Restore where the environment has them; returns the ids of these calls."""
+async def _expect_copies(probe: Probe, stream: StreamConnection, handle: Handle) -> list[int]:
+    """Send Fork, Snapshot and Restore if the environment has them, and return the ids of these calls."""
     can, asked = probe.spec.capabilities, []
     if can.fork:
         fork = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch + 1)  # after the Reset
@@ -131,8 +131,8 @@ async def same_errors(probe: Probe) -> None:
         refusal = from_status(reply.error)
         expect(refusal.code == unary.code, f"{unary.code} as in a unary call", refusal)
         if unary.info is not None:
-            found = (refusal.info.domain, refusal.reason) if refusal.info else "no ErrorInfo"
-            expect(found == (DOMAIN, unary.reason), f"the ErrorInfo {unary.reason}", found, "fill Status.details")
+            got = (refusal.info.domain, refusal.reason) if refusal.info else "no ErrorInfo"
+            expect(got == (DOMAIN, unary.reason), f"the ErrorInfo {unary.reason}", got, "fill Status.details")
             expect(refusal.metadata == unary.metadata, f"metadata {unary.metadata}", refusal.metadata)
 
 
@@ -152,7 +152,7 @@ async def cancelled(probe: Probe) -> None:
         async with open_stream(probe.connection) as stream:
             call = pb.Call(call_id=1, step=handle.request(turn))
             await (stream.send(call) if handle.index % 2 else stream.ask(call))
-        await asyncio.sleep(0.02)  # so that the server learns of it
+        await asyncio.sleep(0.02)  # time for the server to notice
 
     probe.script()
     handle = await probe.seeded()
@@ -312,10 +312,10 @@ async def timing(probe: Probe) -> None:
             rows = {call_id: handle.request(look, ahead=1) for call_id, handle in enumerate(handles, 10)}
             await stream.ask(steps=columns_of(rows))
         needs(stream.timings, "the server sends no timing")
-        for found in stream.timings:
-            fine = 0 <= found.environment_ms <= found.total_ms * (1 + 1e-6) + 1e-3 and found.total_ms < math.inf
+        for got in stream.timings:
+            fine = 0 <= got.environment_ms <= got.total_ms * (1 + 1e-6) + 1e-3 and got.total_ms < math.inf
             fix = "sum both over the calls that the message answers"
-            expect(fine, "0 <= environment_ms <= total_ms", f"{found.environment_ms} and {found.total_ms}", fix)
+            expect(fine, "0 <= environment_ms <= total_ms", f"{got.environment_ms} and {got.total_ms}", fix)
 
 
 @must(
@@ -330,11 +330,11 @@ async def rows_of_one_session(probe: Probe) -> None:
     rows = (first, first, other.request(script.turns[0]), second, second, first)
     async with open_stream(probe.connection) as stream:
         replies = await stream.ask(steps=columns_of(dict(enumerate(rows))))
-    mend = "let a row wait for the rows of its session before it, however these are served"
+    fix = "let a row wait for the rows of its session before it, however these are served"
     kinds = _kinds(replies)
-    expect(kinds == [*["step"] * 5, "error"], "five steps, and an error to the first one again", kinds, mend)
+    expect(kinds == [*["step"] * 5, "error"], "five steps, and an error to the first one again", kinds, fix)
     expected = [script.transitions[turn] for turn in (0, 0, 0, 1, 1)]
-    expect_played(expected, [_transition(reply) for reply in replies[:5]], "rows of one session", mend)
+    expect_played(expected, [_transition(reply) for reply in replies[:5]], "rows of one session", fix)
 
 
 def _needs_columns(probe: Probe) -> None:

@@ -139,7 +139,7 @@ def _messages(items: list[dict[str, Any]]) -> list[Message]:
 
 
 def _join(found: list[Message], reply: Message) -> None:
-    """Adds items of the assistant to those before, as they are parts of one reply."""
+    """Add items of the assistant to those before, as they are parts of one reply."""
     if found and found[-1].role == "assistant":
         before = found.pop()
         text = "\n".join(each for each in (before.text, reply.text) if each)
