@@ -117,6 +117,17 @@ def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
     assert only(index)["status"] == "interrupted" and only(index)["left"] is None
 
 
+def test_the_last_evaluation_is_shown_beside_the_final_figure_of_an_earlier_policy(
+    indexed: tuple[Path, Index, Indexer],
+) -> None:
+    folder, index, indexer = indexed
+    assert only(index)["last"] is None
+    append(folder, '{"step": 175, "success": 0.0}\n', "evaluations.jsonl")
+    indexer.update()
+    run = only(index)
+    assert (run["evaluation"]["success"], run["last"]) == (0.65, {"step": 175, "success": 0.0})
+
+
 def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path, Index, Indexer]) -> None:
     folder, index, indexer = indexed
     line = json.dumps({"step": 151, "time": 1.0, "metrics": {"collect/success": 0.5}})

@@ -145,6 +145,7 @@ def test_the_headline_is_the_final_figure_and_the_curve_says_that_it_chose(tmp_p
     page = read(write_report(tmp_path))
     page.tells(
         "final 74 %",
+        "last 70 %",
         "Final: the checkpoint of step 25, which the selection seeds chose, on start states that neither taught",
         "The intervals do not overlap: the policy has improved.",
         "The best selection evaluation was 80 % at step 25.",

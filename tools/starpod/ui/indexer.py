@@ -378,6 +378,9 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     environment, stop = _part(config, "environment"), _part(config, "stop")
     environments = ", ".join(str(_part(tasks, name).get("id") or name) for name in tasks)
     shown = final or (evaluations[-1] if evaluations else {})
+    last = evaluations[-1] if final and evaluations else {}
+    if (_number(last.get("step")) or 0) <= (_number(final.get("step")) or 0):
+        last = {}  # the final figure is of the last policy
     state = status(folder, facts, locks, written)
     seconds = points[-1]["seconds"] if points else 0.0
     return {
@@ -400,6 +403,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         if _number(shown.get("success")) is not None
         else None,
         "final": bool(final),
+        "last": {name: _number(last[name]) for name in ("step", "success")} if last else None,
         "spark": [round(y, 4) for _, y in smooth([(x, y) for x, y in spread(success, SPARK)])],
         "warnings": len(warned),
         "last_warning": [warned[-1]["step"], warned[-1]["text"]] if warned else None,

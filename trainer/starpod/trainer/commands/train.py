@@ -228,7 +228,7 @@ def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[st
     """Writes the report of a run that is over or stopped. Returns what the screen says last, by its heading."""
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
-    from starpod.trainer.output.words import final_line
+    from starpod.trainer.output.words import after_the_best, final_line, with_interval
 
     screen.phase("writing the report")
     try:
@@ -239,6 +239,8 @@ def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[st
     best, final = folder.best_step, folder.read_final()
     said = {"outcome": outcome}
     said |= {} if final is None else {"final": final_line(final)}
+    if last := after_the_best(final, folder.read_evaluations()):
+        said["last"] = f"success {with_interval(last)} at step {last['step']}, on the selection seeds"
     said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
     return {**said, "report": str(report), **commands(path, config.to_dict())}
 

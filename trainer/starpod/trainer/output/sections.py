@@ -19,6 +19,7 @@ from starpod.trainer.output.words import (
     METRICS,
     TASKS,
     Metric,
+    after_the_best,
     is_graded,
     metric,
     return_with_interval,
@@ -76,9 +77,11 @@ def headline(
         before, after = evaluations[0], final or evaluations[-1]
         compared = final is not None or len(evaluations) > 1
         label = "final" if final else "latest" if compared else "success"
+        last = after_the_best(final, evaluations)
+        at_the_end = f"<div>{_score(last, 'last')}</div>" if last else ""
         tiles.append(
             f'<div class="tile main"><div>{_score(before, "before")}</div><div class="arrow" aria-hidden="true">→</div>'
-            f'<div class="after">{_score(after, label)}</div></div>'
+            f'<div class="after">{_score(after, label)}</div>{at_the_end}</div>'
             if compared
             else f'<div class="tile main"><div class="after">{_score(after, label)}</div></div>'
         )

@@ -161,6 +161,17 @@ def final_line(final: Mapping[str, Any]) -> str:
     return line + (f"; best of several replies {short(final['best_of'], graded)}" if final.get("best_of") else "")
 
 
+def after_the_best(
+    final: Mapping[str, Any] | None, evaluations: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """Return the last evaluation if the run continued after the checkpoint that the final figure is of, else None.
+
+    A run that collapses ends far below its best checkpoint, so its final figure alone would hide the collapse.
+    """
+    last = evaluations[-1] if final and evaluations else None
+    return last if final and last and last["step"] > final["step"] else None
+
+
 def short(summary: Mapping[str, Any], graded: bool) -> str:
     """75 %, or 75 % (0.91)."""
     text = show(summary.get("success"), "share")
