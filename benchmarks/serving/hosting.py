@@ -50,7 +50,7 @@ def memory(pid: int) -> int:
 
 def hosted(kind: str, steps: int, sessions: int) -> dict[str, float]:
     wanted = f"FrozenLake-v1#concurrency={kind}&id=lake-v1&info=no"
-    with start_server("--gymnasium", wanted) as server, SyncFleet(server.address) as fleet:
+    with start_server("--host", f"gymnasium:{wanted}") as server, SyncFleet(server.address) as fleet:
         fleet.open("lake-v1", seed=0)
         idle, begin = memory(server.pid), cpu(server.pid)
         opened = [fleet.open("lake-v1", seed=seed)[0] for seed in range(sessions)]

@@ -30,7 +30,7 @@ GOOD = {
     "textarena": ("Mastermind-v0", "TowerOfHanoi-v0"),
 }
 """Hosted environments without a known bug, by the module that they need."""
-FLAGS = {"minigrid": "--gymnasium"}
+FAMILIES = {"minigrid": "gymnasium"}
 KEPT = ("id", "version", "passed", "problem", "seconds", "steps_per_second")
 
 
@@ -53,8 +53,8 @@ def good() -> list[str]:
     """Environments without a known bug, in the words of `starpod serve`."""
     words = ["*"]
     for module, names in GOOD.items():
-        flag = FLAGS.get(module, f"--{module.replace('_', '-')}")
-        words += [word for name in names for word in (flag, name) if find_spec(module)]
+        family = FAMILIES.get(module, module)
+        words += [word for name in names for word in ("--host", f"{family}:{name}") if find_spec(module)]
     return words
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import importlib
 import importlib.util
 import inspect
-import io
 import logging
 import re
-import signal
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -29,20 +25,8 @@ from starpod.env_server.errors import CallError, bad_argument, place_of
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "starpod.environments"
-_PACKAGES = {
-    "gymnasium": "gymnasium",
-    "openenv": "openenv",
-    "reasoning_gym": "reasoning-gym",
-    "skyrl_gym": "skyrl-gym",
-    "textarena": "textarena",
-    "textworld": "textworld",
-    "verifiers": "verifiers",
-}
-"""Where hosted families come from."""
 _ID = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*-v[0-9]+")
 _VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
-LONG_START = 5.0
-"""CPU seconds of trying what fits a pattern: there may be hundreds."""
 _LONGEST_RANGE = 256
 _LONGEST_NAME = 128
 _COMPARATOR = re.compile(r"(==|!=|>=|<=|>|<)?\s*(\d+(\.\d+){0,2})")
@@ -54,10 +38,6 @@ _LOADED_PREFIX = "starpod_environment_"
 
 class RegistryError(ValueError):
     """An environment class or name that cannot be hosted; the message says why and how to fix it."""
-
-
-class NothingFits(RegistryError):
-    """A pattern under which nothing can be hosted."""
 
 
 def _means(name: str, id: str) -> bool:
@@ -95,25 +75,6 @@ def _place_of_class(environment: type[Environment]) -> str:
         return f"{Path(inspect.getsourcefile(environment) or '').name}, line {inspect.getsourcelines(environment)[1]}"
     except (OSError, TypeError):
         return environment.__module__
-
-
-@contextlib.contextmanager
-def _soon() -> Iterator[None]:
-    """Stops what takes longer than LONG_START, where the system can."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"it takes more than {LONG_START:g} s to start: name it to host it all the same")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, LONG_START)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        signal.signal(signal.SIGPROF, before)
 
 
 Reference = tuple[str, ...]
@@ -271,57 +232,6 @@ class Registry:
                 self.add(environment)
             except RegistryError as error:
                 raise RegistryError(f"{_place_of_class(environment)}: {error}") from error
-
-    def add_hosted(self, family: str, text: str) -> list[str]:
-        """Adds another package's environments, as `hosting/FAMILY.py` makes them; returns their ids.
-
-        A `*` in the name stands for any text: then all that fit and can be hosted are, but for those that take long to
-        start, which have to be named. Raises RegistryError, NothingFits for a pattern.
-        """
-        flag = f"--{family.replace('_', '-')}"
-        try:
-            hosting = importlib.import_module(f"starpod.env_server.hosting.{family}")
-        except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            raise RegistryError(f"{flag} needs the package {missing}: pip install {_PACKAGES[family]}") from error
-        pattern, *rest = re.split(r"(?=[?#])", text, maxsplit=1)
-        if "*" not in pattern:
-            return [self._add_one(flag, text, hosting.host)]
-        if not hasattr(hosting, "installed"):
-            raise RegistryError(f"{flag} takes no *: name what is to be hosted")
-        ids: list[str] = []
-        reasons: list[str] = []
-        for name in hosting.installed(pattern):
-            try:
-                with _soon():
-                    ids.append(self._add_one(flag, "".join([name, *rest]), hosting.host))
-            except (RegistryError, TimeoutError) as error:
-                reasons.append(str(error) if isinstance(error, RegistryError) else f"{name}: {error}")
-                logger.info("%s %s: %s", flag, text, reasons[-1])
-        if not ids:
-            raise NothingFits(
-                f"{flag} {text}: nothing that fits can be hosted" + "".join(f"; {r}" for r in reasons[:1])
-            )
-        if reasons:
-            more = "; --log-level info lists all reasons" if reasons[1:] else ""
-            logger.warning(
-                "%s %s: hosts %d, cannot host %d: %s%s", flag, text, len(ids), len(reasons), reasons[0], more
-            )
-        return ids
-
-    def _add_one(self, flag: str, text: str, host: Callable[[str], type[Environment]]) -> str:
-        said = io.StringIO()  # such as the progress of a download: a reason that comes after it must not be lost in it
-        try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                environment = host(text)
-        finally:
-            if said.getvalue():
-                logger.debug("%s %s wrote: %s", flag, text, said.getvalue().strip())
-        id = environment.spec.id
-        if id in self._versions:
-            raise RegistryError(f"{flag} {text}: {id} is hosted already; give this one another id: #id=name-vN")
-        self.add(environment)
-        return id
 
     def select(self, names: Sequence[str]) -> Registry:
         """The registry of the named ids alone; `sokoban` means all its `sokoban-vN`."""

@@ -36,9 +36,9 @@ All else are rules of sessions, which are the same for every family: one environ
 """
 
 
-def words(flag: str, *wanted: str) -> tuple[str, ...]:
+def words(family: str, *wanted: str) -> tuple[str, ...]:
     """Words of `starpod serve` that host these."""
-    return tuple(word for text in wanted for word in (flag, text))
+    return tuple(word for text in wanted for word in ("--host", f"{family}:{text}"))
 
 
 def spec_of(fleet: SyncFleet, id: str) -> pb.EnvironmentSpec:

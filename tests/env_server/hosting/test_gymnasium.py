@@ -19,9 +19,10 @@ from PIL import Image as Pillow
 
 from starpod.client import JSON, BadArgument, EndReason, Image, SyncFleet, Unsupported, Want
 from starpod.env_server.environment import Concurrency
+from starpod.env_server.hosting.families import NothingFits, add_hosted
 from starpod.env_server.hosting.gymnasium import host
 from starpod.env_server.hosting.hosted import MAX_REPLAYED_ACTIONS
-from starpod.env_server.registry import NothingFits, Registry
+from starpod.env_server.registry import Registry
 from starpod.env_server.state import StateError
 from tests.env_server.hosting.checks import (
     ALL_LEVELS,
@@ -36,7 +37,7 @@ from tests.support import ROOT, ServerProcess
 
 STRANGE = "tests.env_server.hosting.strange:strange"
 WORDS = words(
-    "--gymnasium",
+    "gymnasium",
     "FrozenLake-v1",
     "Taxi-v4",
     "Blackjack-v1",
@@ -342,7 +343,8 @@ def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
 
 @pytest.mark.parametrize("name", ["Noisy-v2", "Nois*"])
 def test_what_a_package_writes_hides_no_reason(name: str) -> None:
-    command = [sys.executable, "-m", "starpod.cli.main", "serve", "--gymnasium", f"{STRANGE}/{name}", "--port", "0"]
+    words = ("serve", "--host", f"gymnasium:{STRANGE}/{name}", "--port", "0")
+    command = [sys.executable, "-m", "starpod.cli.main", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -351,8 +353,8 @@ def test_what_a_package_writes_hides_no_reason(name: str) -> None:
 
 
 def test_a_pattern_leaves_out_what_takes_long_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starpod.env_server.registry.LONG_START", 0.1)
+    monkeypatch.setattr("starpod.env_server.hosting.families.LONG_START", 0.1)
     registry = Registry()
     with pytest.raises(NothingFits, match=r"Busy-v2.*it takes more than 0.1 s to start: name it"):
-        registry.add_hosted("gymnasium", f"{STRANGE}/Bus*")
-    assert registry.add_hosted("gymnasium", f"{STRANGE}/Busy-v2#deterministic=yes") == ["gymnasium-strange-busy-v2"]
+        add_hosted(registry, f"gymnasium:{STRANGE}/Bus*")
+    assert add_hosted(registry, f"gymnasium:{STRANGE}/Busy-v2#deterministic=yes") == ["gymnasium-strange-busy-v2"]

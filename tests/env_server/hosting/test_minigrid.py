@@ -25,7 +25,7 @@ EMPTY = "gymnasium-mini-grid-empty-5x5-v0"
 
 
 NAMED = "MiniGrid-Empty-5x5-v0#actions=left,right,forward,pickup,drop,toggle,done&render=png"
-WORDS = words("--gymnasium", *(f"minigrid:{name}" for name in (*LEVELS, NAMED)))
+WORDS = words("gymnasium", *(f"minigrid:{name}" for name in (*LEVELS, NAMED)))
 
 
 def shown(observation: Any) -> Any:

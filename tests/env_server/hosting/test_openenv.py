@@ -45,7 +45,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def server(packages: Path) -> Iterator[ServerProcess]:
     hosted = words(
-        "--openenv",
+        "openenv",
         "parrot#deterministic=yes",
         f"{TOOLS}:CounterEnvironment?start=5#deterministic=yes&concurrency=inline&success_at=3",
         f"{TOOLS}:CounterEnvironment?start=5#id=unknown-v1&success_at=3",
@@ -153,8 +153,8 @@ def test_packages_that_need_openenv_are_found(packages: Path) -> None:
         "Metadata-Version: 2.1\nName: parrot\nVersion: 0.1.0\nRequires-Dist: openenv>=0.2\n"
     )
     (about / "top_level.txt").write_text("parrot\n")
-    with start_server("bandit", "--openenv", "*", environment={"PYTHONPATH": str(packages)}) as process:
+    with start_server("bandit", "--host", "openenv:*", environment={"PYTHONPATH": str(packages)}) as process:
         assert "bandit-v1, openenv-parrot-v1" in process.ready
-    with start_server("bandit", "--openenv", "*") as process:
+    with start_server("bandit", "--host", "openenv:*") as process:
         assert "Serving bandit-v1 on" in process.ready
-        assert "--openenv *: nothing that fits can be hosted" in process.log
+        assert "--host openenv:*: nothing that fits can be hosted" in process.log

@@ -21,6 +21,7 @@ from starpod.client import JSON, Image, SyncFleet, ToolCall
 from starpod.env_server.hosting.ors import host
 from starpod.env_server.hosting.ors_server import ORSServer
 from tests.env_server.hosting.checks import check_contract, check_recovery, check_refusal
+from tests.env_server.hosting.checks import words as words_of
 from tests.support import ServerProcess, start_server
 
 SUMS, WALK = "ors-sums-v1", "ors-walk-v1"
@@ -36,7 +37,7 @@ def ors() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def words(ors: str) -> tuple[str, ...]:
     sums, walk = f"{ors}/sums#success_at=1&deterministic=yes", f"{ors}/walk#deterministic=yes"
-    return "--ors", sums, "--ors", walk, "--ors", f"{ors}/walk#id=unknown-v1"
+    return words_of("ors", sums, walk, f"{ors}/walk#id=unknown-v1")
 
 
 def test_the_seed_picks_a_task_of_the_first_training_split(fleet: SyncFleet) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from starpod.cli.main import starpod
+from starpod.env_server.hosting.families import add_hosted
 from starpod.env_server.hosting.request import SHARED_SETTINGS
 from starpod.env_server.registry import Registry
 from tests.support import ROOT
@@ -31,10 +33,10 @@ def commands() -> Iterator[list[str]]:
 
 
 SERVED = [
-    (words[place].removeprefix("--"), words[place + 1])
+    tuple(word.split(":", 1))
     for words in commands()
-    for place in range(len(words))
-    if words[place] in [f"--{family.replace('_', '-')}" for family in FAMILIES]
+    for option, word in itertools.pairwise(words)
+    if option == "--host" and word.partition(":")[0].replace("-", "_") in FAMILIES
 ]
 
 
@@ -57,7 +59,7 @@ def test_what_it_serves_can_be_hosted(
         make = Path(sys.executable).with_name("tw-make")
         game = tmp_path / wanted / "1.z8"
         subprocess.run([make, "tw-simple", *TW_SIMPLE, "--output", game], check=True, capture_output=True)
-    id, *more = Registry().add_hosted(family.replace("-", "_"), wanted)
+    id, *more = add_hosted(Registry(), f"{family}:{wanted}")
     assert bool(more) == ("*" in wanted)
     if not set("#?*") & set(wanted):
         assert f"`{id}`" in PAGE or id == "gymnasium-cart-pole-v1"

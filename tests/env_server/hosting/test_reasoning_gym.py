@@ -13,6 +13,7 @@ pytest.importorskip("reasoning_gym", reason="Reasoning Gym is not installed: mak
 import reasoning_gym
 
 from starpod.client import BadArgument, SyncFleet, Want
+from starpod.env_server.hosting.families import add_hosted
 from starpod.env_server.hosting.reasoning_gym import host
 from starpod.env_server.registry import Registry
 from starpod.v1 import environment_pb2 as pb
@@ -24,7 +25,7 @@ BY_HASH = "reasoning-isomorphic_strings-v1"
 """A dataset that iterates over a set of text."""
 
 
-WORDS = words("--reasoning-gym", "leg_counting", "isomorphic_strings", "prime_factorization", "graph_color")
+WORDS = words("reasoning-gym", "leg_counting", "isomorphic_strings", "prime_factorization", "graph_color")
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**40 + 3])
@@ -92,11 +93,11 @@ async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
 
 def test_a_star_hosts_all_that_fit_and_can_be(caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry()
-    ids = registry.add_hosted("reasoning_gym", "*_counting")
+    ids = add_hosted(registry, "reasoning_gym:*_counting")
     assert ids == registry.ids
     assert LEGS in ids
     assert all(id.endswith("_counting-v1") for id in ids)
-    registry.add_hosted("reasoning_gym", "com*")
+    add_hosted(registry, "reasoning_gym:com*")
     assert (
         "composite cannot be hosted: these arguments make no dataset: Must specify at least one dataset" in caplog.text
     )

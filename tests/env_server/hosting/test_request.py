@@ -6,52 +6,65 @@ import inspect
 import sys
 from typing import Any, Literal
 
+import click
 import pytest
 
+from starpod.env_server.hosting.families import add_hosted
 from starpod.env_server.hosting.request import HostingError, HostingRequest, check_arguments, options_model
+from starpod.env_server.options import OPTIONS, read_options
 from starpod.env_server.registry import Registry, RegistryError
+
+FAMILIES = ("gymnasium", "openenv", "reasoning_gym", "skyrl_gym", "textarena", "textworld")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_missing_package_is_one_line(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("starpod.env_server.hosting.", f"{family}."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, family, None)
+    spelled = family.replace("_", "-")
+    with pytest.raises(RegistryError) as caught:
+        add_hosted(Registry(), f"{spelled}:X-v0")
+    assert str(caught.value) == f"--host {spelled}:X-v0 needs the package {family}: pip install {spelled}"
 
 
 @pytest.mark.parametrize(
-    ("family", "package", "hint"),
+    ("words", "address", "hosted"),
     [
-        ("gymnasium", "gymnasium", "--gymnasium needs the package gymnasium: pip install gymnasium"),
-        ("openenv", "openenv", "--openenv needs the package openenv: pip install openenv"),
-        (
-            "reasoning_gym",
-            "reasoning_gym",
-            "--reasoning-gym needs the package reasoning_gym: pip install reasoning-gym",
-        ),
-        ("textarena", "textarena", "--textarena needs the package textarena: pip install textarena"),
-        ("textworld", "textworld", "--textworld needs the package textworld: pip install textworld"),
-        ("skyrl_gym", "skyrl_gym", "--skyrl-gym needs the package skyrl_gym: pip install skyrl-gym"),
+        ("", "127.0.0.1", ()),
+        ("--host 0.0.0.0", "0.0.0.0", ()),
+        ("--host ::1 --host gymnasium:A-v1", "::1", ("gymnasium:A-v1",)),
+        ("--host skyrl-gym:a --ors http://h/b", "127.0.0.1", ("skyrl-gym:a", "ors:http://h/b")),
     ],
 )
-def test_a_missing_package_is_one_line(family: str, package: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("starpod.env_server.hosting.", f"{package}."))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(RegistryError) as caught:
-        Registry().add_hosted(family, "X-v0")
-    assert str(caught.value) == hint
+def test_a_host_is_an_address_or_an_environment(words: str, address: str, hosted: tuple[str, ...]) -> None:
+    settings = read_options(click.Command("serve", params=[*OPTIONS]).make_context("serve", words.split()).params)
+    assert (settings["host"], settings["wanted"].hosted) == (address, hosted)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0:80", "maze:A-v1"])
+def test_a_host_that_is_neither_is_refused(host: str) -> None:
+    context = click.Command("serve", params=[*OPTIONS]).make_context("serve", ["--host", host])
+    with pytest.raises(click.UsageError, match="neither an address, whose port goes to --port, nor FAMILY:NAME"):
+        read_options(context.params)
 
 
 def test_an_id_is_hosted_once() -> None:
     registry = Registry()
-    assert registry.add_hosted("gymnasium", "CliffWalking-v1") == ["gymnasium-cliff-walking-v1"]
-    assert registry.add_hosted("gymnasium", "CliffWalking-v1#id=other-v1") == ["other-v1"]
+    assert add_hosted(registry, "gymnasium:CliffWalking-v1") == ["gymnasium-cliff-walking-v1"]
+    assert add_hosted(registry, "gymnasium:CliffWalking-v1#id=other-v1") == ["other-v1"]
     with pytest.raises(RegistryError, match="is hosted already; give this one another id: #id=name-vN"):
-        registry.add_hosted("gymnasium", "CliffWalking-v1")
+        add_hosted(registry, "gymnasium:CliffWalking-v1")
     with pytest.raises(RegistryError, match="not of the form name-vN"):
-        registry.add_hosted("gymnasium", "CliffWalking-v1#id=Other")
+        add_hosted(registry, "gymnasium:CliffWalking-v1#id=Other")
 
 
 def test_a_star_stands_for_any_text() -> None:
     registry = Registry()
-    ids = registry.add_hosted("gymnasium", "Frozen*#instructions=brief")
+    ids = add_hosted(registry, "gymnasium:Frozen*#instructions=brief")
     assert ids == registry.ids == ["gymnasium-frozen-lake-v1", "gymnasium-frozen-lake8x8-v1"]
     with pytest.raises(RegistryError, match="nothing that fits can be hosted"):
-        registry.add_hosted("gymnasium", "Molten*")
+        add_hosted(registry, "gymnasium:Molten*")
 
 
 def test_arguments_are_json_or_text_and_settings_are_text() -> None:

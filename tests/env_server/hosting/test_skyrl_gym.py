@@ -16,6 +16,7 @@ from starpod.client import JSON, BadArgument, SyncFleet
 from starpod.env_server.hosting.skyrl_gym import host
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.hosting.checks import check_contract, check_copies, check_recovery, check_refusal
+from tests.env_server.hosting.checks import words as words_of
 from tests.support import ServerProcess
 
 GSM8K = "skyrl-gsm8k_multi_turn-v1"
@@ -44,7 +45,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(rows: Path) -> tuple[str, ...]:
     quick = f"gsm8k_multi_turn#rows={rows}&deterministic=yes&concurrency=inline&success_at=1"
     unknown, apart = (f"gsm8k_multi_turn#rows={rows}&{more}" for more in ("id=unknown-v1", "max_turns=2&id=apart-v1"))
-    return "--skyrl-gym", quick, "--skyrl-gym", unknown, "--skyrl-gym", apart
+    return words_of("skyrl-gym", quick, unknown, apart)
 
 
 def test_a_conversation_is_the_packages_own(fleet: SyncFleet) -> None:

@@ -11,6 +11,7 @@ pytest.importorskip("textarena", reason="TextArena is not installed: make test-h
 import textarena
 
 from starpod.client import BadArgument, EnvironmentBug, SyncFleet
+from starpod.env_server.hosting.families import add_hosted
 from starpod.env_server.hosting.textarena import host
 from starpod.env_server.registry import Registry
 from tests.env_server.hosting.checks import check_contract, check_copies, check_recovery, check_refusal, words
@@ -21,7 +22,7 @@ MEGA_EASY = "textarena-2048-mega-easy-v0"
 PLAYER_ACTION = textarena.ObservationType.PLAYER_ACTION
 
 
-WORDS = words("--textarena", "Mastermind-v0", "2048-v0-mega-easy", "Cryptarithm-v0", "TicTacToe-v0#players=2")
+WORDS = words("textarena", "Mastermind-v0", "2048-v0-mega-easy", "Cryptarithm-v0", "TicTacToe-v0#players=2")
 
 
 def test_a_game_is_the_packages_own(fleet: SyncFleet) -> None:
@@ -135,7 +136,7 @@ def test_trying_a_game_leaves_the_random_streams_alone() -> None:
 
 def test_a_star_hosts_all_that_fit_and_can_be() -> None:
     registry = Registry()
-    ids = registry.add_hosted("textarena", "T*-v0")  # Tic-tac-toe's kin are for two, others need data of NLTK
+    ids = add_hosted(registry, "textarena:T*-v0")  # Tic-tac-toe's kin are for two, others need data of NLTK
     assert {"textarena-tower-of-hanoi-v0", "textarena-three-card-monte-v0"} <= set(ids)
     assert "textarena-tic-tac-toe-v0" not in ids
 

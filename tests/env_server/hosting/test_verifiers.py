@@ -22,7 +22,7 @@ SUMS, COUNTER, GUESS = "verifiers-sums-v1", "verifiers-counter-v1", "verifiers-g
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     hosted = words(
-        "--verifiers",
+        "verifiers",
         "sums?num_tasks=3#deterministic=yes&success_at=2",
         "counter#deterministic=yes&tasks=3",
         "guess#deterministic=yes",
@@ -129,5 +129,6 @@ def test_packages_of_tasksets_are_found(tmp_path: Path) -> None:
             f"Metadata-Version: 2.1\nName: {module}\nVersion: 0.1\nRequires-Dist: {needs}\n"
         )
         (about / "top_level.txt").write_text(f"{module}\n")
-    with start_server("bandit", "--verifiers", "*", environment={"PYTHONPATH": f"{TASKSETS}:{tmp_path}"}) as process:
+    path = {"PYTHONPATH": f"{TASKSETS}:{tmp_path}"}
+    with start_server("bandit", "--host", "verifiers:*", environment=path) as process:
         assert "bandit-v1, verifiers-sums-v1 on" in process.ready

@@ -39,13 +39,13 @@ from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 
 SERVED: dict[str, tuple[str, ...]] = {
     "starpod": ("*",),
-    "gymnasium": ("--gymnasium", "*"),
-    "minigrid": ("--gymnasium", "minigrid:*"),
-    "reasoning_gym": ("--reasoning-gym", "*"),
-    "textarena": ("--textarena", "*"),
-    "textworld": ("--textworld", "*"),
-    "openenv": ("--openenv", "*"),
-    "verifiers": ("--verifiers", "*"),
+    "gymnasium": ("--host", "gymnasium:*"),
+    "minigrid": ("--host", "gymnasium:minigrid:*"),
+    "reasoning_gym": ("--host", "reasoning-gym:*"),
+    "textarena": ("--host", "textarena:*"),
+    "textworld": ("--host", "textworld:*"),
+    "openenv": ("--host", "openenv:*"),
+    "verifiers": ("--host", "verifiers:*"),
 }
 """Arguments of `starpod serve` that host all environments of a Python module. Each module gets its own server."""
 PROCESSES = ("--workers", "2")
@@ -100,7 +100,7 @@ def hub(
     for contract, determinism, snapshots, rewards and steps per second. To choose others, give arguments of
     `starpod serve`:
 
-    starpod hub bandit sokoban --reasoning-gym 'leg*'
+    starpod hub bandit sokoban --host 'reasoning-gym:leg*'
 
     Exit status: 0 all pass, 1 one does not, 2 the call was wrong.
     """
@@ -124,9 +124,8 @@ def hub(
                 except ServiceRefused as error:
                     if words:
                         raise
-                    console.print(
-                        f"{arguments[-2]}: {error.said}", highlight=False
-                    )  # no environment of it is installed
+                    # No environment of it is installed.
+                    console.print(f"{arguments[-1]}: {error.said}", highlight=False)
                     return []
 
             if only_list:

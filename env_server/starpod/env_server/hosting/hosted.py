@@ -31,7 +31,7 @@ from starpod.env_server.environment import (
     ToolCall,
 )
 from starpod.env_server.hosting.request import HostingRequest
-from starpod.env_server.processes import forking
+from starpod.env_server.processes.forking import preload, warm_up
 from starpod.env_server.registry import Reference
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError
@@ -180,7 +180,7 @@ class Hosted(Environment):
     @classmethod
     def prepare(cls) -> None:
         if cls.spec.concurrency is Concurrency.PROCESS and multiprocessing.parent_process() is None:
-            forking.warm_up()
+            warm_up()
 
     def reset(self, rng: random.Random) -> None:
         self._dynamics = _PLACED
@@ -277,8 +277,7 @@ def publish(
         snapshot=probed.deterministic,
     )
     if alone:
-        needed = (base.__module__, module)
-        forking.preloaded += [name for name in needed if name not in forking.preloaded]
+        preload(base.__module__, module)
     reference = (base.__module__, "host", request.text, json.dumps(asdict(probed)))
     members |= {"spec": spec, "reference": reference, "copies": probed.copies, "__module__": base.__module__}
     return type(base.__name__, (base,), members)

@@ -10,7 +10,7 @@ import os
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 
-preloaded = ["starpod.env_server.processes.process_host", "decimal", "heapq", "statistics", "string", "typing"]
+_preloaded = ["starpod.env_server.processes.process_host", "decimal", "heapq", "statistics", "string", "typing"]
 """Modules that the fork server imports, until its first child; the latter ones for untrusted programs."""
 
 _OURS = "starpod"
@@ -22,7 +22,7 @@ def fork_context() -> ForkServerContext:
     # Environments iterate over sets of text, and the same seed must give the same episode in every process.
     os.environ.setdefault("PYTHONHASHSEED", "0")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(preloaded)
+    context.set_forkserver_preload(_preloaded)
     # Without this a queue.py in the working folder would be imported instead of the standard library's.
     os.environ.setdefault("PYTHONSAFEPATH", _OURS)
     try:
@@ -30,6 +30,11 @@ def fork_context() -> ForkServerContext:
     finally:
         _forget_safe_path()
     return context
+
+
+def preload(*modules: str) -> None:
+    """Have the fork server import these modules, too, so that its children need not. Too late for one that runs."""
+    _preloaded.extend(name for name in modules if name not in _preloaded)
 
 
 def warm_up() -> None:

@@ -1,0 +1,365 @@
+"""The options of `starpod serve`, by what they configure. Each group of options becomes fields of ServerConfig."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from starpod.env_server.config import HTTP, TLS, ServerLimits
+from starpod.env_server.hosting.families import families, family_of
+from starpod.env_server.limits import Quota
+from starpod.env_server.sandbox.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
+from starpod.env_server.sessions.requests import OTHER_BYTES
+
+Fields = dict[str, Any]
+
+
+def _option(*names: str, **settings: Any) -> click.Option:
+    return click.Option(names, **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Options that configure one thing.
+
+    build: takes their values, checks what they mean together and returns fields of ServerConfig. Raises UsageError.
+    """
+
+    options: Sequence[click.Option]
+    build: Callable[..., Fields]
+
+
+def read_options(values: Fields) -> Fields:
+    """Return the fields of ServerConfig, and `wanted`, that the values of all options mean. Raises UsageError."""
+    found = dict(values)
+    for group in GROUPS:
+        found |= group.build(**{str(option.name): found.pop(str(option.name)) for option in group.options})
+    return found
+
+
+# --- what is served, and where -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to host beside the environments that are named. hosted: `FAMILY:NAME` each."""
+
+    modules: tuple[str, ...]
+    hosted: tuple[str, ...]
+    stores: tuple[str, ...]
+
+
+_LOOPBACK = "127.0.0.1"
+_FORMER_FLAGS = ("gymnasium", "openenv", "skyrl_gym", "reasoning_gym", "textarena", "textworld", "ors", "verifiers")
+"""Families that had flags before --host took FAMILY:NAME. The flags go after version 0.1."""
+
+
+def _hosting(
+    host: tuple[str, ...], modules: tuple[str, ...], stores: tuple[str, ...], **former: tuple[str, ...]
+) -> Fields:
+    hosted = [text for text in host if family_of(text)]
+    hosted += [f"{family}:{text}" for family, texts in former.items() for text in texts]
+    addresses = [text for text in host if not family_of(text)]
+    for address in addresses:
+        if ":" in address and not _is_ipv6(address):
+            problem = "is neither an address, whose port goes to --port, nor FAMILY:NAME with one of the families"
+            raise click.UsageError(f"--host {address!r} {problem} {', '.join(families())}")
+    return {"host": addresses[-1] if addresses else _LOOPBACK, "wanted": Wanted(modules, tuple(hosted), stores)}
+
+
+def _is_ipv6(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).version == 6
+    except ValueError:
+        return False
+
+
+_HOSTING = (
+    _option(
+        "--host",
+        multiple=True,
+        metavar="ADDRESS|FAMILY:NAME",
+        help="An address is where to listen: 0.0.0.0 for all, by default 127.0.0.1. FAMILY:NAME also hosts an "
+        "environment of another package, e.g. gymnasium:CartPole-v1, 'textarena:Mastermind-v0?code_length=3', "
+        "openenv:MODULE:CLASS, textworld:FOLDER or ors:URL; * in the name stands for any text. Repeatable.",
+    ),
+    _option(
+        "--environment-module",
+        "modules",
+        multiple=True,
+        metavar="FILE.py|FOLDER|MODULE",
+        help="Also host the environments that this file, package's folder or module defines. Repeatable.",
+    ),
+    _option(
+        "--store",
+        "stores",
+        multiple=True,
+        metavar="NAME=PATH",
+        help="Data for environments that use stores, e.g. a shop that `starpod webshop build` built. Repeatable; the "
+        "first is the default.",
+    ),
+    *(_option(f"--{family.replace('_', '-')}", family, multiple=True, hidden=True) for family in _FORMER_FLAGS),
+)
+_PLAIN = (
+    _option("--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."),
+    _option(
+        "--metrics-port",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0, 65535),
+        help="Serve Prometheus metrics here (worker i on port + i); 0: not at all.",
+    ),
+    _option(
+        "--health-port",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0, 65535),
+        help="Answer grpc.health.v1 here too, without TLS (worker i on port + i), for probes that speak none; 0: not.",
+    ),
+    _option(
+        "--drain",
+        "drain_seconds",
+        default=30.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="Seconds that live sessions may go on after SIGTERM.",
+    ),
+    _option(
+        "--keepalive",
+        "keepalive_seconds",
+        default=60.0,
+        show_default=True,
+        type=click.FloatRange(0.1),
+        help="Seconds without traffic after which a client is asked whether it is still there; without an answer for "
+        "half as long it is gone.",
+    ),
+    _option("--threads", default=16, show_default=True, type=click.IntRange(1), help="Pool for steps of class thread."),
+    _option(
+        "--thread-timeout",
+        "thread_seconds",
+        default=600.0,
+        show_default=True,
+        type=click.FloatRange(0, min_open=True),
+        help="Seconds after which a step of class thread or a slow reset counts as hung: its session is lost.",
+    ),
+    _option(
+        "--snapshot-key-file",
+        type=click.Path(path_type=Path),
+        help="Seal snapshots with the first key of this file, one per line; all open them. The same for the whole "
+        "fleet.",
+    ),
+    _option(
+        "--effects",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Record in this folder what judges and the like reply to environments, so that no replay asks again. The "
+        "same for the whole fleet.",
+    ),
+    _option("--otlp-endpoint", default="", help="Send OpenTelemetry spans to this collector, host:port."),
+)
+"""Options that are fields of ServerConfig by themselves."""
+
+
+# --- HTTP --------------------------------------------------------------------------------------------------------
+
+
+def _http(
+    http_port: int | None,
+    http_hosts: tuple[str, ...],
+    mcp: bool,
+    ors_server: bool,
+    endpoints: str,
+    http_endpoints: str,
+) -> Fields:
+    if (http_hosts or mcp or ors_server) and http_port is None:
+        raise click.UsageError("--http-host, --mcp and --ors-server need --http PORT")
+    http = None
+    if http_port is not None:
+        http = HTTP(http_port, _addresses(http_endpoints), http_hosts, mcp, ors_server)
+    return {"http": http, "endpoints": _addresses(endpoints)}
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+_HTTP = (
+    _option(
+        "--http",
+        "http_port",
+        metavar="PORT",
+        type=click.IntRange(0, 65535),
+        help="Serve the same as JSON over HTTP here (worker i on port + i); 0: any free port.",
+    ),
+    _option(
+        "--http-host",
+        "http_hosts",
+        multiple=True,
+        metavar="NAME",
+        help="A name by which callers reach HTTP, besides localhost and addresses: other Host headers are refused. "
+        "Repeatable.",
+    ),
+    _option("--mcp", is_flag=True, help="Serve MCP, too: at /mcp/ENVIRONMENT/NAME of HTTP's address."),
+    _option(
+        "--ors-server",
+        is_flag=True,
+        help="Serve the Open Reward Standard, too, at HTTP's address: tasks are seeds, turns are calls of tools.",
+    ),
+    _option("--endpoints", default="", hidden=True, help="Set by the supervisor: addresses of all workers."),
+    _option("--http-endpoints", default="", hidden=True, help="Set by the supervisor: their addresses of HTTP."),
+)
+
+
+# --- limits ------------------------------------------------------------------------------------------------------
+
+
+_LIMIT_HELP = {
+    "max_sessions": "Sessions alive or being made, in one worker. So too the limits below.",
+    "max_message_bytes": "One message in either direction.",
+    "max_calls_in_flight": "Calls being worked on, also those whose caller gave up.",
+    "max_snapshot_bytes": "One snapshot; of class process never more than 64 MiB, which bounds forks too.",
+    "max_processes": "Sessions of class process, which have a process each.",
+    "max_group": "Sessions made by one Open, Fork or Restore.",
+    "max_step_actions": "Sub-actions of one turn.",
+    "max_step_bytes": "Their bytes.",
+    "max_options_bytes": "The options of one Open or Reset.",
+    "max_values": "Values in them, and in the JSON of one turn.",
+    "max_connections": "Connections; those beyond are closed.",
+    "max_streams": "Streams connected.",
+    "default_lease_seconds": "Seconds a session may rest, unless Open asks otherwise.",
+    "max_lease_seconds": "The longest lease that Open can ask for.",
+    "max_connections_per_address": "From one IPv4 address or IPv6 /64, on Linux. Those beyond are closed within a "
+    "second, those without a stream first; 0: no limit but the one of all.",
+    "max_health_calls": "Calls of health, reflection and pages of HTTP at once; a quarter of them from one "
+    "address, 16 over one connection.",
+}
+_LEAST = {"max_message_bytes": 1024, "max_step_bytes": 1024, "max_connections_per_address": 0}
+
+
+def _limits(**values: Any) -> Fields:
+    limits = ServerLimits(**values)
+    if limits.max_lease_seconds < limits.default_lease_seconds:
+        raise click.UsageError("--lease is longer than --max-lease")
+    for name in ("max_snapshot_bytes", "max_step_bytes"):
+        size, default = getattr(limits, name), getattr(ServerLimits(), name)
+        if size > default and (least := size + OTHER_BYTES) > limits.max_message_bytes:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{option} {size} does not fit into a message: raise --max-message-bytes to {least}")
+    return {"limits": limits}
+
+
+_LIMITS = tuple(
+    _option(
+        "--" + limit.name.removesuffix("_seconds").removeprefix("default_").replace("_", "-"),
+        limit.name,
+        default=limit.default,
+        show_default=True,
+        type=click.FloatRange(0, min_open=True)
+        if limit.name.endswith("_seconds")
+        else click.IntRange(_LEAST.get(limit.name, 1)),
+        help=_LIMIT_HELP[limit.name],
+    )
+    for limit in fields(ServerLimits)
+)
+
+
+# --- who may call, and what processes may do -----------------------------------------------------------------------
+
+
+def _tokens(token_file: Path | None, token_sessions: int, token_calls_per_second: float, token_streams: int) -> Fields:
+    if (token_sessions or token_calls_per_second or token_streams) and not token_file:
+        raise click.UsageError("--token-sessions, --token-calls-per-second and --token-streams need --token-file")
+    return {"token_file": token_file, "quota": Quota(token_sessions, token_calls_per_second, token_streams)}
+
+
+_TOKENS = (
+    _option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        help="Bearer tokens, one per line, each with its own limits if it is to have some. Read again when it changes.",
+    ),
+    _option(
+        "--token-sessions",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Sessions of a token whose line says nothing else; 0: no limit. So too the next two.",
+    ),
+    _option(
+        "--token-calls-per-second",
+        default=0.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="A group counts as its sessions, each 64 KiB of a request as one call more.",
+    ),
+    _option("--token-streams", default=0, show_default=True, type=click.IntRange(0), help="Streams connected."),
+)
+
+
+def _tls(tls_certificate: Path | None, tls_key: Path | None, tls_client_ca: Path | None) -> Fields:
+    if bool(tls_certificate) != bool(tls_key) or (tls_client_ca and not tls_certificate):
+        raise click.UsageError("--tls-certificate and --tls-key go together; --tls-client-ca needs both")
+    return {"tls": TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None}
+
+
+_TLS = (
+    _option("--tls-certificate", type=click.Path(path_type=Path), help="PEM certificate chain."),
+    _option("--tls-key", type=click.Path(path_type=Path), help="PEM private key."),
+    _option("--tls-client-ca", type=click.Path(path_type=Path), help="Clients must show a certificate of this CA."),
+)
+
+
+def _sandbox(
+    sandbox: Literal["require", "best-effort", "off"],
+    sandbox_memory: int,
+    sandbox_cpu: int,
+    sandbox_read: tuple[str, ...],
+) -> Fields:
+    return {"sandbox": Sandbox(sandbox, sandbox_memory * MEBIBYTE, sandbox_cpu, readable=sandbox_read)}
+
+
+_SANDBOX = (
+    _option(
+        "--sandbox",
+        default=UNTRUSTING.mode,
+        show_default=True,
+        type=click.Choice(MODES),
+        help="Confine processes of class process: in full or do not serve, as far as the system can, or not at all.",
+    ),
+    _option(
+        "--sandbox-memory",
+        default=UNTRUSTING.memory_bytes // MEBIBYTE,
+        show_default=True,
+        type=click.IntRange(1),
+        help="MiB that such a process may take beyond what it starts with.",
+    ),
+    _option(
+        "--sandbox-cpu",
+        default=UNTRUSTING.cpu_seconds,
+        show_default=True,
+        type=click.IntRange(1),
+        help="CPU seconds of its whole life.",
+    ),
+    _option(
+        "--sandbox-read",
+        multiple=True,
+        type=click.Path(exists=True, resolve_path=True),
+        help="A file or folder that such a process may read besides its own and Python's. Repeatable.",
+    ),
+)
+
+
+GROUPS = (
+    Group(_HOSTING, _hosting),
+    Group(_PLAIN, dict),
+    Group(_HTTP, _http),
+    Group(_LIMITS, _limits),
+    Group(_TOKENS, _tokens),
+    Group(_TLS, _tls),
+    Group(_SANDBOX, _sandbox),
+)
+OPTIONS = [option for group in GROUPS for option in group.options]
