@@ -1,4 +1,4 @@
-"""Stepping environments over the wire: sessions, the fleet of servers that holds them, and their recovery."""
+"""Client of environment servers. A Fleet opens sessions, steps them, and recovers them if a server is lost."""
 
 from starpod.client.errors import (
     BadArgument,

@@ -1,4 +1,4 @@
-"""Where a model's answer is cut: JSON objects in it are decoded first, so that a mark inside one belongs to it."""
+"""Splitting of a model's answer. Marks such as `||` inside a JSON object belong to the object and do not split it."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import json
 
 _DECODER = json.JSONDecoder(strict=False)
 _MOST_BROKEN = 64
-"""Braces that begin no object, after which all further ones count as text: time stays linear."""
+"""Maximum number of braces that begin no valid object. Later braces count as text, which keeps the time linear."""
 
 
 def split_objects(text: str) -> list[str]:
-    """Split a text into what is no JSON object, an object, what is none, and so on: every second piece is an object."""
+    """Split a text at its JSON objects: pieces 1, 3, 5, ... are the objects, the others the text around them."""
     pieces: list[str] = []
-    begin = at = broken = 0
-    while broken < _MOST_BROKEN and (brace := text.find("{", at)) >= 0:
+    begin = position = broken = 0
+    while broken < _MOST_BROKEN and (brace := text.find("{", position)) >= 0:
         try:
             _, end = _DECODER.raw_decode(text, brace)
         except (ValueError, RecursionError):
             broken += 1
-            at = brace + 1
+            position = brace + 1
         else:
             pieces += [text[begin:brace], text[brace:end]]
-            begin = at = end
+            begin = position = end
     return [*pieces, text[begin:]]
 
 
 def find_mark(text: str, mark: str, start: int = 0) -> int:
-    """Return where a mark first stands outside of JSON objects, else where it first stands at all; -1 where nowhere."""
-    at = start
+    """Return the index of the first mark outside JSON objects, or else of the first mark at all, or else -1."""
+    position = start
     for number, piece in enumerate(split_objects(text[start:])):
-        if number % 2 == 0 and (found := piece.find(mark)) >= 0:
-            return at + found
-        at += len(piece)
+        if number % 2 == 0 and (offset := piece.find(mark)) >= 0:
+            return position + offset
+        position += len(piece)
     return text.find(mark, start)
 
 
 def split_actions(text: str, separator: str) -> list[str]:
-    """Split an answer into its actions, such as `send_mail {"body": "a || b"} || finish` into two."""
+    """Split an answer into actions at the separator: `send_mail {"body": "a || b"} || finish` has two."""
     actions = [""]
     for number, piece in enumerate(split_objects(text)):
         first, *further = [piece] if number % 2 else piece.split(separator)

@@ -1,4 +1,4 @@
-"""Checks of what callers pass: errors that say what to write instead."""
+"""Checks of callers' arguments, with errors that say what to write instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ MAX_COUNT = 2**32 - 1
 
 
 def whole_number(name: str, value: SupportsIndex, least: int, most: int, hint: str) -> int:
-    """The value as an int. Raises TypeError or ValueError with the hint if it is none from `least` to `most`."""
+    """Return the value as an int.
+
+    Raises:
+        TypeError: the value is not an integer. The message ends with the hint.
+        ValueError: the value is not between `least` and `most`, inclusive.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -21,12 +26,12 @@ def whole_number(name: str, value: SupportsIndex, least: int, most: int, hint: s
 
 
 def seed_number(name: str, seed: SupportsIndex | None) -> int | None:
-    """A seed, or None where the server is to draw it."""
+    """Return the seed as an int from 0 to 2**64 - 1, or None if the server should draw it."""
     if seed is None or (type(seed) is int and 0 <= seed <= MAX_SEED):
         return seed
     return whole_number(name, seed, 0, MAX_SEED, f"a seed is a whole number from 0 to 2**64 - 1, e.g. {name}=1")
 
 
 def group_size(name: str, count: SupportsIndex) -> int:
-    """How many sessions a call makes."""
+    """Return the number of sessions that a call makes, as an int of at least 1."""
     return whole_number(name, count, 1, MAX_COUNT, f"write how many sessions to make, 1 or more, e.g. {name}=16")

@@ -1,4 +1,4 @@
-"""A server as the command line sees it: what it hosts, found by name, with errors a person can act on."""
+"""Access to one server for commands: connection options, look-up of environments by name, and readable errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_CONNECTION = {
     "Socket closed": "the server at {address} closes the connection: if it wants TLS, give --ca, and for mTLS "
     "--certificate and --key",
 }
-"""What to tell of a connection that failed, by what gRPC says of it."""
+"""Messages for a failed connection, by a phrase in gRPC's description of the failure."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -43,18 +43,18 @@ Response = TypeVar("Response")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A server that commands call one by one."""
+    """A connection to one server, for unary calls."""
 
     stub: EnvironmentServiceStub
     metadata: tuple[tuple[str, str], ...]
 
     def call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        """One call of one of the stub's methods. Raises grpc.RpcError."""
+        """Call one of the stub's methods. Raises grpc.RpcError."""
         return method(request, timeout=TIMEOUT_SECONDS, metadata=self.metadata)
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command ADDRESS and the options of the connection; it gets them as `connection`, to enter with `with`."""
+    """Add ADDRESS and the connection options to a command. It receives `connection`, a context manager."""
 
     @click.argument("address")
     @access_options
@@ -67,7 +67,7 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def expect_address(address: str) -> None:
-    """Raises BadParameter where an ADDRESS is not host:port."""
+    """Raise BadParameter if an ADDRESS is not host:port."""
     scheme, _, rest = address.rpartition("://")
     if scheme in ("http", "https", "grpc", "grpcs"):
         raise click.BadParameter(
@@ -80,7 +80,7 @@ def expect_address(address: str) -> None:
 
 
 def expect_writable(*files: str) -> None:
-    """Raises UsageError where a report could not be written, before work begins. Empty: none asked for."""
+    """Raise UsageError if a report cannot be written to one of the files. Empty names are skipped."""
     for file in filter(None, files):
         if Path(file).is_dir():
             raise click.UsageError(f"{file} cannot be written: it is a folder")
@@ -98,7 +98,7 @@ JSON = click.option(
 
 
 def write_report(file: str, text: str) -> None:
-    """Writes to the file, to standard output if it is `-`, nowhere if it has no name."""
+    """Write the text to the file: to standard output if it is `-`, nowhere if it is empty."""
     if file == "-":
         click.echo(text, nl=False)
     elif file:
@@ -106,7 +106,7 @@ def write_report(file: str, text: str) -> None:
 
 
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of what a server asks of its callers; it gets them as `access`, a Transport."""
+    """Add the options for tokens and certificates to a command. It receives them as `access`, a Transport."""
 
     @click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
     @click.option("--ca", type=FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
@@ -134,9 +134,12 @@ def connect(
     transport: Transport = Transport(),  # noqa: B008 - frozen
     server_name: str = "",
 ) -> Iterator[Connection]:
-    """A connection to `host:port`. Failed calls inside the context become one readable error.
+    """Connect to `host:port`. Calls that fail inside the context raise a ClickException with a readable message.
 
-    server_name: whom a resolved address stands for.
+    Args:
+        address: `host:port`.
+        transport: credentials; the default uses neither TLS nor a token.
+        server_name: the host name that `address` was resolved from, for the check of the server's certificate.
     """
     tls = transport.tls
     name = tls and (tls.server_name or server_name)
@@ -149,7 +152,7 @@ def connect(
 
 
 def explain_failure(error: grpc.RpcError, address: str) -> click.ClickException:
-    """A failed call as one sentence that says what to do; a UsageError if the server refused what it was asked."""
+    """Return the error to show for a failed call: a UsageError if the server rejected an argument."""
     assert isinstance(error, grpc.Call)
     details = error.details() or error.code().name
     match error.code():
@@ -165,12 +168,12 @@ def explain_failure(error: grpc.RpcError, address: str) -> click.ClickException:
 
 
 def _from_server(error: grpc.Call) -> bool:
-    """Whether the server itself failed the call, not gRPC for want of a server."""
+    """Return whether the error comes from the server itself and not from gRPC's transport."""
     return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
 
 
 def no_answer(address: str, details: str) -> str:
-    """Why gRPC has no connection to `address`, from its details of an UNAVAILABLE, and what to do."""
+    """Return a message that says why gRPC could not reach `address`, from the details of its UNAVAILABLE error."""
     if "failed to connect" not in details and "errors resolving" not in details:
         return f"the server at {address} ended the connection ({details})"
     for sign, sentence in _NO_CONNECTION.items():
@@ -180,7 +183,7 @@ def no_answer(address: str, details: str) -> str:
 
 
 def hosted(connection: Connection) -> pb.DescribeResponse:
-    """Everything the server says of itself. Raises ClickException if it speaks another protocol version."""
+    """Return the server's description. Raises ClickException if its protocol version is not 1.x."""
     response = connection.call(connection.stub.Describe, pb.DescribeRequest())
     if response.protocol_version.partition(".")[0] != "1":
         raise click.ClickException(f"the server speaks protocol {response.protocol_version}; this client speaks 1.x")
@@ -188,9 +191,15 @@ def hosted(connection: Connection) -> pb.DescribeResponse:
 
 
 def find_environment(response: pb.DescribeResponse, name: str, version: str = "") -> pb.EnvironmentSpec:
-    """The newest spec of an id; `sokoban` means the highest `sokoban-vN`. `version` must be exact where given.
+    """Return the spec of an environment.
 
-    Raises BadParameter with the nearest names.
+    Args:
+        response: the server's description.
+        name: an id; `sokoban` means the highest `sokoban-vN`.
+        version: an exact version; "" means the newest.
+
+    Raises:
+        BadParameter: the environment or version is not hosted. The message suggests similar names.
     """
     specs = [spec for spec in response.environments if spec.id == name]
     if not specs:
@@ -211,15 +220,16 @@ def find_environment(response: pb.DescribeResponse, name: str, version: str = ""
 
 
 def options_schema(spec: pb.EnvironmentSpec) -> dict[str, dict[str, Any]]:
-    """The JSON Schema of each option by name."""
+    """Return the JSON Schema of each option by name."""
     properties = json.loads(spec.options_schema_json or "{}").get("properties", {})
     return {name: schema for name, schema in properties.items() if isinstance(schema, dict)}
 
 
 def parse_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dict[str, Any]:
-    """`key=value` pairs as options: JSON where the value is JSON and the option is not a plain text.
+    """Parse `key=value` pairs as options. Values are parsed as JSON if possible, unless the option is a string.
 
-    Raises BadParameter that names the nearest option and lists the schema.
+    Raises:
+        BadParameter: an option is unknown. The message suggests a similar one and lists all options.
     """
     schema = options_schema(spec)
     options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What can go wrong, as one exception per reason of the protocol (docs/protocol.md, error table)."""
+"""Exceptions of the client: one per error reason of the protocol (docs/protocol.md, error table)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _BY_REASON: dict[str, type[StarpodError]] = {}
 
 
 class StarpodError(Exception):
-    """A call failed.
+    """Base class of all errors: a call failed.
 
-    message: what was wrong and how to mend it.
-    code: the gRPC status code.
-    reason: the protocol's ErrorReason without prefix; empty where the server did not say.
-    advice: what helps: "retry" the very same call, "reopen" the session, or "give_up".
-    metadata: the keys that the protocol names for the reason.
-    retry_after: seconds to wait before a retry; 0 if the server did not say.
-    violations: for a bad argument: (field, what is wrong with it).
+    Attributes:
+        message: what was wrong and how to fix it.
+        code: the gRPC status code.
+        reason: the protocol's ErrorReason without its prefix; "" if the server gave none.
+        advice: what to do: "retry" the identical call, "reopen" the session, or "give_up".
+        metadata: the details that the protocol defines for the reason.
+        retry_after: seconds to wait before a retry; 0 if the server gave none.
+        violations: for bad arguments, pairs of a field and what is wrong with it.
     """
 
     _code: ClassVar[StatusCode] = StatusCode.UNKNOWN
@@ -32,7 +33,7 @@ class StarpodError(Exception):
     _advice: ClassVar[str] = "give_up"
 
     def __init_subclass__(cls, *, code: StatusCode | None = None, reason: str = "", advice: str = "") -> None:
-        """code, reason, advice: where an error does not say another one. Those left out are the base class's."""
+        """Set a subclass's default code, reason and advice. Arguments that are left out are inherited."""
         cls._code, cls._reason, cls._advice = code or cls._code, reason or cls._reason, advice or cls._advice
         if reason:
             _BY_REASON[reason] = cls
@@ -64,16 +65,14 @@ class StarpodError(Exception):
 
 
 class BadArgument(StarpodError, code=StatusCode.INVALID_ARGUMENT, reason="BAD_ARGUMENT"):
-    """The request is malformed; `violations` names the fields.
-
-    options_schema: the JSON Schema of the environment's options, where options were what was wrong.
-    """
+    """The request is malformed; `violations` names the fields."""
 
     options_schema: Mapping[str, Any] | None = None
+    """JSON Schema of the environment's options, if the error concerns options."""
 
 
 class UnknownEnvironment(StarpodError, code=StatusCode.NOT_FOUND, reason="UNKNOWN_ENVIRONMENT"):
-    """No server hosts this environment; `nearest` lists ids that are close."""
+    """No server hosts this environment; `nearest` lists similar ids."""
 
     @property
     def nearest(self) -> list[str]:
@@ -81,7 +80,7 @@ class UnknownEnvironment(StarpodError, code=StatusCode.NOT_FOUND, reason="UNKNOW
 
 
 class UnknownVersion(StarpodError, code=StatusCode.NOT_FOUND, reason="UNKNOWN_VERSION"):
-    """No hosted version of the environment fits; `available` lists those that are hosted."""
+    """No hosted version of the environment is in the requested range; `available` lists the hosted versions."""
 
     @property
     def available(self) -> list[str]:
@@ -89,7 +88,7 @@ class UnknownVersion(StarpodError, code=StatusCode.NOT_FOUND, reason="UNKNOWN_VE
 
 
 class UnknownSession(StarpodError, code=StatusCode.NOT_FOUND, reason="UNKNOWN_SESSION", advice="reopen"):
-    """The session never existed, was closed, or its lease ran out."""
+    """The session never existed, was closed, or its lease expired."""
 
 
 class OutOfOrder(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="OUT_OF_ORDER"):
@@ -109,7 +108,7 @@ class EpisodeOver(OutOfOrder, reason="EPISODE_OVER"):
 
 
 class KeyReused(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="KEY_REUSED"):
-    """The key of an Open, Fork or Restore was used for another request."""
+    """The idempotency key of an Open, Fork or Restore was used before, for a different request."""
 
 
 class IncompatibleSnapshot(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="INCOMPATIBLE_SNAPSHOT"):
@@ -121,7 +120,7 @@ class Unsupported(StarpodError, code=StatusCode.UNIMPLEMENTED, reason="UNSUPPORT
 
 
 class Overloaded(StarpodError, code=StatusCode.RESOURCE_EXHAUSTED, reason="OVERLOADED", advice="retry"):
-    """A limit of the server was met; ask again after `retry_after` seconds. The fleet does so by itself at first."""
+    """A limit of the server was reached. Retry after `retry_after` seconds; the fleet has already tried."""
 
 
 class TooLarge(StarpodError, code=StatusCode.RESOURCE_EXHAUSTED, reason="TOO_LARGE"):
@@ -129,15 +128,15 @@ class TooLarge(StarpodError, code=StatusCode.RESOURCE_EXHAUSTED, reason="TOO_LAR
 
 
 class Draining(StarpodError, code=StatusCode.UNAVAILABLE, reason="DRAINING", advice="reopen"):
-    """The server is going away and takes no new sessions."""
+    """The server is shutting down and accepts no new sessions."""
 
 
 class SessionLost(StarpodError, code=StatusCode.DATA_LOSS, reason="SESSION_LOST", advice="reopen"):
-    """The session is gone, and could not be brought back."""
+    """The session is gone and could not be recovered."""
 
 
 class EnvironmentBug(StarpodError, code=StatusCode.INTERNAL, reason="ENVIRONMENT_BUG"):
-    """The environment raised an exception of its own; `session_lost` tells whether the session went with it."""
+    """The environment's code raised an exception; `session_lost` says whether that ended the session."""
 
     @property
     def session_lost(self) -> bool:
@@ -145,27 +144,29 @@ class EnvironmentBug(StarpodError, code=StatusCode.INTERNAL, reason="ENVIRONMENT
 
 
 class Unauthenticated(StarpodError, code=StatusCode.UNAUTHENTICATED, reason="UNAUTHENTICATED"):
-    """The server wants a bearer token or a client certificate that it was not given."""
+    """The server requires a bearer token or a client certificate, and the call had none that it accepts."""
 
 
 class DeadlineExceeded(StarpodError, code=StatusCode.DEADLINE_EXCEEDED, reason="DEADLINE", advice="retry"):
-    """The call took too long. It is or will be done once: the very same call again returns its reply."""
+    """The call took too long. The server executes it exactly once; repeating the identical call returns its reply."""
 
 
 class ServerBug(StarpodError, code=StatusCode.INTERNAL, reason="SERVER_BUG"):
-    """The server failed for a reason of its own."""
+    """The server failed because of a bug, or its reply breaks the protocol."""
 
 
 class Unreachable(StarpodError, code=StatusCode.UNAVAILABLE, advice="reopen"):
-    """No answer from the server: not running, not reachable, or cut off."""
+    """The server does not answer: it is not running, not reachable, or the connection broke."""
 
 
 class ReplayDiverged(SessionLost, advice="give_up"):
-    """A replayed episode did not come out as it was first: the environment is not deterministic, though it says so.
+    """A replay differs from the original episode: the environment is not deterministic, although its spec says so.
 
-    step: the turn at which it differed; 0 is the first observation, 1 the reply to the first turn.
-    what: what differed: the state, or something else in the reply.
-    expected_key, found_key: the state keys then and now. They are equal where only other fields differ.
+    Attributes:
+        step: the turn at which the replay differs; 0 is the first observation, 1 the reply to the first turn.
+        what: a description of the difference, such as "another state".
+        expected_key: state key in the original episode.
+        found_key: state key in the replay. Equal to `expected_key` if only other fields differ.
     """
 
     def __init__(self, step: int, expected_key: bytes, found_key: bytes, what: str) -> None:
@@ -182,7 +183,7 @@ class ReplayDiverged(SessionLost, advice="give_up"):
         self.found_key = found_key
 
 
-# For errors that come from the transport or a proxy, which know no reasons.
+# Errors of the transport or a proxy have a code but no reason.
 _BY_CODE: dict[StatusCode, type[StarpodError]] = {
     StatusCode.UNAVAILABLE: Unreachable,
     StatusCode.CANCELLED: Unreachable,
@@ -197,14 +198,14 @@ _BY_CODE: dict[StatusCode, type[StarpodError]] = {
 
 
 def from_status(status: status_pb2.Status) -> StarpodError:
-    """The exception for a google.rpc.Status, as a Reply of the Stream carries it."""
+    """Return the exception for a google.rpc.Status, the form of an error in a Reply of the Stream."""
     info = error_details_pb2.ErrorInfo()
     retry = error_details_pb2.RetryInfo()
     bad_request = error_details_pb2.BadRequest()
     for detail in status.details:
         for message in (info, retry, bad_request):
             if detail.Is(message.DESCRIPTOR):
-                with contextlib.suppress(DecodeError):  # then the code alone says what it is
+                with contextlib.suppress(DecodeError):  # the code alone then selects the exception
                     detail.Unpack(message)
     code = _CODES.get(status.code, StatusCode.UNKNOWN)
     kind = _BY_REASON.get(info.reason.removeprefix("ERROR_REASON_")) or _BY_CODE.get(code, StarpodError)
@@ -219,7 +220,7 @@ def from_status(status: status_pb2.Status) -> StarpodError:
 
 
 def from_rpc(error: grpc.RpcError) -> StarpodError:
-    """The exception for a failed unary call or a broken stream, with its rich details where it has any."""
+    """Return the exception for a failed unary call or a broken stream, with the error's details if it has any."""
     code: StatusCode = error.code()
     message: str = error.details() or code.name
     trailer: Any = error.trailing_metadata() or ()

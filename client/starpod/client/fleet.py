@@ -1,4 +1,4 @@
-"""Sessions over many servers: placement, health, leases, and recovery of what a lost server held."""
+"""Fleet, the entry point of the client: opens sessions on many servers and recovers those of a lost server."""
 
 from __future__ import annotations
 
@@ -27,24 +27,30 @@ from starpod.v1 import environment_pb2 as pb
 
 
 class Fleet:
-    """All servers that host what a program steps, behind one object.
+    """A group of environment servers. Sessions are opened on the least loaded server that hosts the environment.
 
+    Example:
         async with Fleet("127.0.0.1:50051") as fleet:
             group = await fleet.open("frozen_lake-v1", seed=1, count=16)
             transitions = await fleet.step_many(group, ["Left"] * 16)
 
-    addresses: "host:port", several of them in a list or with commas, or "dns:///name:port" for every address that
-        the name has (asked again every 30 seconds). Workers that a server names as its siblings join by themselves.
-    token: bearer token as text, or a Path to a file that holds it. tls: certificates.
-    recovery: bring sessions of a lost server back on another one. Deterministic environments are replayed from the
-        log; others go on from a snapshot.
-    checkpoints: take that snapshot after every turn of an environment that is not deterministic. Without, or where it
-        has none, its sessions are reported as SessionLost.
-    timeout: seconds after which a call without a reply is asked again; the server does the work once.
-    patience: seconds that one call may take with all retries and recoveries before it raises.
-    grace: seconds that a broken connection may take to come back before its sessions are moved.
-    batches_in_flight: messages per server under way before calls that are ready start to accumulate.
-    discover: take siblings in. health_seconds: how often servers are asked how they are.
+    Args:
+        addresses: "host:port", several of them as a list or separated by commas, or "dns:///name:port" for all
+            addresses of a name, which is resolved again every 30 seconds.
+        token: bearer token, or the Path of the file that contains it.
+        tls: certificates; None connects without TLS.
+        recovery: recover sessions of a lost server on another one. Episodes of deterministic environments are replayed
+            from a log; others are restored from a snapshot.
+        checkpoints: take that snapshot after every turn of an environment that is not deterministic. If False, or if
+            the environment has no snapshots, a lost session raises SessionLost.
+        timeout: seconds after which a call without a reply is sent again. The server executes it only once.
+        patience: maximum seconds for one call, including all retries and recoveries.
+        grace: seconds to wait for a broken connection to return before its sessions are moved.
+        batches_in_flight: messages in flight per server. Further calls accumulate and leave in one message.
+        discover: also use the other worker processes that a server lists.
+        health_seconds: seconds between health checks of the servers.
+        max_message_bytes: maximum size of one message in either direction.
+        keepalive_seconds: seconds between pings on an idle connection.
     """
 
     def __init__(
@@ -90,24 +96,24 @@ class Fleet:
 
     @property
     def replicas(self) -> list[Replica]:
-        """The servers: addresses, sessions, load, health."""
+        """The servers, with their addresses, sessions, load and health."""
         return self.pool.replicas
 
     @property
     def sessions(self) -> list[Session]:
-        """Those that the program holds open."""
+        """The open sessions to which the program still holds a reference."""
         steps = [step for replica in self.replicas for step in replica.sessions]
         return [Session(self.recovery, step) for step in steps if isinstance(step, SessionState)]
 
     @property
     def recoveries(self) -> int:
-        """How often a session was brought back after a loss."""
+        """Number of recovered sessions since the start."""
         return self.recovery.recoveries
 
     # --- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connects. Raises Unreachable, or what the servers refused, if none of them can be used."""
+        """Connect to the servers. If none of them can be used, raise their common error, or Unreachable."""
         expect_own_grpc()
         self.loop = asyncio.get_running_loop()
         try:
@@ -117,7 +123,7 @@ class Fleet:
             raise
 
     async def close(self) -> None:
-        """Closes all sessions as far as their servers can be reached, then the connections. Calls in flight fail."""
+        """Close all sessions on servers that can be reached, then the connections. Calls in flight fail."""
         until = self.loop.time() + CLOSE_SECONDS
         closing = [
             self.loop.create_task(replica.close_sessions(ids, until))
@@ -130,7 +136,7 @@ class Fleet:
         await self.pool.close()
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
-        """Every environment version that is hosted now, by id, newest version first."""
+        """Return the spec of every hosted environment version, sorted by id, newest version first."""
         return await self.pool.describe()
 
     # --- sessions --------------------------------------------------------------------------------------------------
@@ -148,11 +154,22 @@ class Fleet:
         version: str = "",
         lease_seconds: float = 0.0,
     ) -> list[Session]:
-        """A group of `count` sessions from one seed, together on one server. "sokoban" means the highest "sokoban-vN".
+        """Open a group of sessions with the same start on one server.
 
-        Members share the start and not the luck, unless `dynamics_seed` is given. Without a seed the server draws one.
-        `version` is a range such as ">=1,<2"; the newest that fits is opened. `lease_seconds` 0: the server's default.
-        Raises UnknownEnvironment, UnknownVersion and BadArgument with what was probably meant.
+        Args:
+            environment_id: id of the environment. "sokoban" means the highest "sokoban-vN".
+            seed: seed of the start; None lets the server draw it.
+            dynamics_seed: seed of the random transitions of all members. By default each member has a different one.
+            count: number of sessions.
+            options: options of the environment.
+            want: optional fields of observations; by default none.
+            limits: limits of each episode; by default the environment's.
+            version: a range such as ">=1,<2". The newest hosted version within it is opened.
+            lease_seconds: seconds after which the server closes sessions that this client no longer renews; 0 means the
+                server's default.
+
+        Raises:
+            UnknownEnvironment, UnknownVersion, BadArgument: the message suggests what was probably meant.
         """
         count, seed = group_size("count", count), seed_number("seed", seed)
         dynamics_seed = seed_number("dynamics_seed", dynamics_seed)
@@ -207,7 +224,7 @@ class Fleet:
         return [Session(self.recovery, state) for state in states]
 
     async def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> Session:
-        """A session that goes on from a snapshot. Raises IncompatibleSnapshot if no hosted version takes it."""
+        """Open a session that continues from a snapshot. Raises IncompatibleSnapshot if no hosted version can."""
         want = want or Want()
         until = self.loop.time() + self.recovery.patience
         backoff = Backoff()
@@ -250,27 +267,36 @@ class Fleet:
         *,
         return_exceptions: bool = False,
     ) -> Any:
-        """One turn in each session, together: the transitions in their order.
+        """Play one turn in each session, concurrently.
 
-        An error costs its own session only. All turns are finished before the first error is raised; with
-        `return_exceptions` errors stand in the list instead. Raises TypeError for what is no action before any turn.
+        Args:
+            sessions: the sessions to step.
+            actions: for each session one action, or several to execute in order.
+            return_exceptions: return errors in the list instead of raising the first one.
+
+        Returns:
+            One transition per session, in order.
+
+        Raises:
+            StarpodError: the first error, after all turns are over. An error in one session does not affect the others.
+            TypeError: an item is not an action. No turn is played then.
         """
         count = len(sessions)
         if len(actions) != count:
             raise ValueError(f"{count} sessions and {len(actions)} turns: give one turn for each session.")
         if not count:
             return []
-        # All of them before the first is sent: what is no action must not leave the turns half played.
+        # Convert all actions before the first is sent, so that a TypeError leaves no session stepped.
         texts = set(map(type, actions)) == {str}
-        turns = [] if texts else [as_actions(each) for each in actions]
+        turns = [] if texts else [as_actions(turn) for turn in actions]
         result: BatchResult[Transition] = BatchResult(self.loop.create_future(), count)
         states = [session.state for session in sessions]
         if texts:
             await submit_texts(states, actions, result)  # type: ignore[arg-type]
-        for slot, taken in enumerate(turns):
+        for slot, turn in enumerate(turns):
             if states[slot].busy:
                 await states[slot].acquire()
-            submit(states[slot], taken, None, result, slot)
+            submit(states[slot], turn, None, result, slot)
         if not return_exceptions:
             return await result.all()
         await result.future
@@ -283,10 +309,18 @@ class Fleet:
         *,
         options: Mapping[str, Any] | None = None,
     ) -> list[Observation]:
-        """A new episode in each session, together: the first observations in their order.
+        """Start a new episode in each session, concurrently.
 
-        seeds: one for each; None where the server is to draw it. All resets are finished before the first error is
-        raised.
+        Args:
+            sessions: the sessions to reset.
+            seeds: one seed per session; None, for one or for all, lets the server draw it.
+            options: options of the environment; None keeps those of each session.
+
+        Returns:
+            The first observations, in order.
+
+        Raises:
+            StarpodError: the first error, after all resets are over.
         """
         count = len(sessions)
         if seeds is None:
@@ -306,15 +340,15 @@ class Fleet:
         return await result.all()
 
     async def close_sessions(self, sessions: Iterable[Session]) -> None:
-        """Ends sessions, one call per server. Those of a server that is away are closed when it is back."""
+        """End sessions, with one call per server. Sessions on an unreachable server are closed once it is back."""
         await self.recovery.close_sessions([session.state for session in sessions], CLOSE_SECONDS)
 
     # --- small parts -----------------------------------------------------------------------------------------------
 
     async def _pause(self, error: StarpodError, backoff: Backoff, until: float) -> None:
-        """Before another server is asked for a session. Raises the error where that does not help."""
+        """Wait before another server is asked for a session. Raises the error if another server cannot help."""
         if isinstance(error, Overloaded) and error.advice == "retry":
-            return  # the pool waits where none has room
+            return  # the pool waits if all servers are full
         if error.advice != "reopen" or self.loop.time() > until:
             raise error
         await asyncio.sleep(backoff.wait())

@@ -1,7 +1,7 @@
-"""The log of a session: all that is needed to bring it to its present state again, and the comparison of a replay.
+"""The log of a session, from which its state can be rebuilt, and the comparison of a replay with it.
 
-An episode is its origin (how it came to be) and the steps since. Each is logged with a digest of what came back, so
-that a replay is compared step by step. Pure: no I/O.
+An episode is logged as its origin (the call that began it) and the steps since. Each step is logged with a digest of
+its reply, so that a replay can be compared step by step. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from starpod.client.observation import Actions, EndReason
 from starpod.v1 import environment_pb2 as pb
 
 Reply = tuple[bytes, int]
-"""State key of a reply, and a digest of all the rest. Digests are comparable within this process, where `hash` is
-stable and cheap."""
+"""State key of a reply, and a digest of its other fields. The digest is made with `hash`, which is fast but only
+comparable within one process."""
 
 
 @dataclass(slots=True)
 class Opened:
-    """The episode began with Open, or with Reset of a session whose options are known.
+    """Origin of an episode that began with Open, or with Reset of a session whose options are known."""
 
-    Not frozen: one is made for every episode, and freezing costs more than all the rest of it.
-    """
+    # Not frozen: one is made per episode, and a frozen dataclass takes four times as long to make.
 
     environment_id: str
     version: str
@@ -40,20 +39,18 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The episode began with Restore. The snapshot holds options, limits and random streams.
-
-    version: what the server restored it to; it may be newer than the snapshot's.
-    """
+    """Origin of an episode that began with Restore. The snapshot holds options, limits and random states."""
 
     snapshot: pb.SessionSnapshot
     version: str
+    """Version that the server restored it with; it may be newer than the snapshot's."""
     want: pb.Want
     lease_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The episode began with a Reset of a restored session, whose options only its snapshot knows."""
+    """Origin of an episode that began with Reset of a restored session, whose options only the snapshot holds."""
 
     base: Restored
     reset: pb.ResetRequest
@@ -61,7 +58,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Reseeded:
-    """The episode began as a copy of another one, with a random stream of its own."""
+    """Origin of an episode that was forked from another one with a new random state."""
 
     parent: History
     dynamics_seed: int
@@ -71,12 +68,15 @@ Origin = Opened | Restored | Restarted | Reseeded
 
 
 class History:
-    """One episode so far.
+    """The log of one episode so far.
 
-    actions: of each step. wants: by number of the step, counted from 1, where one wanted something of its own.
-    keys, digests: of the replies. Entry 0 is the first observation, entry i the reply to step i. A digest of 0 is not
-        compared: what the environment shows need not come out the same. (An array, because whatever is kept for a step
-        as an object of its own costs more at the next reset, when it is cold, than it did at the step.)
+    Attributes:
+        origin: the call that began the episode.
+        actions: the actions of each step.
+        wants: the `want` of steps that had one, by number of the step from 1.
+        keys: state keys of the replies. Entry 0 is of the first observation, entry i of the reply to step i.
+        digests: digests of the replies, with the same indices. 0 is not compared. It is an array, because freeing one
+            Python object per step makes the next reset slow.
     """
 
     __slots__ = ("actions", "digests", "keys", "origin", "wants")
@@ -85,7 +85,7 @@ class History:
         self.begin(origin, first)
 
     def begin(self, origin: Origin, first: Reply | None) -> None:
-        """A new episode, or a new starting point of the present one: what was before is forgotten."""
+        """Begin the log of a new episode, or begin the current episode's log anew at a snapshot."""
         self.origin = origin
         self.actions: list[Actions] = []
         self.wants: dict[int, pb.Want] = {}
@@ -94,7 +94,7 @@ class History:
         self.digests = array("q", (digest,))
 
     def record(self, actions: Actions, reply: Reply, want: pb.Want | None = None) -> None:
-        """One more step, with what came back."""
+        """Log a step and its reply."""
         self.actions.append(actions)
         self.keys.append(reply[0])
         self.digests.append(reply[1])
@@ -102,27 +102,32 @@ class History:
             self.wants[len(self.actions)] = want
 
     def copy(self) -> History:
-        """The same episode up to now; what happens later to either does not touch the other."""
+        """Return an independent copy of the log."""
         copied = History(self.origin, None)
         copied.actions, copied.wants = self.actions[:], dict(self.wants)
         copied.keys, copied.digests = self.keys[:], self.digests[:]
         return copied
 
-    def check(self, step: int, found: Reply) -> None:
-        """Raises ReplayDiverged unless entry `step` was this reply. A state key is compared where both have one."""
-        (key, digest), (found_key, found_digest) = (self.keys[step], self.digests[step]), found
+    def check(self, step: int, reply: Reply) -> None:
+        """Raise ReplayDiverged unless a replayed step has the logged reply. State keys are compared if both have one.
+
+        Args:
+            step: index of the step; 0 is the reply that began the episode.
+            reply: the reply in the replay.
+        """
+        (key, digest), (found_key, found_digest) = (self.keys[step], self.digests[step]), reply
         if key and found_key and key != found_key:
             raise ReplayDiverged(step, key, found_key, "another state")
         if digest not in (0, found_digest):
             raise ReplayDiverged(step, key, found_key, "another observation, reward, outcome or end")
 
     def refused(self, step: int, reason: str) -> ReplayDiverged:
-        """The error of a replay whose step was refused, though it was taken at first."""
+        """Return the error of a replay in which a step was refused that had been accepted at first."""
         return ReplayDiverged(step, self.keys[step], b"", f"the step was refused: {reason}")
 
     @property
     def start(self) -> Opened | Restored | Restarted:
-        """How the episode began that the line of copies goes back to."""
+        """The origin of the episode that this one was forked from, directly or over several forks."""
         origin = self.origin
         while isinstance(origin, Reseeded):
             origin = origin.parent.origin
@@ -130,30 +135,32 @@ class History:
 
     @property
     def root(self) -> Opened | Restored:
-        """Where the line of copies and resets began: it knows the environment, its options and its version."""
+        """The Open or Restore that made the session, before any forks and resets. It names environment and version."""
         start = self.start
         return start.base if isinstance(start, Restarted) else start
 
     @property
     def environment(self) -> tuple[str, str]:
-        """Id and version: a replay runs on exactly this version."""
+        """Id and version of the environment. A replay needs exactly this version."""
         root = self.root
         if isinstance(root, Opened):
             return root.environment_id, root.version
         return root.snapshot.environment_id, root.version
 
 
-# --- what is compared ------------------------------------------------------------------------------------------------
+# --- digests of replies ----------------------------------------------------------------------------------------------
 
 
 def first_reply(observation: pb.Observation, instructions: str = "") -> Reply:
-    """The reply to Open, Reset, Restore or Fork."""
+    """Return key and digest of the reply to Open, Reset, Restore or Fork."""
     return observation.state_key, hash((_content(observation), _details(observation), instructions))
 
 
 def step_reply(transition: pb.Transition) -> Reply:
-    """The reply to a step, all but its free-form `info`. One text, a reward, flags and an end have the digest of the
-    row of columns that says the same."""
+    """Return key and digest of the reply to a step, without its free-form `info`.
+
+    A reply that could also travel as a row of columns has the digest that `deliver` computes for that row.
+    """
     flags = tuple(outcome.executed + 2 * outcome.valid + 4 * outcome.effective for outcome in transition.outcomes)
     shares = tuple(outcome.reward for outcome in transition.outcomes)
     digest = hash(
@@ -179,7 +186,7 @@ def step_reply(transition: pb.Transition) -> Reply:
 
 
 def ended(digest: int, reason: EndReason, success: bool | None) -> int:
-    """The digest of a row at which the episode ended. digest: of its text, reward, flags and shares."""
+    """Return the digest of a row that ended the episode, from the `digest` of its text, reward, flags and shares."""
     return hash((digest, reason, success, reason == EndReason.TERMINAL, reason > EndReason.TERMINAL))
 
 
@@ -191,7 +198,7 @@ def _content(observation: pb.Observation) -> object:
 
 
 def _details(observation: pb.Observation) -> tuple[object, ...]:
-    """Valid actions, expert's action, score and agent, which most observations lack; empty without any."""
+    """Return the optional fields (valid actions, expert action, score, agent), or () if all of them are absent."""
     valid_actions, agent = observation.valid_actions, observation.agent_id
     has_expert, has_score = observation.HasField("expert_action"), observation.HasField("score")
     if not (valid_actions or agent or has_expert or has_score):

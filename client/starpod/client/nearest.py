@@ -1,4 +1,4 @@
-"""Errors that tell what was probably meant."""
+"""Errors that suggest what the caller probably meant."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from starpod.v1 import environment_pb2 as pb
 
 
 def unknown_environment(environment_id: str, hosted: Iterable[str]) -> UnknownEnvironment:
-    """No server of the fleet hosts it."""
+    """Return the error for an environment that no server of the fleet hosts."""
     names = sorted(set(hosted))
-    # A name without its version is the commonest slip.
+    # The most common mistake is another version, such as sokoban-v2 for sokoban-v1.
     base = environment_id.rpartition("-v")[0] or environment_id
     nearest = [name for name in names if name.rpartition("-v")[0] == base] or near(environment_id, names)
     hint = f"did you mean {', '.join(nearest)}?" if nearest else f"there are {', '.join(names) or 'none'}."
@@ -25,7 +25,7 @@ def unknown_environment(environment_id: str, hosted: Iterable[str]) -> UnknownEn
 
 
 def unknown_version(environment_id: str, wanted: str, hosted: Iterable[str]) -> UnknownVersion:
-    """The environment is hosted, but in no version that fits."""
+    """Return the error for an environment that is hosted, but not in a version within the range."""
     available = ",".join(hosted)
     return UnknownVersion(
         f"No hosted version of {environment_id} fits {wanted!r}: there are {available}.",
@@ -34,8 +34,8 @@ def unknown_version(environment_id: str, wanted: str, hosted: Iterable[str]) -> 
 
 
 def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mapping[str, Any] | None) -> BadArgument:
-    """The same error, with the names that were probably meant and the options that there are; as it is where it is not
-    about options."""
+    """Return the error with similar option names and a list of all options added, or unchanged if it concerns
+    something else than options."""
     if error.violations and not any(path.startswith("options") for path, _ in error.violations):
         return error
     schema: dict[str, Any] = json.loads(spec.options_schema_json) if spec.options_schema_json else {}
@@ -58,7 +58,7 @@ def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mappi
 
 
 def option_type(schema: dict[str, Any]) -> str:
-    """A short reading of one option's schema: type or choices, bounds and default."""
+    """Return one option's schema in short form: type or choices, bounds and default, such as `integer 1..8 = 4`."""
     alternatives = schema.get("anyOf") or schema.get("oneOf")
     if "enum" in schema:
         kind = " | ".join(map(str, schema["enum"]))

@@ -1,4 +1,4 @@
-"""What the agent sees and does, as plain Python values: actions, observations, transitions."""
+"""Actions, observations and transitions as plain Python values, and their conversion from and to messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class JSON:
-    """A JSON value, as an action or a part of an observation (text is a plain str)."""
+    """A JSON value as an action or as a part of an observation. Plain text is a str instead."""
 
     value: Any
 
@@ -60,18 +60,19 @@ Part = str | Image | JSON | np.ndarray
 """One piece of an observation."""
 
 Actions = tuple[Action, ...]
-"""What a step sends: sub-actions, executed in order until one ends the episode."""
+"""The sub-actions of one step, executed in order until one ends the episode."""
 
 Flags = int | tuple[int, ...]
-"""What became of the sub-actions of a step, 1 executed + 2 valid + 4 effective: of its only one, or of each."""
+"""Outcome of a step's only sub-action as a bit mask (1 executed, 2 valid, 4 effective), or a tuple with one per
+sub-action."""
 
 Shares = float | tuple[float, ...]
-"""The reward of its only sub-action, or of each."""
+"""Reward of a step's only sub-action, or a tuple with one per sub-action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What observations carry beyond their own parts. What is not wanted is neither computed nor sent."""
+    """Optional fields of observations. The server computes and sends only the ones set to True."""
 
     valid_actions: bool = False
     state_key: bool = False
@@ -80,7 +81,7 @@ class Want:
     image: bool = False
 
     def to_proto(self, *, state_key: bool = False) -> pb.Want:
-        """The message; `state_key=True` asks for state keys whether wanted or not."""
+        """Convert to a message. `state_key=True` requests state keys even if the caller does not want them."""
         return pb.Want(
             valid_actions=self.valid_actions,
             state_key=self.state_key or state_key,
@@ -92,7 +93,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one episode. None keeps what the environment says; 0 lifts the limit, as in the contract."""
+    """Limits of one episode. None keeps the environment's limit; 0 means no limit."""
 
     max_turns: int | None = None
     max_actions_per_turn: int | None = None
@@ -123,7 +124,7 @@ _limits = functools.lru_cache(maxsize=256)(Limits)
 
 
 class EndReason(enum.IntEnum):
-    """Why an episode is over; the numbers are the protocol's."""
+    """Reason for which an episode ended, with the protocol's numbers."""
 
     NONE = 0
     TERMINAL = 1
@@ -134,26 +135,28 @@ class EndReason(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one sub-action.
-
-    executed: False if it was never tried: after the end, beyond a limit, or not a name of the action space.
-    valid: False if it made no sense to the environment. effective: False if it changed nothing.
-    reward: its share of the turn's reward.
-    """
+    """The outcome of one sub-action."""
 
     executed: bool
+    """False if the sub-action came after the end or beyond a limit, or is not in the action space."""
     valid: bool
+    """False if the environment could not interpret it."""
     effective: bool
+    """False if it changed nothing."""
     reward: float
+    """Its share of the turn's reward."""
 
 
 class Observation:
-    """What the agent sees now: what is new since its last turn, never the transcript.
+    """The news for the agent since its last turn, without earlier turns.
 
-    parts: in the order in which they are to be read.
-    state_key: a digest of the state without its history; b"" unless wanted.
-    valid_actions, expert_action, score: None unless wanted and known.
-    agent_id: whose turn it is; empty where there is one agent.
+    Attributes:
+        parts: texts, images, JSON values and arrays, in reading order.
+        state_key: digest of the state without its history; b"" unless wanted.
+        valid_actions: actions that the environment would accept; None unless wanted and known.
+        expert_action: what the environment's expert would do; None unless wanted and known.
+        score: the environment's own score of the state; None unless wanted and known.
+        agent_id: the agent whose turn it is; "" in environments for a single agent.
     """
 
     __slots__ = ("agent_id", "expert_action", "parts", "score", "state_key", "valid_actions")
@@ -176,12 +179,12 @@ class Observation:
 
     @property
     def text(self) -> str:
-        """The text parts, one after the other on lines of their own."""
+        """The text parts, joined by line breaks."""
         return "\n".join(part for part in self.parts if isinstance(part, str))
 
     @property
     def image(self) -> Image | None:
-        """The first image, if there is one."""
+        """The first image, or None."""
         return next((part for part in self.parts if isinstance(part, Image)), None)
 
     def __repr__(self) -> str:
@@ -196,7 +199,7 @@ class Observation:
         return f"Observation({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
-        """Texts and pictures, for notebooks."""
+        """Return texts and images as HTML, for notebooks."""
         return "".join(
             part._repr_html_()
             if isinstance(part, Image)
@@ -208,12 +211,13 @@ class Observation:
 class Transition:
     """The result of one turn.
 
-    reward: the sum over the sub-actions.
-    actions: what was played.
-    end_reason: why the episode is over, NONE while it is not.
-    success: whether the task was solved; None while that is open or where the environment cannot say.
+    The properties are computed on access, so that a trainer that reads only texts and rewards does not pay for others.
 
-    Everything else is made when it is asked for, so that a trainer that reads texts and rewards pays for no more.
+    Attributes:
+        reward: the sum over the sub-actions.
+        actions: the actions that were played.
+        end_reason: why the episode is over; NONE while it is running.
+        success: whether the task was solved; None while that is undecided or if the environment cannot tell.
     """
 
     __slots__ = (
@@ -240,7 +244,7 @@ class Transition:
         message: pb.Transition | None,
         actions: Actions = (),
     ) -> None:
-        """The first fields are those of a row of columns; `message` is None for it, and stands for them otherwise."""
+        """Make a transition from a row of columns (`message` is None) or a message (the `row_` fields are empty)."""
         self.row_text = row_text
         self.reward = reward
         self.row_flags = row_flags
@@ -253,7 +257,7 @@ class Transition:
 
     @classmethod
     def from_proto(cls, message: pb.Transition, actions: Actions = (), *, show_key: bool = True) -> Transition:
-        """A transition that came as a message of its own. `show_key=False` hides a key that only recovery asked for."""
+        """Make a transition from a message. `show_key=False` hides a state key that only recovery requested."""
         return cls(
             "",
             message.reward,
@@ -268,17 +272,17 @@ class Transition:
 
     @property
     def terminated(self) -> bool:
-        """The task itself ended: there is nothing to bootstrap from."""
+        """Whether the task itself ended the episode, so that no value should be bootstrapped."""
         return self.end_reason == EndReason.TERMINAL
 
     @property
     def truncated(self) -> bool:
-        """A limit cut the episode short."""
+        """Whether a limit ended the episode."""
         return self.end_reason > EndReason.TERMINAL
 
     @property
     def done(self) -> bool:
-        """Terminated or truncated."""
+        """Whether the episode is over: terminated or truncated."""
         return self.end_reason is not EndReason.NONE
 
     @property
@@ -289,7 +293,7 @@ class Transition:
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """One per sub-action of the turn, in its order."""
+        """The outcome of each sub-action, in order."""
         if self.message is not None:
             return tuple(Outcome(o.executed, o.valid, o.effective, o.reward) for o in self.message.outcomes)
         flags, shares = self.row_flags, self.row_shares
@@ -304,17 +308,17 @@ class Transition:
 
     @property
     def reward_parts(self) -> dict[str, float]:
-        """Where the reward comes from, by name; empty where the environment does not say."""
+        """Components of the reward by name; empty if the environment does not report them."""
         return dict(self.message.reward_parts) if self.message is not None else {}
 
     @property
     def criteria(self) -> dict[str, bool]:
-        """A checklist: what held on this turn, by name."""
+        """Checklist of this turn: whether each named criterion was met."""
         return dict(self.message.criteria) if self.message is not None else {}
 
     @property
     def info(self) -> dict[str, Any]:
-        """Side data, as the environment gave it. Whole numbers come as floats: JSON knows but one kind."""
+        """Diagnostic data from the environment. All numbers are floats, as in google.protobuf.Struct."""
         if self.message is None or not self.message.HasField("info"):
             return {}
         info: dict[str, Any] = json_format.MessageToDict(self.message.info)
@@ -324,7 +328,7 @@ class Transition:
         return f"Transition({self.observation!r}, {self._summary()})"
 
     def _repr_html_(self) -> str:
-        """What the agent sees, and what the turn gave, for notebooks."""
+        """Return the observation and the turn's result as HTML, for notebooks."""
         return f"{self.observation._repr_html_()}<p>{html.escape(self._summary())}</p>"
 
     def _summary(self) -> str:
@@ -345,16 +349,17 @@ class Transition:
 
 
 def as_actions(actions: Action | Iterable[Action]) -> Actions:
-    """One action or several as a tuple, which is logged: what the caller may change later is copied.
+    """Return one or several actions as a tuple. Mutable actions are copied, because the tuple is logged for replays.
 
-    Raises TypeError for what is no action.
+    Raises:
+        TypeError: an item is not an action.
     """
     if isinstance(actions, Action | Mapping | bytes) or not isinstance(actions, Iterable):
-        return (_own(actions),)
-    return tuple(map(_own, actions))
+        return (_copy_action(actions),)
+    return tuple(map(_copy_action, actions))
 
 
-def _own(action: Any) -> Action:
+def _copy_action(action: Any) -> Action:
     match action:
         case str():
             return action
@@ -395,13 +400,13 @@ def action_from_proto(action: pb.Action) -> Action:
 
 
 def tensor_to_proto(array: np.ndarray) -> pb.Tensor:
-    """A dense array in C order, little-endian."""
+    """Encode an array in C order, little-endian."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return pb.Tensor(dtype=array.dtype.name, shape=array.shape, data=little.tobytes())
 
 
 def tensor_from_proto(tensor: pb.Tensor) -> np.ndarray:
-    """The array, read-only: it shares the message's bytes."""
+    """Return a read-only array that shares the message's bytes."""
     return np.frombuffer(tensor.data, np.dtype(tensor.dtype).newbyteorder("<")).reshape(tuple(tensor.shape))
 
 

@@ -1,4 +1,4 @@
-"""Starts programs of Starpod beside the caller: environment servers of its own, a live site. They end with it."""
+"""Child processes that run Starpod commands, such as an environment server. They end when their parent ends."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from starpod.client.transport import Backoff
 
 STOP_SECONDS = 10.0
 _PAUSE_SECONDS = (0.1, 5.0)
-"""First and longest pause before a program that ended is started again; one that lived for a minute starts anew."""
+"""First and longest pause before a program is restarted. The pauses begin anew once it has run for a minute."""
 
 logger = logging.getLogger(__name__)
 
 
 class ServiceFailed(Exception):
-    """A program did not come up. The message holds the call, and what it wrote on standard error: `said`."""
+    """A program did not start. The message holds its command line and its standard error; `said` only the latter."""
 
     def __init__(self, message: str, said: str) -> None:
         super().__init__(message)
@@ -30,17 +30,23 @@ class ServiceFailed(Exception):
 
 
 class ServiceRefused(ServiceFailed):
-    """A program was called wrong."""
+    """A program rejected its command line (exit status 2)."""
 
 
 @contextlib.contextmanager
 def started(what: str, *words: str, again: bool = False, variables: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Runs `starpod WORDS --end-with-stdin` while the context lasts and yields the address that it prints.
+    """Run `starpod WORDS --end-with-stdin` while the context lasts, and yield the address that the program prints.
 
-    what: the program, in words. It must take --end-with-stdin, and print one line that ends in its address.
-    again: one that ends before its time is started again at its address; it must take --port. variables: of its
-    environment, beside ours. Raises ServiceFailed with its own words if it does not become ready, ServiceRefused where
-    it was called wrong.
+    Args:
+        what: the program's description for messages, such as "the environment server".
+        words: the command and its options. The command must accept --end-with-stdin and print one line that ends with
+            its address.
+        again: restart the program at the same address if it ends early. The command must accept --port.
+        variables: environment variables to add to those of this process.
+
+    Raises:
+        ServiceRefused: the program rejected its command line.
+        ServiceFailed: the program ended before it printed an address. The message contains its standard error.
     """
     program = _Program(what, words, {**os.environ, **(variables or {})})
     try:
@@ -53,21 +59,20 @@ def started(what: str, *words: str, again: bool = False, variables: Mapping[str,
 
 
 class _Program:
-    def __init__(self, what: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.what = what
+    def __init__(self, name: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = name
         self.environment = environment
         self.words = words
         self.process: subprocess.Popen[str] | None = None
         self._stopping = threading.Event()
         self._starting = threading.Lock()
 
-    def start(self, *more: str) -> str:
-        """Starts it, with these words too, and waits for its address; empty if it was stopped before. Raises
-        ServiceFailed."""
-        # It ends when our end of the pipe closes, even if we are killed. A preexec_fn could ask for that,
-        # but Python code between fork and exec is unsafe beside gRPC's threads. -P: a queue.py in the working folder is
-        # not the standard library's.
-        command = [sys.executable, "-P", "-m", "starpod.cli.main", *self.words, *more, "--end-with-stdin"]
+    def start(self, *options: str) -> str:
+        """Start the program and return its address, or "" if `stop` was called before. Raises ServiceFailed."""
+        # The program ends when our end of its stdin closes, even if we are killed. A preexec_fn could arrange the same,
+        # but Python code between fork and exec is unsafe beside gRPC's threads. With -P, a file such as queue.py in the
+        # working directory does not hide a module of the standard library.
+        command = [sys.executable, "-P", "-m", "starpod.cli.main", *self.words, *options, "--end-with-stdin"]
         with tempfile.TemporaryFile(mode="w+") as log:
             with self._starting:
                 if self._stopping.is_set():
@@ -79,7 +84,7 @@ class _Program:
                     stderr=log,
                     text=True,
                     env=self.environment,
-                    # Ctrl-C is the caller's: a trainer saves, with its services still there, and stops them itself.
+                    # Ctrl-C must reach only the caller: a trainer still needs its services while it saves.
                     start_new_session=True,
                 )
             assert process.stdout is not None
@@ -87,25 +92,24 @@ class _Program:
                 return line.split()[-1]
             _await_end(process)
             log.seek(0)
-            said = log.read().strip() or f"it ended with status {process.returncode} and said nothing"
-        message = f"{self.what} did not start (`{' '.join(command)}`): {said}"
-        # Exit status 2: the call was wrong, as with every command.
-        raise (ServiceRefused if process.returncode == 2 else ServiceFailed)(message, said)
+            output = log.read().strip() or f"it ended with status {process.returncode} and said nothing"
+        message = f"{self.name} did not start (`{' '.join(command)}`): {output}"
+        raise (ServiceRefused if process.returncode == 2 else ServiceFailed)(message, output)
 
     def keep(self, address: str) -> None:
-        """Starts it again at its address whenever it ends, until it is stopped."""
+        """Restart the program at its address whenever it ends, until `stop` is called."""
         port, backoff = address.rpartition(":")[2], Backoff(*_PAUSE_SECONDS)
         while True:
             assert self.process is not None
             began = time.monotonic()
-            with self.process as ended:  # which closes our ends of its pipes, too
+            with self.process as ended:  # closes our ends of its pipes
                 ended.wait()
             if time.monotonic() - began > 60:
                 backoff.reset()
             if self._stopping.wait(backoff.wait()):
                 return
-            logger.warning("%s was gone (status %s): starting it again", self.what, ended.returncode)
-            with contextlib.suppress(ServiceFailed):  # such as one whose workers still hold the ports: once more then
+            logger.warning("%s was gone (status %s): starting it again", self.name, ended.returncode)
+            with contextlib.suppress(ServiceFailed):  # e.g. old workers still hold the ports: the loop tries again
                 self.start("--port", port)
 
     def stop(self) -> None:
@@ -118,7 +122,6 @@ class _Program:
 
 
 def _await_end(process: subprocess.Popen[str]) -> None:
-    """Kills it if it takes too long."""
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What a server says of the time that a call took there (docs/protocol.md, section 13)."""
+"""The durations that a server reports for each call (docs/protocol.md, section 13)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ _DURATION = re.compile(r""";\s*dur\s*=\s*"?([^;"\s]*)""", re.IGNORECASE)
 
 
 def parse_server_timing(text: str) -> dict[str, float]:
-    """Milliseconds by name, of the entries that have a duration, as in `environment;dur=0.2, total;dur=0.3`.
+    """Parse a Server-Timing header, such as `environment;dur=0.2, total;dur=0.3`.
 
-    Raises ValueError if the text is not of the form of a Server-Timing header, or a duration is no number from 0 up.
+    Returns:
+        Milliseconds by name. Entries without a duration are left out.
+
+    Raises:
+        ValueError: the text is not a Server-Timing header, or a duration is negative or not a finite number.
     """
     durations: dict[str, float] = {}
-    place = 0
+    position = 0
     while True:
-        entry = _ENTRY.match(text, place)
+        entry = _ENTRY.match(text, position)
         if entry is None or text[entry.end() : entry.end() + 1] not in ("", ","):
             raise ValueError(f"{text!r} is not of the form `name;dur=milliseconds, ...`")
         if duration := _DURATION.search(entry[2]):
             durations[entry[1]] = _milliseconds(duration[1])
         if entry.end() == len(text):
             return durations
-        place = entry.end() + 1
+        position = entry.end() + 1
 
 
 def find_server_timing(trailer: Any) -> str:
-    """The entry of trailing metadata; empty where there is none."""
+    """Return the Server-Timing entry of a call's trailing metadata, "" if there is none."""
     return next((str(value) for key, value in trailer or () if key == TRAILER), "")
 
 

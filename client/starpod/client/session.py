@@ -1,4 +1,4 @@
-"""One session as its caller holds it, wherever it lives at the moment."""
+"""The caller's handle of a session, whichever server holds it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CLOSE_SECONDS = 2.0
 
 
 class Session:
-    """One agent's place in an environment: an episode now, another after `reset`.
+    """A session in an environment: one episode at a time, and a new one after each `reset`.
 
-    Made by `Fleet.open`, `Fleet.restore` and `fork`. Calls on one session run one after the other, in the order in
-    which they were made; calls on different sessions run together. If its server is lost, the session moves to another
-    one and the caller sees a slow call.
+    `Fleet.open`, `Fleet.restore` and `fork` make sessions. Calls on one session run in the order in which they were
+    made; calls on different sessions run concurrently. If the server is lost, the session moves to another server, and
+    the caller only notices a slow call.
     """
 
     __slots__ = ("__weakref__", "_recovery", "state")
@@ -38,11 +38,11 @@ class Session:
         self._recovery = recovery
         self.state = state
 
-    # --- what it is ------------------------------------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """Of the session on its server; another one after a recovery."""
+        """Id of the session on its server. It changes when the session is recovered."""
         return self.state.session_id
 
     @property
@@ -51,64 +51,64 @@ class Session:
 
     @property
     def version(self) -> str:
-        """Of the environment."""
+        """Version of the environment."""
         return self.state.version
 
     @property
     def instructions(self) -> str:
-        """For the agent, with the options in force."""
+        """Instructions for the agent; they depend on the environment's options."""
         return self.state.instructions
 
     @property
     def limits(self) -> Limits:
-        """Those in force; 0 means none."""
+        """Limits of the current episode; 0 means no limit."""
         return self.state.limits
 
     @property
     def want(self) -> Want:
-        """What its observations carry."""
+        """The optional fields that observations contain."""
         return self.state.wanted
 
     @property
     def seed(self) -> int:
-        """Of the episode; opening again with it and `dynamics_seed` gives the same episode."""
+        """Seed of the episode's start. Opening with it and `dynamics_seed` gives the same episode."""
         return self.state.seed
 
     @property
     def dynamics_seed(self) -> int:
-        """Of the episode's random transitions."""
+        """Seed of the episode's random transitions."""
         return self.state.dynamics_seed
 
     @property
     def member(self) -> int:
-        """Place in the group that it was opened with, from 0."""
+        """Index of the session in the group that it was opened with, from 0."""
         return self.state.member
 
     @property
     def observation(self) -> Observation:
-        """What the agent sees now."""
+        """The current observation."""
         last = self.state.last
         return last.observation if isinstance(last, Transition) else last
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over: `reset` starts the next one."""
+        """Whether the episode is over. `reset` starts the next one."""
         return self.state.done
 
     @property
     def end_reason(self) -> EndReason:
-        """Why the episode is over; NONE while it is not."""
+        """Reason for which the episode ended; NONE while it is running."""
         last = self.state.last
         return last.end_reason if isinstance(last, Transition) else EndReason.NONE
 
     @property
     def step_index(self) -> int:
-        """Turns taken in the episode."""
+        """Number of turns taken in the episode."""
         return self.state.step_index
 
     @property
     def address(self) -> str:
-        """The server that holds it now."""
+        """Address of the server that currently holds the session."""
         return self.state.replica.address
 
     @property
@@ -117,14 +117,14 @@ class Session:
 
     @property
     def recoveries(self) -> int:
-        """How often it was brought back after a loss."""
+        """Number of times that the session was recovered."""
         return self.state.recoveries
 
     def __repr__(self) -> str:
         return repr(self.state)
 
     def _repr_html_(self) -> str:
-        """What the agent sees, and where the episode stands, for notebooks."""
+        """Return the observation and the state of the episode as HTML, for notebooks."""
         state = f"over: {self.end_reason.name}" if self.done else f"turn {self.step_index + 1}"
         return (
             f"{self.observation._repr_html_()}<p>{html.escape(f'{self.environment_id}, seed {self.seed}, {state}')}</p>"
@@ -133,16 +133,24 @@ class Session:
     # --- calls -----------------------------------------------------------------------------------------------------
 
     async def step(self, actions: Action | Iterable[Action], *, want: Want | None = None) -> Transition:
-        """Plays one turn: one action, or several in order until one ends the episode.
+        """Play one turn.
 
-        A bad action is an outcome with `valid=False`, not an error. Raises EpisodeOver after the end.
-        `want` holds for this turn alone.
+        Args:
+            actions: one action, or several to execute in order until one ends the episode.
+            want: optional fields of the reply to this turn; None uses those of the session.
+
+        Returns:
+            The transition. An action that the environment rejects is an outcome with `valid=False`, not an error.
+
+        Raises:
+            EpisodeOver: the episode is over; call `reset`.
+            TypeError: an action is not of a type of `Action`.
         """
-        taken = (actions,) if type(actions) is str else as_actions(actions)
+        turn = (actions,) if type(actions) is str else as_actions(actions)
         state = self.state
         if state.busy:
             await state.acquire()
-        (transition,) = await submit_one(state, taken, want)
+        (transition,) = await submit_one(state, turn, want)
         if isinstance(transition, BaseException):
             raise transition
         return transition
@@ -156,7 +164,18 @@ class Session:
         want: Want | None = None,
         limits: Limits | None = None,
     ) -> Observation:
-        """Starts a new episode and returns its first observation. Options, want and limits stay unless given."""
+        """Start a new episode.
+
+        Args:
+            seed: seed of the start; None lets the server draw it.
+            dynamics_seed: seed of the random transitions; None lets the server derive it from seed and `member`.
+            options: options of the environment; None keeps the current ones.
+            want: optional fields of observations; None keeps the current ones.
+            limits: limits of the episode; None keeps the current ones.
+
+        Returns:
+            The first observation.
+        """
         state = self.state
         request = pb.ResetRequest(
             seed=seed_number("seed", seed),
@@ -174,7 +193,7 @@ class Session:
         return (await result.all())[0]
 
     async def render(self, mode: str = "text") -> str | bytes:
-        """One frame: str for "text" and "html", the bytes of an image for "png"."""
+        """Render the current state: a str for the modes "text" and "html", the bytes of an image for "png"."""
         state = self.state
 
         async def render() -> str | bytes:
@@ -186,10 +205,16 @@ class Session:
         return await self._recovery.alone(state, render)
 
     async def fork(self, count: int = 1, *, reseed: bool = False, dynamics_seeds: Iterable[int] = ()) -> list[Session]:
-        """Copies of the present state in new sessions.
+        """Copy the current state into new sessions.
 
-        With `reseed` each copy gets luck of its own (from `dynamics_seeds`, one per copy, if given), else the same
-        actions give the same luck as in the original.
+        Args:
+            count: number of copies.
+            reseed: give each copy a new random state. By default copies share the random state of the original, so the
+                same actions lead to the same transitions.
+            dynamics_seeds: with `reseed`, one seed per copy; empty lets the server derive them.
+
+        Returns:
+            The new sessions, on the same server.
         """
         state, seeds = self.state, tuple(dynamics_seeds)
         count = group_size("count", count)
@@ -215,7 +240,7 @@ class Session:
         return await self._recovery.alone(state, fork)
 
     async def snapshot(self) -> Snapshot:
-        """The whole state as bytes, for `Fleet.restore` here or anywhere else."""
+        """Serialise the whole state. `Fleet.restore` continues from it, also in another fleet."""
         state = self.state
 
         async def snapshot() -> Snapshot:
@@ -227,12 +252,12 @@ class Session:
         return await self._recovery.alone(state, snapshot)
 
     async def close(self) -> None:
-        """Ends the session. Harmless to repeat."""
+        """End the session. Further calls of `close` do nothing."""
         await self._recovery.close_sessions([self.state], CLOSE_SECONDS)
 
 
 def _copy(state: SessionState, message: pb.Session, *, reseed: bool) -> SessionState:
-    """The state of a copy, as Fork has opened it."""
+    """Return the state of a copy from the message with which Fork described it."""
     history = state.history
     if history is not None:
         history = history.copy()
@@ -255,7 +280,7 @@ def _copy(state: SessionState, message: pb.Session, *, reseed: bool) -> SessionS
 
 
 def options_struct(options: Mapping[str, Any] | None) -> struct_pb2.Struct | None:
-    """Options as they travel. Raises BadArgument for what is no JSON."""
+    """Convert options to a message. Raises BadArgument if a value cannot be represented in JSON."""
     if options is None:
         return None
     struct = struct_pb2.Struct()

@@ -1,4 +1,4 @@
-"""A session's state that can travel."""
+"""The serialised state of a session."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from starpod.v1 import environment_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole state of a session: `Fleet.restore` goes on from it, on any server with a compatible version.
-
-    state: opaque. digest: SHA-256 of environment_id, NUL, environment_version, NUL, state.
-    """
+    """The whole state of a session. `Fleet.restore` continues from it on any server with a compatible version."""
 
     environment_id: str
     environment_version: str
     state: bytes
+    """Opaque to the client."""
     digest: bytes
+    """SHA-256 of environment_id, NUL, environment_version, NUL, state."""
 
     @classmethod
     def from_proto(cls, snapshot: pb.SessionSnapshot) -> Snapshot:
@@ -32,7 +31,7 @@ class Snapshot:
         )
 
     def to_bytes(self) -> bytes:
-        """For a file; `from_bytes` reads it."""
+        """Serialise the snapshot, for example for a file. `from_bytes` reads it."""
         return self.to_proto().SerializeToString()
 
     @classmethod

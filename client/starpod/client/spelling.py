@@ -1,4 +1,4 @@
-"""What a mistyped name might have meant."""
+"""Suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three of the known names that are close, closest first, whatever their case."""
-    written = {each.lower(): each for each in known}
-    return [written[each] for each in difflib.get_close_matches(name.lower(), written, n=3, cutoff=0.5)]
+    """Return up to three known names that resemble `name`, closest first, ignoring case."""
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    matches = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.5)
+    return [by_lower_case[match] for match in matches]
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """`; did you mean X or Y?`, or where nothing is near `; there are X, Y`, to put behind an error message."""
+    """Return `; did you mean X or Y?`, or `; there are X, Y` if no name is close: the end of an error message."""
     if close := near(name, known):
         return f"; did you mean {' or '.join(close)}?"
     return f"; there are {', '.join(known)}" if known else "; there are none"

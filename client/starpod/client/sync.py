@@ -1,4 +1,4 @@
-"""The fleet for programs without an event loop: the same calls, blocking, from any thread."""
+"""Blocking versions of Fleet and Session, for programs without an event loop. Any thread may call them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ P = ParamSpec("P")
 def _blocking(
     method: Callable[Concatenate[Session, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncSession, P], T]:
-    """The blocking form of a method of Session: the same arguments, the same result."""
+    """Return the blocking form of a method of Session."""
 
     @functools.wraps(method)
-    def call(session: SyncSession, /, *arguments: P.args, **more: P.kwargs) -> T:
-        return session.fleet.run(method(session.session, *arguments, **more))
+    def call(session: SyncSession, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        return session.fleet.run(method(session.session, *arguments, **keywords))
 
     return call
 
@@ -37,21 +37,22 @@ def _blocking(
 def _opening(
     method: Callable[Concatenate[Fleet, P], Coroutine[Any, Any, list[Session]]],
 ) -> Callable[Concatenate[SyncFleet, P], list[SyncSession]]:
-    """The blocking form of a method of Fleet that opens sessions."""
+    """Return the blocking form of a method of Fleet that opens sessions."""
 
     @functools.wraps(method)
-    def call(fleet: SyncFleet, /, *arguments: P.args, **more: P.kwargs) -> list[SyncSession]:
-        return [SyncSession(fleet, session) for session in fleet.run(method(fleet.fleet, *arguments, **more))]
+    def call(fleet: SyncFleet, /, *arguments: P.args, **keywords: P.kwargs) -> list[SyncSession]:
+        return [SyncSession(fleet, session) for session in fleet.run(method(fleet.fleet, *arguments, **keywords))]
 
     return call
 
 
 class SyncFleet:
-    """A `Fleet` on an event loop in a thread of its own. Takes the same arguments. Any thread may call it.
+    """A `Fleet` whose calls block. It takes the same arguments and runs an event loop in its own thread.
 
-    with SyncFleet("127.0.0.1:50051") as fleet:
-        (session,) = fleet.open("bandit-v1", seed=1)
-        transition = session.step("Phoenix")
+    Example:
+        with SyncFleet("127.0.0.1:50051") as fleet:
+            (session,) = fleet.open("bandit-v1", seed=1)
+            transition = session.step("Phoenix")
     """
 
     def __init__(self, addresses: str | Sequence[str], **options: Any) -> None:
@@ -75,20 +76,20 @@ class SyncFleet:
         self.close()
 
     def close(self) -> None:
-        """Closes all sessions and connections. Harmless to repeat."""
+        """Close all sessions and connections. Further calls do nothing."""
         with self._closing:
-            if not self._closed and os.getpid() == self._process:  # a forked copy has no loop, and nothing to close
+            if not self._closed and os.getpid() == self._process:  # a forked copy has no loop and nothing to close
                 self.run(self.fleet.close())
                 self._stop()
 
     def describe(self) -> list[pb.EnvironmentSpec]:
-        """See Fleet.describe."""
+        """Return the spec of every hosted environment version."""
         return self.run(self.fleet.describe())
 
     open = _opening(Fleet.open)
 
     def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> SyncSession:
-        """See Fleet.restore."""
+        """Open a session that continues from a snapshot; see Fleet.restore."""
         return SyncSession(self, self.run(self.fleet.restore(snapshot, want=want, lease_seconds=lease_seconds)))
 
     @overload
@@ -112,7 +113,7 @@ class SyncFleet:
         *,
         return_exceptions: bool = False,
     ) -> Any:
-        """See Fleet.step_many."""
+        """Play one turn in each session; see Fleet.step_many."""
         inner = [session.session for session in sessions]
         if return_exceptions:
             return self.run(self.fleet.step_many(inner, actions, return_exceptions=True))
@@ -125,15 +126,15 @@ class SyncFleet:
         *,
         options: Mapping[str, Any] | None = None,
     ) -> list[Observation]:
-        """See Fleet.reset_many."""
+        """Start a new episode in each session; see Fleet.reset_many."""
         return self.run(self.fleet.reset_many([session.session for session in sessions], seeds, options=options))
 
     def close_sessions(self, sessions: Iterable[SyncSession]) -> None:
-        """Ends sessions, one call per server."""
+        """End sessions, with one call per server."""
         self.run(self.fleet.close_sessions([session.session for session in sessions]))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine on the event loop of the fleet: for what has no blocking form here."""
+        """Run a coroutine on the fleet's event loop and return its result, for calls without a blocking form here."""
         if os.getpid() != self._process:
             coroutine.close()
             raise RuntimeError(FORKED)
@@ -155,11 +156,12 @@ class SyncFleet:
 
     def _stop(self) -> None:
         async def settle() -> None:
-            # gRPC has tasks of its own that end just after their call: asyncio complains of those that it finds.
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in left:
+            # Some of gRPC's tasks outlive their call by a moment, and asyncio warns about tasks that are pending when
+            # the loop closes.
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
         self.run(settle())
         self._closed = True
@@ -169,7 +171,7 @@ class SyncFleet:
 
 
 class SyncSession:
-    """A `Session` whose calls block. What it knows of itself is read through `session`."""
+    """A `Session` whose calls block. Properties that it lacks, such as `limits`, are read from `session`."""
 
     __slots__ = ("fleet", "session")
 
@@ -181,7 +183,7 @@ class SyncSession:
         return f"Sync{self.session!r}"
 
     def _repr_html_(self) -> str:
-        """As Session's, with a picture of the state where the environment draws one."""
+        """Return Session's HTML, after an image of the state if the environment renders one."""
         picture = ""
         if not self.session.closed:
             with contextlib.suppress(StarpodError):
@@ -191,17 +193,17 @@ class SyncSession:
 
     @property
     def id(self) -> str:
-        """On its server: changes when the session is recovered on another one."""
+        """Id of the session on its server. It changes when the session is recovered on another server."""
         return self.session.id
 
     @property
     def observation(self) -> Observation:
-        """What the agent sees now."""
+        """The current observation."""
         return self.session.observation
 
     @property
     def instructions(self) -> str:
-        """For the agent, with the options in force."""
+        """Instructions for the agent; they depend on the environment's options."""
         return self.session.instructions
 
     @property
@@ -219,7 +221,7 @@ class SyncSession:
 
     @property
     def end_reason(self) -> EndReason:
-        """Why the episode is over; NONE while it is not."""
+        """Reason for which the episode ended; NONE while it is running."""
         return self.session.end_reason
 
     step = _blocking(Session.step)
@@ -229,6 +231,6 @@ class SyncSession:
     close = _blocking(Session.close)
 
     def fork(self, count: int = 1, *, reseed: bool = False, dynamics_seeds: Iterable[int] = ()) -> list[SyncSession]:
-        """See Session.fork."""
+        """Copy the current state into new sessions; see Session.fork."""
         copies = self.fleet.run(self.session.fork(count, reseed=reseed, dynamics_seeds=dynamics_seeds))
         return [SyncSession(self.fleet, copy) for copy in copies]

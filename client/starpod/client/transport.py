@@ -1,4 +1,4 @@
-"""How servers are reached: credentials, message sizes, keepalive."""
+"""gRPC channels to servers: credentials, message sizes, keepalive, back-off and addresses."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ FORKED = (
     "spawn or forkserver, such as multiprocessing.get_context('spawn') or AsyncVectorEnv(..., context='spawn'), and "
     "make a fleet in each."
 )
-_user: int | None = None
-"""The process that made the first channel. Its threads and locks do not survive a fork."""
+_grpc_pid: int | None = None
+"""Process id of the process that made the first channel. gRPC's threads and locks do not survive a fork."""
 
 
 def expect_own_grpc() -> None:
-    """Raise RuntimeError in a process that was forked from one that had used gRPC."""
-    global _user
-    _user = _user or os.getpid()
-    if _user != os.getpid():
+    """Raise RuntimeError if this process was forked from a process that had used gRPC."""
+    global _grpc_pid
+    _grpc_pid = _grpc_pid or os.getpid()
+    if _grpc_pid != os.getpid():
         raise RuntimeError(FORKED)
 
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """Certificates as files in PEM format.
-
-    roots: whom to trust; None: the system's authorities.
-    certificate, key: who we are, for servers that ask (mTLS); both or neither.
-    server_name: the name that the server's certificate must bear, where it is not the address.
-    """
+    """TLS certificates, as files in PEM format."""
 
     roots: str | Path | None = None
+    """Certificate authorities to trust. None: the system's."""
     certificate: str | Path | None = None
+    """The client's certificate for servers that require one (mTLS). Give it together with `key`."""
     key: str | Path | None = None
     server_name: str = ""
+    """The name in the server's certificate, if it differs from the host in the address."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("A client certificate and its key come together: give both or neither.")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files. Raises OSError if one cannot be read, ValueError if one is not what it should be."""
+        """Read the files.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: a file is not PEM, or the key does not belong to the certificate.
+        """
         roots, key, certificate = _read(self.roots), _read(self.key), _read(self.certificate)
         trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
@@ -70,28 +73,30 @@ def _read(path: str | Path | None) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How a channel is made.
-
-    token: bearer token as text, or a Path: then the file is read anew for each connection, so that it can be rotated.
-    max_message_bytes: of one message in either direction.
-    keepalive_seconds: a connection without traffic is probed this often, so that a dead host is noticed: no answer for
-        half as long ends it.
-    """
+    """The settings with which channels are made."""
 
     token: str | Path | None = None
+    """Bearer token, or the Path of its file. The file is read for each connection, so the token can be rotated."""
     tls: TLS | None = None
     max_message_bytes: int = 64 * 1024 * 1024
+    """Maximum size of one message in either direction."""
     keepalive_seconds: float = 20.0
+    """Interval between pings on an idle connection. A ping without an answer after half of it ends the connection."""
 
     def channel(self, address: str, server_name: str = "") -> grpc.aio.Channel:
-        """A new channel with connections of its own. `server_name`: whom a resolved address stands for."""
+        """Make a channel that shares no connections with other channels.
+
+        Args:
+            address: `host:port`.
+            server_name: the host name that `address` was resolved from, for the check of the server's certificate.
+        """
         expect_own_grpc()
         options: list[tuple[str, str | int]] = [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", int(self.keepalive_seconds * 1000)),
             ("grpc.keepalive_timeout_ms", int(self.keepalive_seconds * 500)),
-            # gRPC waits for the answer to a ping itself, for a minute by default, whatever the keepalive's timeout is.
+            # Without this option gRPC waits a minute for the answer to a ping, whatever the keepalive's timeout is.
             ("grpc.http2.ping_timeout_ms", int(self.keepalive_seconds * 500)),
             ("grpc.http2.max_pings_without_data", 0),
             # A channel that shares connections would also share their back-off after a failure.
@@ -107,7 +112,7 @@ class Transport:
         return grpc.aio.secure_channel(address, self.tls.credentials(), options=options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """Return the metadata of every call: the bearer token, if there is one."""
         if self.token is None:
             return ()
         token = self.token.read_text(encoding="utf-8-sig").strip() if isinstance(self.token, Path) else self.token
@@ -115,11 +120,16 @@ class Transport:
 
 
 _JITTER = random.Random()
-"""Not the global stream: a program that seeds that one repeats its run, whenever connections fail."""
+"""Separate from the global random state: a seeded program repeats its run even if connections fail at other times."""
 
 
 class Backoff:
-    """Exponentially growing waits with full jitter, so that clients do not come back all at once."""
+    """Exponentially growing waits with jitter, so that clients do not all come back at once.
+
+    Args:
+        first: the first span, in seconds.
+        longest: the maximum of the spans, in seconds.
+    """
 
     __slots__ = ("_next", "first", "longest")
 
@@ -132,8 +142,10 @@ class Backoff:
         self._next = self.first
 
     def wait(self, asked: float = 0.0) -> float:
-        """Seconds to wait now: between half of the current span and all of it, and longer than a server `asked` for by
-        up to half of that. The next span is twice as long.
+        """Return the seconds to wait now, and double the span for the next call.
+
+        The wait is a random time between half of the span and the whole span, but at least `asked`, the seconds that
+        the server asked for, times a random factor from 1 to 1.5.
         """
         span = self._next
         self._next = min(span * 2, self.longest)
@@ -141,7 +153,7 @@ class Backoff:
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Host and port of "host:port", "[v6]:port" or ":port". Raises ValueError if it is not of that form."""
+    """Split "host:port", "[v6]:port" or ":port" into host and port. Raises ValueError for any other form."""
     scheme, mark, rest = address.partition("://")
     if mark:
         secure = ", and pass tls=TLS() for a server with TLS" if scheme == "https" else ""
@@ -154,7 +166,7 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address, as `split_address` reads it, is on this machine: no proxy reaches it."""
+    """Return whether an address is a loopback address, which must not go through a proxy."""
     host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -163,13 +175,13 @@ def is_loopback(address: str) -> bool:
 
 
 def join_endpoint(endpoint: str, host: str) -> str:
-    """A sibling's address as seen from here: an endpoint without a host of its own is on the host that we used."""
-    own, port = split_address(endpoint)
-    return f"{host if own in ('', '0.0.0.0', '[::]') else own}:{port}"
+    """Return the address of an endpoint that a server lists. An endpoint without a host is on `host`, the server's."""
+    listed_host, port = split_address(endpoint)
+    return f"{host if listed_host in ('', '0.0.0.0', '[::]') else listed_host}:{port}"
 
 
 def as_addresses(addresses: str | Sequence[str]) -> list[str]:
-    """One address, several, or several in one string with commas."""
+    """Return a list of addresses from a list or a comma-separated string. Raises ValueError if one is malformed."""
     items = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     result = [item.strip() for item in items if item.strip()]
     if not result:

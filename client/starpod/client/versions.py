@@ -1,4 +1,4 @@
-"""Semantic versions and the comparators that choose among them."""
+"""Semantic versions and version ranges such as `>=1.2.0,<2.0.0`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TERM = re.compile(r"\s*(==|!=|>=|<=|>|<|)\s*(\d+(?:\.\d+){0,2})\s*")
 
 
 def parse_version(version: str) -> tuple[int, ...]:
-    """(major, minor, patch); parts that are not written are 0. Raises ValueError."""
+    """Return (major, minor, patch); missing parts are 0. Raises ValueError if the text is not a version."""
     if not re.fullmatch(r"\d+(\.\d+){0,2}", version):
         raise ValueError(f"{version!r} is not a version: write MAJOR.MINOR.PATCH.")
     numbers = [int(part) for part in version.split(".")]
@@ -27,13 +27,17 @@ def parse_version(version: str) -> tuple[int, ...]:
 
 
 def latest_name(name: str, environment_ids: Iterable[str]) -> str:
-    """The id that a name without its `-vN` stands for: the highest of the family. The name itself if there is none."""
-    ids = {int(number): each for each in environment_ids if (number := each.removeprefix(f"{name}-v")).isdecimal()}
+    """Return the id with the highest N among `name-vN`, or the name itself if there is no such id."""
+    ids = {int(number): id_ for id_ in environment_ids if (number := id_.removeprefix(f"{name}-v")).isdecimal()}
     return ids[max(ids)] if ids else name
 
 
 def satisfies(version: str, wanted: str) -> bool:
-    """Whether the version fits comparators such as ">=1.2.0,<2.0.0". Empty: every version does. Raises ValueError."""
+    """Return whether a version is in a range such as ">=1.2.0,<2.0.0"; every version is in the empty range.
+
+    Raises:
+        ValueError: the version or the range is malformed.
+    """
     if not wanted.strip():
         return True
     present = parse_version(version)

@@ -1,1 +1,1 @@
-"""Starpod's environments in other trainers, one file for each; docs/adapters.md shows how. Import the file you need."""
+"""Adapters for other trainers, one module for each trainer. See docs/adapters.md."""

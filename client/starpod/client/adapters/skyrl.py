@@ -1,8 +1,8 @@
-"""Starpod's environments in SkyRL: a `BaseTextEnv`, registered under a name of your own.
+"""Adapter for SkyRL: a `BaseTextEnv` to register under any name.
 
     skyrl_gym.register("lake", "starpod.client.adapters.skyrl:StarpodEnv", kwargs={"setting": setting})
 
-SkyRL has no way to leave out one trajectory: an error of the infrastructure is raised, and ends the batch.
+SkyRL cannot leave out one trajectory, so an infrastructure error is raised and ends the batch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from starpod.client.adapters.text import Episode, Setting, converse
 
 
 class StarpodEnv(BaseTextEnv):  # type: ignore[misc] # untyped where SkyRL is not installed
-    """One trajectory. `extras` is the row of the data set, with a `seed`; see Setting.opening for more.
+    """An environment for one trajectory.
 
-    SkyRL's `max_turns` bounds the episode, beside the environment's own limits.
+    Args:
+        setting: the environment and its servers.
+        env_config: SkyRL's configuration, which is not used.
+        extras: the row of the data set, with a `seed`; see Setting.opening for more keys. Its `max_turns` limits the
+            episode, in addition to the environment's limits.
     """
 
     def __init__(self, setting: Setting, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
@@ -29,19 +33,19 @@ class StarpodEnv(BaseTextEnv):  # type: ignore[misc] # untyped where SkyRL is no
         self.episode: Episode | None = None
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
-        """The prompt with instructions and first observation in its last user message."""
+        """Open the episode. Returns the prompt, with instructions and first observation added, and the seeds."""
         self.episode = self.setting.shared_fleet().run(self.setting.open(self.extras))
         session = self.episode.session
         return converse(prompt, self.episode.first), {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Plays a reply. A bad one earns what the environment gives for it; a failure is raised."""
+        """Play a reply of the model. Infrastructure errors are raised."""
         assert self.episode is not None, "SkyRL calls init first"
         self.turns += 1
         try:
             shown = self.setting.shared_fleet().run(self.setting.play(self.episode, action))
         except BaseException:
-            self.close()  # SkyRL does not, after an error
+            self.close()  # SkyRL does not close an environment after an error
             raise
         done = self.episode.done or self.turns == self.max_turns
         return BaseTextEnvStepOutput(

@@ -1,4 +1,4 @@
-"""What the adapters share: where the environment is, how replies become actions, and the score of an episode."""
+"""Code shared by the adapters: opening of episodes, parsing of replies into actions, and metrics."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from starpod.client.sync import SyncFleet
 T = TypeVar("T")
 
 MOST_ACTIONS = 256
-"""Of one reply: servers refuse longer lists, and a reply that repeats itself is a bad reply, not a failure."""
+"""Maximum number of actions that are read from one reply. Servers refuse longer lists, and a reply that repeats itself
+should be a bad reply, not an error."""
 
 MISREAD = "Your reply held no valid action."
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How a reply becomes actions: what stands between the last `<tag>` and its `</tag>`, cut at the separator
-    (but not inside a JSON object).
-
-    tag: None takes the whole reply. separator: None makes it one action. Subclass it for another form.
-    """
+    """Parser of replies. It splits the text between the last `<tag>` and `</tag>` at the separator, except inside JSON
+    objects. Subclass it for another format."""
 
     tag: str | None = "answer"
+    """Name of the tag; None uses the whole reply."""
     separator: str | None = "||"
+    """Separator between actions; None reads one action."""
 
     def read(self, reply: str) -> Sequence[Action]:
-        """The actions, in order. None found is a turn without an action, never an error."""
-        # Unpaired surrogates, which JSON can spell, cannot travel as text.
+        """Return the actions in a reply, in order. A reply without any is a turn with no actions, not an error."""
+        # Unpaired surrogates, which JSON can contain, cannot be sent as text.
         answer = reply.encode(errors="replace").decode()
         if self.tag is not None:
             before, _, _ = answer.rpartition(f"</{self.tag}>")
@@ -48,34 +48,37 @@ class Reader:
         return [piece.strip() for piece in pieces if piece.strip()][:MOST_ACTIONS]
 
     def ask(self, most: int) -> str:
-        """The sentence that tells the model this form. most: actions in a turn; 0 means no limit."""
+        """Return the sentence that describes the format to the model.
+
+        Args:
+            most: maximum number of actions in a turn; 0 means no limit.
+        """
         several = self.separator is not None and most != 1
         form = f"action {self.separator} action" if several else "action"
-        many = f"up to {most} actions" if most else "one action or several"
-        what = f"{many}, separated by {self.separator}" if several else "one action"
+        number = f"up to {most} actions" if most else "one action or several"
+        content = f"{number}, separated by {self.separator}" if several else "one action"
         if self.tag is None:
-            return f"Reply with {what}, and nothing else."
-        return f"Reply with {what}, in this form: <{self.tag}> {form} </{self.tag}>"
+            return f"Reply with {content}, and nothing else."
+        return f"Reply with {content}, in this form: <{self.tag}> {form} </{self.tag}>"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Which environment is played, where, and how a reply is read.
-
-    addresses: of servers, as in Fleet. fleet: further arguments of Fleet (token, tls, patience).
-    options, limits, version: as in Fleet.open. A row of the data set may override options.
-    """
+    """The environment to play, its servers, and the format of replies."""
 
     addresses: str | Sequence[str]
+    """Addresses of servers, as in Fleet."""
     environment_id: str
     options: Mapping[str, Any] | None = None
+    """Options of the environment. A row of the data set can override them."""
     limits: Limits | None = None
     version: str = ""
     reader: Reader = Reader()
     fleet: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of Fleet, such as `token`, `tls` and `patience`."""
 
     def shared_fleet(self) -> SyncFleet:
-        """The fleet of this process for these servers: made on first use, closed when the process ends."""
+        """Return the process's fleet for these servers. It is made on first use and closed when the process ends."""
         addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
         key = (addresses, *sorted(self.fleet.items()))
         with _lock:
@@ -85,11 +88,15 @@ class Setting:
             return _fleets[key]
 
     def opening(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of Fleet.open for a row of a data set.
+        """Return the arguments of Fleet.open for a row of a data set.
 
-        seed: the start; the members of a group have the same one, because they have the same row.
-        dynamics_seed: the luck, if it is to be the same each time.
-        options: a mapping, or JSON text; None in it stands for absent, as data sets fill up missing keys.
+        Args:
+            row: a mapping with the keys `seed` (of the start; equal for the members of a group, as they share the row),
+                `dynamics_seed` (of the random transitions; optional) and `options` (a mapping or its JSON text;
+                optional). Options that are None are ignored, because data sets fill in missing keys with None.
+
+        Raises:
+            ValueError: the row has no seed.
         """
         if row.get("seed") is None:
             raise ValueError(
@@ -111,19 +118,19 @@ class Setting:
         return arguments
 
     async def open(self, row: Mapping[str, Any]) -> Episode:
-        """The episode of a row, from any event loop. Luck that the row does not fix is drawn from `random`."""
-        # Opened one by one every session is the first of its group: derived luck would be the same for all.
+        """Open the episode of a row. A missing `dynamics_seed` is drawn from `random`. Any event loop may call this."""
+        # A derived dynamics_seed would be equal for all members, because each is opened as the first of its own group.
         arguments = {"dynamics_seed": random.getrandbits(63), **self.opening(row)}
         (session,) = await self.on_fleet(self.shared_fleet().fleet.open(**arguments))
         return Episode(session, self.reader)
 
     async def on_fleet(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a call on a fleet or session, whose event loop is another one than the caller's."""
+        """Run a coroutine on the fleet's event loop, and await its result on the caller's."""
         loop = self.shared_fleet().fleet.loop
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
     async def play(self, episode: Episode, reply: str) -> str:
-        """Plays a reply as one turn; what the model sees next. An error of the infrastructure is raised."""
+        """Play a reply as one turn and return the text that the model sees next. Infrastructure errors are raised."""
         return episode.take(await self.on_fleet(episode.session.step(episode.reader.read(reply))))
 
     async def close(self, episode: Episode) -> None:
@@ -131,10 +138,12 @@ class Setting:
 
 
 class Episode:
-    """An episode that is played by text.
+    """An episode that a language model plays.
 
-    first: what the model is shown before its first reply: instructions, form of a reply, first observation.
-    rewards: of each turn. reward: their sum.
+    Attributes:
+        first: the text before the model's first reply: instructions, format of a reply, first observation.
+        rewards: the reward of each turn.
+        reward: their sum.
     """
 
     def __init__(self, session: Session, reader: Reader) -> None:
@@ -156,7 +165,7 @@ class Episode:
         return sum(self.rewards)
 
     def take(self, transition: Transition) -> str:
-        """Notes what a turn earned; what the model sees next."""
+        """Record a turn and return the text that the model sees next."""
         self._last = transition
         self.rewards.append(transition.reward)
         for name, value in transition.reward_parts.items():
@@ -168,7 +177,7 @@ class Episode:
         return f"{MISREAD}\n{text}"
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of the episode so far: turns, those without a valid action, success where it is known, parts."""
+        """Return metrics of the episode: turns, turns without a valid action, success if known, reward components."""
         metrics = {"turns": float(len(self.rewards)), "misread_turns": float(self._misread)}
         if self._last is not None:
             metrics["truncated"] = float(self._last.truncated)
@@ -178,7 +187,7 @@ class Episode:
 
 
 def converse(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Copies of the messages with the text at the end of the last one, if that is the user's, else after it."""
+    """Return copies of the messages with the text appended to the last one if it is the user's, else as a new one."""
     copies = [dict(message) for message in messages]
     if copies and copies[-1]["role"] == "user":
         content = copies[-1]["content"]

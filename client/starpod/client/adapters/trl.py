@@ -1,9 +1,9 @@
-"""Starpod's environments in TRL's GRPOTrainer: as tools (`environment_factory`), or as a conversation (`rollout_func`).
+"""Adapter for TRL's GRPOTrainer: environments as tools (`environment_factory`) or conversations (`rollout_func`).
 
     trainer = GRPOTrainer(model, environment_factory=EnvironmentFactory(setting), reward_funcs=[log_episodes], ...)
     trainer = GRPOTrainer(model, rollout_func=Rollouts(setting), reward_funcs=[episode_reward], ...)
 
-An episode that failed has no reward (None), which TRL leaves out of its group and gives no advantage.
+A failed episode has the reward None: TRL leaves it out of its group and gives it no advantage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starpod.client.errors import StarpodError
 
 @dataclass(frozen=True, slots=True)
 class ToolReader(Reader):
-    """Reads the argument of the tool `act`: its text, cut at the separator."""
+    """Parser of the argument of the tool `act`: it splits the whole text at the separator."""
 
     tag: str | None = None
 
@@ -31,20 +31,22 @@ class ToolReader(Reader):
 
 
 class StarpodEnvironment:
-    """What `environment_factory` makes: one for each rollout of a batch, used again after `reset`.
+    """The environment of one rollout. TRL reuses it after `reset`.
 
-    episode: the one that is played; None before the first reset. failure: the error that ended it, if one did.
+    Attributes:
+        episode: the current episode; None before the first reset.
+        failure: the error that ended it, if any.
     """
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self.episode: Episode | None = None
         self.failure: Exception | None = None
-        # TRL runs the calls of one message side by side, and the first may end the episode.
+        # TRL runs the tool calls of one message concurrently, and the first of them may end the episode.
         self._turn = asyncio.Lock()
 
     def reset(self, **row: Any) -> str:
-        """Opens the episode of a row of the data set: instructions and first observation, for the end of its prompt."""
+        """Open the episode of a row. Returns instructions and first observation, to append to the row's prompt."""
         fleet = self._setting.shared_fleet()
         if self.episode is not None:
             fleet.run(self._setting.close(self.episode))
@@ -69,23 +71,23 @@ class StarpodEnvironment:
             if self.episode.done:
                 return "The episode is over."
             try:
-                # What a model writes as an argument need not be of the type that was asked for.
+                # The model may pass an argument of another type than str.
                 shown = await self._setting.play(self.episode, action if isinstance(action, str) else str(action))
             except Exception as error:
-                # TRL shows it to the model as the tool's result and goes on: get_reward remembers it.
+                # TRL shows the error to the model as the tool's result and continues, so keep it for get_reward.
                 self.failure = error
                 raise
             return f"{shown}\nThe episode is over." if self.episode.done else shown
 
     def get_reward(self) -> float | None:
-        """The rewards of all turns together; None if the episode failed."""
+        """Return the sum of the rewards of all turns, or None if the episode failed."""
         assert self.episode is not None, "TRL resets an environment before it asks for the reward"
         return None if self.failure is not None else self.episode.reward
 
 
 @dataclass(frozen=True)
 class EnvironmentFactory:
-    """For GRPOTrainer's `environment_factory`. The data set has a column `seed`; see Setting.opening for more."""
+    """An `environment_factory` for GRPOTrainer. The data set has a column `seed`; see Setting.opening for more."""
 
     setting: Setting
 
@@ -99,21 +101,21 @@ class EnvironmentFactory:
 def log_episodes(
     environments: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **_: Any
 ) -> list[None]:
-    """A reward function that rewards nothing and logs the mean numbers of the episodes, and how many failed."""
+    """Log the mean metrics of the episodes and the share that failed. This reward function gives no reward."""
     ours = [environment for environment in environments if isinstance(environment, StarpodEnvironment)]
-    _log([None if each.failure or each.episode is None else each.episode.metrics() for each in ours], log_metric)
+    _log([None if env.failure or env.episode is None else env.episode.metrics() for env in ours], log_metric)
     return [None] * len(environments)
 
 
-# --- rollout_func: the model speaks, the environment answers -------------------------------------------------------
+# --- rollout_func: model and environment take turns in a conversation ----------------------------------------------
 
 
 class Rollouts:
-    """For GRPOTrainer's `rollout_func`: whole episodes, all of a batch side by side, without tools.
+    """A `rollout_func` for GRPOTrainer. It plays the episodes of a batch concurrently, as conversations without tools.
 
-    TRL hands over prompts alone, so what Setting.opening reads from a row stands in the last message of each prompt:
-    `{"role": "user", "content": "", "seed": 7}`. Prompts with equal ones are opened as one group.
-    What was sampled is what is trained: replies are never encoded again.
+    TRL passes only prompts, so the last message of a prompt must hold the keys that Setting.opening reads from a row:
+    `{"role": "user", "content": "", "seed": 7}`. Prompts with equal keys are opened as one group. Replies are never
+    tokenised again, so that exactly the sampled tokens are trained on.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -147,8 +149,8 @@ class Rollouts:
         fleet = self.setting.shared_fleet()
         streams = []
         for prompt, episode in zip(prompts, episodes, strict=True):
-            said = [{"role": message["role"], "content": message["content"]} for message in prompt]
-            streams.append(_Stream(trainer, converse(said, episode.first)))
+            messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
+            streams.append(_Stream(trainer, converse(messages, episode.first)))
         failures: dict[int, BaseException] = {}
         live = list(range(len(prompts)))
         while live:
@@ -156,7 +158,7 @@ class Rollouts:
             sessions = [episodes[slot].session for slot in live]
             turns = [self.setting.reader.read(reply) for reply in replies]
             results = fleet.run(fleet.fleet.step_many(sessions, turns, return_exceptions=True))
-            still = []
+            running = []
             for slot, result in zip(live, results, strict=True):
                 if isinstance(result, StarpodError):
                     failures[slot] = result
@@ -165,8 +167,8 @@ class Rollouts:
                 else:
                     shown = episodes[slot].take(result)
                     if not episodes[slot].done and streams[slot].show(shown):
-                        still.append(slot)
-            live = still
+                        running.append(slot)
+            live = running
         if len(failures) == len(prompts):
             raise next(iter(failures.values()))
         for slot in failures:
@@ -190,25 +192,25 @@ def episode_reward(
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float | None]:
-    """The reward function that goes with Rollouts: what the environment gave, None where an episode failed."""
+    """Return the environment's reward of each episode, None for failed ones. Use this function with Rollouts."""
     _log(episode_metrics, log_metric)
     return episode_rewards
 
 
 class _Stream:
-    """The tokens of one conversation, append-only: the prompt, then replies (mask 1) and what was shown (mask 0)."""
+    """The tokens of one conversation, append-only: the prompt, then replies (mask 1) and observations (mask 0)."""
 
     def __init__(self, trainer: Any, messages: list[dict[str, Any]]) -> None:
         self._trainer = trainer
-        self._most: int = trainer.max_completion_length
+        self._max_length: int = trainer.max_completion_length
         self.prompt = self._encode(messages, add_generation_prompt=True)
         self.ids: list[int] = []
         self.mask: list[int] = []
         self.logprobs: list[float] | None = []
 
     def reply(self, ids: list[int], logprobs: list[float] | None) -> None:
-        """Takes over what was sampled, as far as there is room."""
-        ids = ids[: self._most - len(self.ids)]
+        """Append a sampled reply, cut to the remaining room."""
+        ids = ids[: self._max_length - len(self.ids)]
         self.ids += ids
         self.mask += [1] * len(ids)
         if logprobs is None or self.logprobs is None:
@@ -217,20 +219,20 @@ class _Stream:
             self.logprobs += logprobs[: len(ids)]
 
     def show(self, text: str) -> bool:
-        """Adds what the model sees next. False, and nothing is added, if no room is left for a reply."""
+        """Append the text that the model sees next and return True, or return False if no reply would fit after it."""
         before = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
         past = self._encode(before, add_generation_prompt=False)
         both = self._encode([*before, {"role": "user", "content": text}], add_generation_prompt=True)
-        ends = [place for place, token in enumerate(past) if token in self._trainer.eos_token_ids]
+        ends = [index for index, token in enumerate(past) if token in self._trainer.eos_token_ids]
         if not ends or both[: ends[-1] + 1] != past[: ends[-1] + 1]:
             raise ValueError(
                 "The chat template does not close a reply with an end token, or renders a reply differently once more"
                 " follows: a conversation cannot grow by appending. Use another template, or EnvironmentFactory."
             )
-        # The template's end token is left out where the model sampled it.
+        # Skip the template's end token if the model sampled it.
         ended = bool(self.ids) and self.ids[-1] in self._trainer.eos_token_ids
         added = both[ends[-1] + 1 if ended else ends[-1] :]
-        if len(self.ids) + len(added) >= self._most:
+        if len(self.ids) + len(added) >= self._max_length:
             return False
         self.ids += added
         self.mask += [0] * len(added)
@@ -250,7 +252,7 @@ class _Stream:
 
 
 def _generate(trainer: Any, streams: list[_Stream]) -> list[str]:
-    """The next reply of each, sampled by the trainer's own engine. Private to TRL, as is all that could do it."""
+    """Sample the next reply of each conversation with the trainer's engine. TRL has no public method for that."""
     ids, logprobs = trainer._generate_single_turn(
         [stream.prompt + stream.ids for stream in streams], None, {}, num_generations=1
     )
@@ -263,8 +265,8 @@ def _generate(trainer: Any, streams: list[_Stream]) -> list[str]:
 def _log(metrics: Sequence[dict[str, float] | None], log_metric: Callable[[str, float], None] | None) -> None:
     if log_metric is None or not metrics:
         return
-    good = [each for each in metrics if each is not None]
-    log_metric("starpod/failed", 1 - len(good) / len(metrics))
-    for name in sorted({name for each in good for name in each}):
-        values = [each[name] for each in good if name in each]
+    known = [episode for episode in metrics if episode is not None]
+    log_metric("starpod/failed", 1 - len(known) / len(metrics))
+    for name in sorted({name for episode in known for name in episode}):
+        values = [episode[name] for episode in known if name in episode]
         log_metric(f"starpod/{name}", sum(values) / len(values))

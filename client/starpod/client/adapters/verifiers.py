@@ -1,12 +1,12 @@
-"""Starpod's environments in verifiers (its v1 stack): taskset, environment and harness of one plugin.
+"""Adapter for verifiers (v1): taskset, environment and harness of a plugin.
 
-verifiers finds a plugin by the name of a module at the top level, so give it one of your own that holds
+verifiers finds a plugin by the name of a top-level module. Write one that contains
 
     from starpod.client.adapters.verifiers import StarpodEnv, StarpodHarness, StarpodTaskset
 
     __all__ = ["StarpodEnv", "StarpodHarness", "StarpodTaskset"]
 
-An error of the infrastructure fails the episode: it is in `episode.errors`, and its trace has no reward.
+An infrastructure error fails the episode: it is listed in `episode.errors`, and the trace has no reward.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from starpod.client.observation import Limits
 
 
 class StarpodData(vf.TaskData):  # type: ignore[misc] # untyped where verifiers is not installed
-    """One start. A task is rolled out several times from the same one: that is its group."""
+    """The start of an episode. The rollouts of a task, which form a group, share it."""
 
     row: dict[str, Any]
 
 
 class StarpodConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """Which environment, where, and from which seeds."""
+    """The environment, its servers, and the seeds of the tasks."""
 
     addresses: str = ""
-    """Of servers, as in Fleet."""
+    """Addresses of servers, as in Fleet."""
     environment: str = ""
-    """Id of the environment, as `starpod list` shows it."""
+    """Id of the environment, as shown by `starpod list`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment."""
     version: str = ""
     """Range of versions, such as ">=1,<2"."""
     max_turns: int | None = None
-    """Turns of an episode, where the environment's own limit is not meant."""
+    """Maximum number of turns; None keeps the environment's limit."""
     tag: str | None = "answer"
-    """Tag around the actions of a reply; None takes the whole reply."""
+    """Tag around the actions in a reply; None uses the whole reply."""
     separator: str | None = "||"
-    """What stands between several actions; None takes one."""
+    """Separator between actions; None reads one action."""
     first_seed: int = 0
     seeds: int = 256
-    """Number of tasks: one for each seed from the first on."""
+    """Number of tasks. Their seeds are consecutive, from `first_seed` on."""
     dynamics_seed: int | None = None
-    """Luck that all episodes have; None draws it anew for each."""
+    """Seed of the random transitions of all episodes; None draws one per episode."""
 
 
 class StarpodTask(vf.Task[StarpodData, vf.State, vf.TaskConfig]):  # type: ignore[misc]
-    """The environment scores the episode, so a task has no rewards of its own."""
+    """A task. It defines no rewards, because the environment scores the episode."""
 
 
 class StarpodTaskset(vf.Taskset[StarpodTask, StarpodConfig]):  # type: ignore[misc]
     """A task for each seed."""
 
     def __init__(self, config: StarpodConfig) -> None:
-        # Fields without a default would not do: the command line makes the configuration from the id alone, to begin.
+        # The fields need defaults, because verifiers' command line first makes the configuration from the id alone.
         if not (config.addresses and config.environment):
             raise ValueError(
                 "Say what is played, and where: --env.taskset.environment ID --env.taskset.addresses HOST:PORT"
@@ -82,7 +82,7 @@ class StarpodEnvConfig(vf.EnvConfig):  # type: ignore[misc]
 
 
 class StarpodEnv(vf.Env[StarpodEnvConfig]):  # type: ignore[misc]
-    """The environment is the user of the conversation: it shows, the agent answers."""
+    """A conversation in which the environment is the user and the agent is the assistant."""
 
     async def run(self, task: Any, agents: Any) -> None:
         config: StarpodConfig = self.taskset.config
@@ -106,7 +106,7 @@ class StarpodEnv(vf.Env[StarpodEnvConfig]):  # type: ignore[misc]
         finally:
             await setting.close(episode)
         trace = interaction.trace
-        if trace.ok:  # not, if the model's endpoint failed: then the episode was cut short, and earned nothing
+        if trace.ok:  # False if the model's endpoint failed: the episode is incomplete and gets no reward
             trace.record_metrics(episode.metrics())
             trace.info["turn_rewards"] = episode.rewards
             trace.record_reward("episode_reward", episode.reward)
@@ -114,7 +114,7 @@ class StarpodEnv(vf.Env[StarpodEnvConfig]):  # type: ignore[misc]
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    """Read once: it takes longer than a turn."""
+    """Return the system's certificates. They are cached, because reading them takes longer than a turn."""
     return ssl.create_default_context()
 
 
@@ -123,7 +123,7 @@ class StarpodHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
 
 
 class StarpodHarness(vf.Harness[StarpodHarnessConfig]):  # type: ignore[misc]
-    """Plain chat inside the process: nothing to install, no process for each turn. Any other harness works as well."""
+    """A harness for plain chat that runs inside the process. Other harnesses work as well."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
@@ -141,14 +141,14 @@ class StarpodHarness(vf.Harness[StarpodHarnessConfig]):  # type: ignore[misc]
         data: Any,
     ) -> Any:
         system, prompt = self.resolve_prompt(data)
-        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
-        messages = [*([{"role": "system", "content": system}] if system else []), *said]
-        # No limit of time here: verifiers has its own for a turn.
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
+        messages = [*([{"role": "system", "content": system}] if system else []), *turns]
+        # No timeout here, because verifiers limits the time of a turn.
         async with httpx.AsyncClient(verify=_certificates(), timeout=None) as client:
             answer = await client.post(
                 f"{endpoint}/chat/completions",
                 json={"model": ctx.model, "messages": messages},
                 headers={"Authorization": f"Bearer {secret}"},
             )
-            answer.raise_for_status()  # what it was stands in the trace: verifiers saw it on the way
+            answer.raise_for_status()  # verifiers has already recorded the error in the trace
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")

@@ -1,11 +1,11 @@
-"""Starpod's environments in verl: an agent loop that plays whole episodes.
+"""Adapter for verl: an agent loop that plays whole episodes.
 
     - name: lake
       _target_: starpod.client.adapters.verl.StarpodAgentLoop
       setting: {_target_: starpod.client.adapters.text.Setting, addresses: ..., environment_id: frozen_lake-v1}
 
-verl's own tokeniser of a growing conversation is used: what was sampled is what is trained.
-An error of the infrastructure is raised: verl's TransferQueue trainer marks the group as failed, its older one stops.
+The conversation is tokenised by verl, so that exactly the sampled tokens are trained on.
+An infrastructure error is raised: verl's TransferQueue trainer marks the group as failed, its older trainer stops.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from starpod.client.adapters.text import Episode, Setting, converse
 
 
 class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where verl is not installed
-    """One trajectory. `extra_info` of the row has a `seed`; see Setting.opening for more. The group has the row."""
+    """One trajectory. The row's `extra_info` has a `seed`; see Setting.opening for more keys."""
 
     def __init__(self, *args: Any, setting: Setting, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.setting = setting
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        """Plays one episode, until its end or as long as the response has room."""
+        """Play one episode until it ends or the response is full."""
         episode = await self.setting.open(row.get("extra_info") or {})
         try:
             return await self._play(episode, sampling_params, list(row["raw_prompt"]))
@@ -37,9 +37,9 @@ class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where ver
     async def _play(
         self, episode: Episode, sampling_params: dict[str, Any], prompt: list[dict[str, Any]]
     ) -> AgentLoopOutput:
-        most = self.rollout_config.response_length
-        most_turns = self.rollout_config.multi_turn.max_assistant_turns
-        request_id = uuid4().hex  # the same for all turns, so that they meet the same cache
+        max_length = self.rollout_config.response_length
+        max_turns = self.rollout_config.multi_turn.max_assistant_turns
+        request_id = uuid4().hex  # the same for all turns, so that they use the same prefix cache
         timing: dict[str, Any] = {}
         fields: dict[str, Any] = {}
         mask: list[int] = []
@@ -63,24 +63,25 @@ class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where ver
             reply = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
             with simple_timer("tool_calls", timing):
                 shown = await self.setting.play(episode, reply)
-            said = [*messages, {"role": "assistant", "content": reply}]
-            messages = [*said, {"role": "user", "content": shown}]
-            if episode.done or len(mask) >= most or len(episode.rewards) == most_turns:
+            replied = [*messages, {"role": "assistant", "content": reply}]
+            messages = [*replied, {"role": "user", "content": shown}]
+            if episode.done or len(mask) >= max_length or len(episode.rewards) == max_turns:
                 break
-            merged, next_mask, next_logprobs = await self.ct_merge_context_msg(said, messages, ids, mask, logprobs)
-            if len(next_mask) >= most:
+            merged, next_mask, next_logprobs = await self.ct_merge_context_msg(replied, messages, ids, mask, logprobs)
+            if len(next_mask) >= max_length:
                 break
             ids, mask, logprobs = merged.token_ids, next_mask, next_logprobs
-        # verl makes a column of each name in reward_extra_info: every episode has the same ones.
-        known = {"success": float("nan"), **episode.metrics()}
-        fields["reward_extra_info"] = {name: known[name] for name in ("success", "turns", "misread_turns", "truncated")}
+        # verl makes a column of each key in reward_extra_info, so all episodes must have the same keys.
+        metrics = {"success": float("nan"), **episode.metrics()}
+        names = ("success", "turns", "misread_turns", "truncated")
+        fields["reward_extra_info"] = {name: metrics[name] for name in names}
         fields |= {"turn_scores": episode.rewards, "tool_rewards": []}
         start = len(ids) - len(mask)
         return AgentLoopOutput(
             prompt_ids=ids[:start],
-            response_ids=ids[start:][:most],
-            response_mask=mask[:most],
-            response_logprobs=None if logprobs is None else logprobs[:most],
+            response_ids=ids[start:][:max_length],
+            response_mask=mask[:max_length],
+            response_logprobs=None if logprobs is None else logprobs[:max_length],
             reward_score=episode.reward,
             num_turns=2 * len(episode.rewards),
             metrics=timing,

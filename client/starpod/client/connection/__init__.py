@@ -1,7 +1,7 @@
-"""One channel and one Stream to one server: sends calls, matches replies, batches. Knows no session.
+"""Connection to one server: one channel and one Stream. It batches calls and matches replies, without recovery.
 
-A program that wants no recovery, such as a load generator, drives it directly: subclass `Step` for whatever is stepped,
-hand the steps that are ready to `Connection.submit_steps`, and get their replies in batches, as a `StepReceiver`.
+A program that needs no recovery, such as a load generator, uses it directly: subclass `Step` for what is stepped, pass
+the steps to `Connection.submit_steps`, and receive their replies in batches, as a `StepReceiver`.
 """
 
 from starpod.client.connection.calls import (

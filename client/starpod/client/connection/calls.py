@@ -1,4 +1,4 @@
-"""Calls to a server: steps, which their owner reuses turn after turn, and all others."""
+"""Calls to a server: Step, which a session reuses for all its turns, and Call for all other methods."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ Response = TypeVar("Response", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Request, Response]):
-    """An RPC of the service. field: its name in the Stream's Call and Reply. rpc: its name in the service."""
+    """A method of the service."""
 
     field: str
+    """Name in the messages Call and Reply of the Stream, such as "open"."""
     rpc: str
+    """Name of the unary RPC, such as "Open"."""
 
 
 OPEN: Method[pb.OpenRequest, pb.OpenResponse] = Method("open", "Open")
@@ -40,11 +42,13 @@ METHODS = {method.field: method.rpc for method in (OPEN, RESET, STEP, RENDER, FO
 
 
 class Step:
-    """One turn to send: where a session stands and what it plays there. At most one of a session is under way.
+    """A turn of a session to send. A session has at most one turn in flight, so its Step is reused.
 
-    session_id, epoch, step_index: as the server expects them; the owner keeps them up to date.
-    actions: of the turn. want: what this turn's reply is to carry; None: what the session wants.
-    plain: the actions are texts and `want` is None, so that the turn can travel as a row of columns.
+    Attributes:
+        session_id, epoch, step_index: what the server expects; the owner keeps them up to date.
+        actions: the actions of the turn.
+        want: optional fields of this turn's reply; None means those of the session.
+        plain: whether all actions are texts and `want` is None, so that the turn can travel as a row of columns.
     """
 
     __slots__ = ("actions", "epoch", "plain", "session_id", "step_index", "want")
@@ -59,7 +63,7 @@ class Step:
 
 
 class Call(ABC, Generic[Request, Response]):
-    """Any other call on its way. Subclasses say who is told what became of it."""
+    """A call other than a step. Subclasses handle its reply (`answered`) or its error (`refused`)."""
 
     __slots__ = ("message", "method")
 
@@ -69,7 +73,7 @@ class Call(ABC, Generic[Request, Response]):
 
     @property
     def wanted(self) -> bool:
-        """Somebody waits for the reply. A call that nobody waits for is not sent again."""
+        """Whether somebody still waits for the reply. If not, the call is not sent again."""
         return True
 
     @abstractmethod
@@ -80,7 +84,7 @@ class Call(ABC, Generic[Request, Response]):
 
 
 class AwaitedCall(Call[Request, Response]):
-    """A call whose reply a coroutine waits for. unclaimed: is given the reply if the coroutine has gone."""
+    """A call whose reply a coroutine awaits. If it was cancelled meanwhile, `unclaimed` receives the reply."""
 
     __slots__ = ("future", "unclaimed")
 
@@ -111,7 +115,7 @@ class AwaitedCall(Call[Request, Response]):
 
 
 def step_request(step: Step) -> pb.StepRequest:
-    """The turn as a message of its own."""
+    """Return the turn as a message, for servers and actions that columns do not support."""
     return pb.StepRequest(
         session_id=step.session_id,
         epoch=step.epoch,

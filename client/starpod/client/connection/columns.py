@@ -1,6 +1,6 @@
-"""Turns of plain text as columns, one message for many sessions: how they are written and read.
+"""Encoding and decoding of text turns as columns: one message for the turns of many sessions.
 
-The rules of the columns are those of the proto's StepColumns and TransitionColumns.
+The proto defines the format: see StepColumns and TransitionColumns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starpod.client.observation import EndReason, Flags, Shares
 from starpod.v1 import environment_pb2 as pb
 
 End = tuple[EndReason, bool | None]
-"""Why an episode ended, and whether the task was solved."""
+"""Reason for which an episode ended, and whether the task was solved (None: unknown)."""
 
 _actions = attrgetter("actions")
 _SUCCESS = (None, False, True)
@@ -24,28 +24,35 @@ _ENDS = tuple(EndReason)
 
 
 class StepBatch(NamedTuple):
-    """Replies to steps that came together. Row i of every list belongs to steps[i].
-
-    texts: of the observations. rewards: of the turns. keys: state keys, empty where they are not wanted.
-    flags, shares: of the sub-actions, as `Transition` takes them. ends: by row, where the episode ended.
-    """
+    """Replies that came in one message. Row i of every list belongs to steps[i]."""
 
     steps: list[Step]
     texts: list[str]
+    """Texts of the observations."""
     rewards: list[float]
+    """Rewards of the turns."""
     keys: list[bytes]
+    """State keys; b"" if they are not wanted."""
     flags: Sequence[Flags]
     shares: Sequence[Shares]
     ends: dict[int, End]
+    """Rows at which the episode ended."""
 
 
 def write_steps(
     columns: pb.StepColumns, steps: Sequence[Step], actions: Sequence[str], counts: Sequence[int], first: int
 ) -> None:
-    """Fills in the steps. actions: of all, in order. counts: how many each has; empty: one each.
-    first: the call id of the first, from which the others count on.
+    """Append steps to the columns.
 
-    Raises UnicodeEncodeError if an action is no text that can travel.
+    Args:
+        columns: the message to fill.
+        steps: the steps, one row each.
+        actions: the actions of all steps, concatenated.
+        counts: number of actions per step; empty means one per step.
+        first: call id of the first step; the following steps have consecutive ids.
+
+    Raises:
+        UnicodeEncodeError: an action cannot be encoded as UTF-8.
     """
     columns.actions.extend(actions)
     columns.call_ids.extend(range(first, first + len(steps)))
@@ -58,12 +65,15 @@ def write_steps(
 def read_transitions(
     columns: pb.TransitionColumns, pending: dict[int, Step | Call[Any, Any]]
 ) -> tuple[StepBatch, list[tuple[Step, BadReply]]]:
-    """Take the rows' steps out of `pending`: those to deliver, and those whose row breaks the contract, with how.
+    """Decode replies and remove their steps from `pending`. Rows with an unknown id are late duplicates and skipped.
 
-    A row whose id is not in `pending` is a late duplicate and left out. Raises whatever a message raises that is not as
-    it should be; nothing was taken out of `pending` then.
+    Returns:
+        The valid rows, and the steps whose row breaks the protocol, each with the error.
+
+    Raises:
+        Exception: the message is malformed. `pending` is unchanged then.
     """
-    # Slices: a repeated field is slow to walk through.
+    # Slices make lists, which are faster to iterate over than repeated fields.
     call_ids = columns.call_ids[:]
     count = len(call_ids)
     texts, rewards = columns.texts[:], columns.rewards[:]
@@ -87,7 +97,7 @@ def read_transitions(
     if len(kinds) != 1 or not issubclass(kinds.pop(), Step):
         for call_id, call in zip(call_ids, steps, strict=True):
             if isinstance(call, Call):
-                pending[call_id] = call  # no row can answer it
+                pending[call_id] = call  # a row cannot answer a call that is no step
         batch = _keep(batch, [isinstance(step, Step) for step in steps])
     broken = _broken_rows(batch, single=not columns.outcome_counts)
     refused = [(batch.steps[row], reason) for row, reason in broken.items()]
@@ -95,7 +105,8 @@ def read_transitions(
 
 
 def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
-    """Return what is wrong with which rows. single: each row has one outcome. A usual batch costs a few passes in C."""
+    """Return the error of each invalid row. `single` says that each row has one outcome: then a valid batch is checked
+    by a few C-level passes."""
     try:
         check_rewards(batch.rewards)
         if single:
@@ -120,7 +131,7 @@ def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
 
 
 def _per_row(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares]]:
-    """Flags and shares where rows have other numbers of sub-actions than one."""
+    """Split the flags and shares of all sub-actions by row, if some rows have several sub-actions or none."""
     flags: list[Flags] = []
     shares: list[Shares] = []
     all_flags, all_shares = tuple(columns.outcome_flags), tuple(columns.outcome_rewards)
@@ -137,8 +148,8 @@ def _per_row(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares]]:
 
 
 def _keep(batch: StepBatch, kept: list[bool]) -> StepBatch:
-    """The batch without the rows that are not kept."""
-    place = list(accumulate(kept, initial=0))
+    """Return the batch with only the rows for which `kept` is True."""
+    new_row = list(accumulate(kept, initial=0))
     return StepBatch(
         list(compress(batch.steps, kept)),
         list(compress(batch.texts, kept)),
@@ -146,5 +157,5 @@ def _keep(batch: StepBatch, kept: list[bool]) -> StepBatch:
         list(compress(batch.keys, kept)),
         list(compress(batch.flags, kept)),
         list(compress(batch.shares, kept)),
-        {place[row]: end for row, end in batch.ends.items() if kept[row]},
+        {new_row[row]: end for row, end in batch.ends.items() if kept[row]},
     )

@@ -1,7 +1,7 @@
-"""A connection to one server that comes back by itself: its channel, its one Stream, and the calls that travel on it.
+"""A connection to one server that reconnects by itself: a channel and one Stream that carries all calls.
 
-Whatever has no reply when the connection breaks is asked again, unchanged, once the same server is back; if it is not,
-whoever waits is told.
+When the connection breaks, calls without a reply are sent again, unchanged, once the same server is back. If it does
+not come back in time, they fail.
 """
 
 from __future__ import annotations
@@ -28,24 +28,33 @@ logger = logging.getLogger("starpod.client")
 
 
 class _Unreadable(ServerBug):
-    """A message of the Stream is no StreamResponse."""
+    """A message of the Stream cannot be parsed."""
 
 
 class Connection:
-    """A server as this client reaches it.
+    """A connection to one server.
 
-    receiver: is told what becomes of steps. server_name: whom a resolved address stands for.
-    timeout: seconds after which a call without a reply is asked again. patience: seconds after which it is given up.
-    grace: seconds that a broken connection may take to come back before all calls on it are refused.
-    messages_in_flight: how many are under way before calls that are ready accumulate, for `hold` seconds at most.
-    stream: False: calls are made one by one, though the server has a Stream.
-    on_change: is called when the server comes, goes or turns out to be another one.
+    Args:
+        address: `host:port`.
+        transport: credentials and channel settings.
+        receiver: receives the replies and errors of steps.
+        server_name: the host name that `address` was resolved from, for the check of the server's certificate.
+        timeout: seconds after which a call without a reply is sent again.
+        patience: seconds after which a call without a reply fails.
+        grace: seconds to wait for a broken connection to return before all its calls fail.
+        messages_in_flight: number of messages in flight from which on further calls accumulate.
+        hold: maximum seconds for which they accumulate.
+        stream: if False, use unary calls even if the server has a Stream.
+        on_change: called when the server becomes ready, is lost, or was replaced by another process.
 
-    description: what the server last said of itself; None until it was reached.
-    ready: it is connected. lost: it has been gone for longer than the grace. tried: it was reached, or given up, once.
-    error: why it is not ready.
-    calls_timed, environment_ms, queue_ms, server_ms: sums of what the server said of the time of calls; of their time
-    in its queue where they were made one by one.
+    Attributes:
+        description: the server's last description; None until it is reached.
+        ready: the server is connected.
+        lost: the server has been disconnected for longer than `grace`.
+        tried: the first attempt to connect is over.
+        error: why the server is not ready.
+        calls_timed: number of calls whose durations the server reported.
+        environment_ms, queue_ms, server_ms: sums of these durations. `queue_ms` is known for unary calls only.
     """
 
     def __init__(
@@ -102,13 +111,13 @@ class Connection:
 
     @property
     def instance_id(self) -> str:
-        """Of the server's process; empty until it was reached."""
+        """Id of the server's process; "" until it is reached."""
         return self.description.instance_id if self.description else ""
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def submit(self, call: Step | Call[Any, Any]) -> None:
-        """Sends it with the next message. The receiver, or the call, is told what becomes of it."""
+        """Send a call with the next message. Its reply or error goes to the receiver (steps) or to the call itself."""
         if self.lost:
             self.loop.call_soon(self._refuse_as_lost, call)
         elif self._unary and self.ready:
@@ -118,7 +127,7 @@ class Connection:
             self.wake()
 
     def submit_steps(self, steps: Sequence[Step]) -> None:
-        """Sends many steps, all of them plain, with the next messages."""
+        """Send many plain steps with the next messages."""
         if self.queue.columns:
             self.queue.ready_steps.extend(steps)
             self.wake()
@@ -133,10 +142,17 @@ class Connection:
         until: float,
         unclaimed: Callable[[Response], None] | None = None,
     ) -> Response:
-        """The response to one call; retried where the error says that it helps, up to the loop time `until`.
+        """Send a call and return its response, with retries if the error advises them.
 
-        unclaimed: is given a response that comes when the caller has gone.
-        Raises StarpodError; DeadlineExceeded with the advice to give up: it is still unanswered then.
+        Args:
+            method: the method to call.
+            message: its request.
+            until: the event loop's time at which the call fails.
+            unclaimed: receives the response if the caller was cancelled before it came.
+
+        Raises:
+            DeadlineExceeded: there was no response until `until`. The advice is "give_up".
+            StarpodError: the server refused the call.
         """
         backoff = Backoff()
         while True:
@@ -150,7 +166,7 @@ class Connection:
                 raise self.queue.unanswered(method.field) from None
             except asyncio.CancelledError:
                 if not future.cancel() and not future.cancelled() and future.exception() is None:
-                    call.answered(future.result())  # it had come already
+                    call.answered(future.result())  # the response came before the cancellation
                 raise
             except StarpodError as error:
                 wait = backoff.wait(error.retry_after)
@@ -159,7 +175,7 @@ class Connection:
                 await asyncio.sleep(wait)
 
     def retries(self, method: Method[Any, Any], error: StarpodError) -> bool:
-        """Whether `call` asks this server again after such an error."""
+        """Return whether `call` retries on this server after the error."""
         return error.advice == "retry"
 
     def _refuse_as_lost(self, call: Step | Call[Any, Any]) -> None:
@@ -172,8 +188,11 @@ class Connection:
         return Unreachable(f"No server at {self.address}: {self.error or 'not reached yet'}")
 
     async def probe(self) -> None:
-        """Asks how it is. A server that has said nothing at all for the timeout is given up: its host is gone, the
-        network swallows what is sent, or it hangs. Raises StarpodError."""
+        """Check the server's health. Raises StarpodError if it does not answer.
+
+        If nothing at all was received for `timeout` seconds, the connection is dropped: the host or network is down, or
+        the server hangs.
+        """
         try:
             await self.describe()
         except StarpodError:
@@ -183,7 +202,7 @@ class Connection:
             raise
 
     async def describe(self) -> pb.DescribeResponse:
-        """Asks the server anew what it is. Raises StarpodError."""
+        """Request and return the server's description. Raises StarpodError."""
         if self._stub is None:
             raise self._gone()
         response = await self._describe(min(DESCRIBE_SECONDS, self.timeout))
@@ -202,11 +221,11 @@ class Connection:
         return response
 
     def adopt(self, description: pb.DescribeResponse) -> None:
-        """Takes in what the server says of itself."""
+        """Store a new description of the same server process."""
         self.description = description
 
     def forget(self) -> None:
-        """Another process answers under the address: what was known of the one before holds no more."""
+        """Drop all calls and state of the previous server process, because another one now answers at the address."""
         self.queue.abandon(Unreachable(f"The server at {self.address} was restarted: its sessions are gone."))
 
     # --- the connection --------------------------------------------------------------------------------------------
@@ -215,7 +234,7 @@ class Connection:
         self._spawn(self._run())
 
     async def close(self) -> None:
-        """Closes the connection. Calls in flight fail."""
+        """Close the connection. Calls in flight fail."""
         self.ready, self.lost, self.queue.columns = False, True, False
         self.error = Unreachable("The fleet is closed.")
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
@@ -236,8 +255,8 @@ class Connection:
             except StarpodError as error:
                 self.error = error
                 if self.ready and isinstance(error, Unsupported | TooLarge | _Unreadable):
-                    # It said that it has a Stream and it has not, or a message of it cannot be read: ask one by one, so
-                    # that a reply that cannot be read is an error of its own call.
+                    # The server has no Stream although it says so, or one of its messages cannot be parsed. Use unary
+                    # calls, so that a broken reply fails only its own call.
                     self._stream_refused = True
             except OSError as error:
                 self.error = Unreachable(str(error))
@@ -254,7 +273,7 @@ class Connection:
             await asyncio.sleep(self._backoff.wait())
 
     def _lose(self) -> None:
-        """It is not back in time: what was asked need not wait for it."""
+        """Fail all calls, because the server did not come back within `grace`."""
         self.lost, self.queue.columns, self.tried = True, False, True
         self.queue.abandon(self._gone())
         self._on_change()
@@ -295,7 +314,7 @@ class Connection:
             raise Unreachable(f"The token for {self.address} cannot be read: {error}") from None
 
     def _break(self, error: StarpodError) -> None:
-        """Gives the connection up; `_run` makes another one."""
+        """Drop the connection; `_run` then reconnects."""
         self.error = error
         self._broken.set()
         if self._stream is not None:
@@ -315,10 +334,10 @@ class Connection:
     # --- unary -----------------------------------------------------------------------------------------------------
 
     async def _ask(self, call: Step | Call[Any, Any]) -> None:
-        sent = self.queue.register(call)
-        if sent is None:
+        registered = self.queue.register(call)
+        if registered is None:
             return
-        call_id, field, message = sent
+        call_id, field, message = registered
         try:
             rpc = getattr(self._stub, METHODS[field])(message, timeout=self.timeout, metadata=self._metadata())
             response = await rpc
@@ -333,21 +352,20 @@ class Connection:
         self.queue.answer(call_id, field, response)
 
     def _note_timing(self, text: str) -> None:
-        """What the server says of the time of one call, if it does."""
         try:
-            told = parse_server_timing(text)
+            durations = parse_server_timing(text)
         except ValueError:
             return
-        if told:
+        if durations:
             self.calls_timed += 1
-            self.environment_ms += told.get("environment", 0.0)
-            self.queue_ms += told.get("queue", 0.0)
-            self.server_ms += told.get("total", 0.0)
+            self.environment_ms += durations.get("environment", 0.0)
+            self.queue_ms += durations.get("queue", 0.0)
+            self.server_ms += durations.get("total", 0.0)
 
     # --- the stream ------------------------------------------------------------------------------------------------
 
     async def _exchange(self) -> None:
-        """Opens the Stream and works on it until it ends. Raises StarpodError."""
+        """Open the Stream and exchange messages until it ends. Raises StarpodError."""
         self._stream = stream = self._stub.Stream(metadata=self._metadata())
         helpers = [self._spawn(self._write(stream)), self._spawn(self._resend_overdue())]
         for task in helpers:
@@ -358,7 +376,7 @@ class Connection:
                 if message is grpc.aio.EOF:
                     break
                 self._backoff.reset()
-                if message is None:  # what gRPC gives for bytes that are no message
+                if message is None:  # gRPC could not parse the bytes
                     raise _Unreadable(f"A message of the Stream of {self.address} cannot be read.")
                 self._take(message)
             code = await stream.code()
@@ -370,7 +388,7 @@ class Connection:
             if not self._broken.is_set():
                 raise
             assert self.error is not None
-            raise self.error from None  # given up by `_break`
+            raise self.error from None  # cancelled by `_break`
         finally:
             self._stream = None
             for task in helpers:
@@ -388,7 +406,7 @@ class Connection:
         self.wake()
 
     def _helper_ended(self, task: asyncio.Task[None]) -> None:
-        """Without its writer a stream would stand still for ever: better it breaks."""
+        """Break the connection if a helper task failed: without its writer, the Stream would hang forever."""
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("The connection to %s failed.", self.address, exc_info=error)
             self._break(ServerBug(f"The connection to {self.address} failed: {error!r}"))
@@ -404,7 +422,7 @@ class Connection:
                     self.messages_sent += 1
                     await stream.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The stream is over; its reader hears of that too, and why.
+            # The Stream has ended. Its reader gets the same news, and the reason.
             return
 
     async def _rest(self, seconds: float | None) -> None:
@@ -418,7 +436,7 @@ class Connection:
                 timer.cancel()
 
     def wake(self) -> None:
-        """What is ready is sent as soon as the event loop has the time."""
+        """Let the writer send the ready calls in the event loop's next iteration."""
         wake = self._wake
         if wake is not None and not wake.done():
             wake.set_result(None)

@@ -1,6 +1,6 @@
-"""The calls of one connection: which are ready to be sent, which are in flight, and to which of them a reply belongs.
+"""The queue of one connection's calls: those ready to be sent and those in flight, and the matching of replies.
 
-No I/O: `Connection` sends what `collect` returns and hands what it receives to `take`.
+It does no I/O: `Connection` sends the messages that `collect` returns and passes received messages to `take`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from starpod.client.errors import DeadlineExceeded, ServerBug, StarpodError, Too
 from starpod.v1 import environment_pb2 as pb
 
 MAX_ROWS = 1024
-# Below this many ready steps one message is cheaper than two that overlap with the server's work.
+"""Maximum number of calls in one message."""
 SPLIT_ROWS = 128
-# A batch whose calls are all slow stops holding up others after this many seconds.
+"""From this many ready steps on, two messages are faster than one: the server works on one while we read the other."""
 HOLD_SECONDS = 0.01
+"""Further calls wait at most this long for messages in flight, because all calls of those may be slow."""
 
 logger = logging.getLogger("starpod.client")
 
 
 class StepReceiver(Protocol):
-    """Who is told what became of the steps of a connection. None of these may raise, except `answered`."""
+    """Receiver of a connection's replies to steps. Only `answered` may raise."""
 
     def stepped(self, batch: StepBatch) -> None:
-        """Many replies that came together, in columns."""
+        """Receive the replies of one message, in columns."""
 
     def answered(self, step: Step, response: pb.StepResponse) -> None:
-        """A reply that came as a message of its own. What it raises about the reply comes back as `refused`."""
+        """Receive a single reply as a message. If this raises, `refused` is called with the error."""
 
     def refused(self, step: Step, error: StarpodError) -> None:
-        """The step has no reply, and will have none here."""
+        """Receive the error of a step that will have no reply on this connection."""
 
 
 class SentMessage(NamedTuple):
-    """A message that has no reply yet: the ids of its calls, and the loop time at which it was collected."""
+    """A message without any reply yet: the range of its call ids, and the loop time at which it was collected."""
 
     first_id: int
     last_id: int
@@ -49,11 +50,14 @@ class SentMessage(NamedTuple):
 
 
 class CallQueue:
-    """Calls that are ready accumulate while enough messages are in flight, then go out as one message.
+    """A queue that collects ready calls while enough messages are in flight, and then sends them as one message.
 
-    ready_steps: steps that go with the next message as rows of columns.
-    pending: calls in flight by id.
-    columns: the server takes steps as rows. calls_allowed, bytes_allowed: its limits; 0 calls: no limit.
+    Attributes:
+        ready_steps: steps to send as rows of columns with the next message.
+        pending: calls in flight, by id.
+        columns: whether the server accepts steps as rows of columns.
+        calls_allowed: the server's maximum number of calls in flight; 0 means no limit.
+        bytes_allowed: maximum size of one message.
     """
 
     def __init__(
@@ -75,23 +79,23 @@ class CallQueue:
         self._messages_allowed = messages_in_flight
         self._hold = hold
         self._ready_calls: deque[Step | Call[Any, Any]] = deque()
-        # Calls that were sent again for want of a reply, and the loop time at which each was first sent, about.
+        # Calls that were sent again after a timeout, with the approximate loop time at which each was first sent.
         self._resent: dict[Step | Call[Any, Any], float] = {}
         self._messages: deque[SentMessage] = deque()
         self._next_id = 1
         self._split = False
 
-    # --- what is asked ---------------------------------------------------------------------------------------------
+    # --- ready calls -----------------------------------------------------------------------------------------------
 
     def add(self, call: Step | Call[Any, Any]) -> None:
-        """The call goes with the next message."""
+        """Add a call to the next message."""
         if self.columns and isinstance(call, Step) and call.plain:
             self.ready_steps.append(call)
         else:
             self._ready_calls.append(call)
 
     def resume(self) -> None:
-        """All that has no reply is asked again, unchanged: the server has kept the replies to what it did."""
+        """Send all calls without a reply again, unchanged. The server does not execute a call a second time."""
         calls = [*self.pending.values(), *self.ready_steps]
         self.pending.clear()
         self._messages.clear()
@@ -101,7 +105,7 @@ class CallQueue:
                 self.add(call)
 
     def abandon(self, error: StarpodError) -> None:
-        """Nothing that was asked will be answered here."""
+        """Fail all calls with the error."""
         calls = [*self.pending.values(), *self.ready_steps, *self._ready_calls]
         self.pending.clear()
         self._messages.clear()
@@ -112,8 +116,17 @@ class CallQueue:
             self._refuse(call, error)
 
     def resend_overdue(self, before_id: int, now: float, timeout: float, patience: float) -> int:
-        """Asks again what was sent before that id and has no reply: the server has finished it, or still will, just
-        once. What has had none for `patience` seconds is refused. Returns how many calls were overdue."""
+        """Send overdue calls again; the server executes each only once. Fail those older than `patience` seconds.
+
+        Args:
+            before_id: calls in flight with smaller ids are overdue.
+            now: the event loop's time.
+            timeout: seconds after which a call is overdue.
+            patience: seconds after which it fails.
+
+        Returns:
+            The number of overdue calls.
+        """
         overdue = [call_id for call_id in self.pending if call_id < before_id]
         for call_id in overdue:
             call = self.pending.pop(call_id)
@@ -128,20 +141,20 @@ class CallQueue:
 
     @property
     def next_id(self) -> int:
-        """The id of the next call that is sent."""
+        """Id of the next call to send."""
         return self._next_id
 
-    # --- one by one, where the server has no Stream ----------------------------------------------------------------
+    # --- unary calls, if the server has no Stream ------------------------------------------------------------------
 
     def pop_ready(self) -> list[Step | Call[Any, Any]]:
-        """Takes what is ready, to be asked one by one."""
+        """Remove and return the ready calls, to be sent as unary calls."""
         calls = [*self.ready_steps, *self._ready_calls]
         self.ready_steps.clear()
         self._ready_calls.clear()
         return calls
 
     def register(self, call: Step | Call[Any, Any]) -> tuple[int, str, Message] | None:
-        """The call is in flight from now on: its id, its RPC and its message. None if it cannot be sent."""
+        """Mark a call as in flight and return its id, field and message, or None if it cannot be sent."""
         encoded = self._encode(call) if _wanted(call) else None
         if encoded is None:
             return None
@@ -150,7 +163,7 @@ class CallQueue:
         return call_id, *encoded
 
     def answer(self, call_id: int, field: str, response: Message) -> None:
-        """The reply to a call in flight; one to an unknown id is a late duplicate."""
+        """Handle the reply to a call in flight. A reply with an unknown id is a late duplicate and skipped."""
         call = self._pop(call_id)
         if call is None:
             return
@@ -172,7 +185,7 @@ class CallQueue:
             self._refuse(call, self._unreadable(error))
 
     def refuse(self, call_id: int, error: StarpodError) -> None:
-        """A call in flight was refused."""
+        """Fail a call in flight."""
         call = self._pop(call_id)
         if call is not None:
             self._refuse(call, error)
@@ -180,7 +193,7 @@ class CallQueue:
     # --- messages of the Stream ------------------------------------------------------------------------------------
 
     def hold(self, now: float) -> float | None:
-        """Seconds to wait before the next message is collected; None: until something is ready."""
+        """Return the seconds to wait before the next message is collected; None: wait until a call is ready."""
         if not self.ready_steps and not self._ready_calls:
             return None
         if self.calls_allowed and len(self.pending) >= self.calls_allowed:
@@ -193,7 +206,7 @@ class CallQueue:
         return 0.0
 
     def collect(self, now: float) -> pb.StreamRequest | None:
-        """The next message: what is ready, as far as the limits of the server let it. None if nothing can be sent."""
+        """Return a message with the ready calls, within the server's limits, or None if no call can be sent."""
         request = pb.StreamRequest()
         first = self._next_id
         room = MAX_ROWS
@@ -203,7 +216,7 @@ class CallQueue:
             room -= self._collect_calls(request, room)
         if self.ready_steps and room:
             count = min(len(self.ready_steps), room)
-            # Two messages that overlap: the server works on one while the replies to the other are read.
+            # Split into two messages, so that the server works on one while the replies to the other are read.
             self._split = not self._messages and not self._split and count >= SPLIT_ROWS
             if self._split:
                 count = (count + 1) // 2
@@ -245,7 +258,7 @@ class CallQueue:
             counts = []
         else:
             actions = list(chain.from_iterable(turns))  # type: ignore[arg-type]
-        # A character is at most four bytes; the calls of this message may have used the other half.
+        # A character has at most four bytes. Other calls may fill the other half of the message.
         if sum(map(len, actions)) * 4 + count * 128 > self.bytes_allowed // 2:
             if count > 1:
                 self._collect_steps(request, count // 2)
@@ -255,7 +268,7 @@ class CallQueue:
             if size + 512 > self.bytes_allowed:
                 self._refuse(steps[0], self._too_large(size))
             else:
-                # Alone in the next message.
+                # A large step is sent as a call of its own in the next message.
                 self._ready_calls.append(steps[0])
             return
         try:
@@ -269,7 +282,7 @@ class CallQueue:
         self._next_id += count
 
     def _refuse_unsendable(self, count: int) -> None:
-        """Takes the turns that are no Unicode out of the first `count` that are ready."""
+        """Remove and fail those of the first `count` ready steps whose text cannot be encoded as UTF-8."""
         sendable, refused = [], []
         for step in self.ready_steps[:count]:
             try:
@@ -282,7 +295,7 @@ class CallQueue:
             self._refuse(step, unsendable(reason))
 
     def take(self, message: pb.StreamResponse) -> None:
-        """Hands the replies of one message to those who wait for them."""
+        """Match the replies of a received message with their calls, and deliver them."""
         columns = message.transitions
         if call_ids := columns.call_ids:
             self._free_message(call_ids[0])
@@ -308,9 +321,9 @@ class CallQueue:
                 self.answer(reply.call_id, field, getattr(reply, field) if field else reply)
 
     def _free_message(self, call_id: int) -> None:
-        for place, sent in enumerate(self._messages):
-            if sent.first_id <= call_id <= sent.last_id:
-                del self._messages[place]
+        for index, message in enumerate(self._messages):
+            if message.first_id <= call_id <= message.last_id:
+                del self._messages[index]
                 return
 
     # --- small parts -----------------------------------------------------------------------------------------------
@@ -329,8 +342,8 @@ class CallQueue:
             call.refused(error)
 
     def _encode(self, call: Step | Call[Any, Any]) -> tuple[str, Message] | None:
-        """Field and message of a call; refuses one that cannot be sent and returns None."""
-        if not isinstance(call, Step):  # cheaper than to ask whether it is a Call, which is abstract
+        """Return field and message of a call, or fail it and return None if it cannot be encoded."""
+        if not isinstance(call, Step):  # isinstance(call, Call) is slower, because Call is abstract
             return call.method.field, call.message
         try:
             return STEP.field, step_request(call)
@@ -346,7 +359,7 @@ class CallQueue:
         )
 
     def unanswered(self, kind: str) -> DeadlineExceeded:
-        """The error of a call that has had no reply in all its time."""
+        """Return the error of a call that had no reply within its time."""
         return DeadlineExceeded(
             f"{self.address} has not answered a {kind} call in all the time that it may take.",
             metadata={"advice": "give_up"},

@@ -1,7 +1,6 @@
-"""The client's border: a reply is compared with its request before anything is made of it.
+"""Validation of replies. A server may be broken, hostile or of another version, so each reply is checked first.
 
-A server may be broken, hostile or of another version. Whatever the contract rules out is a ServerBug of the one call
-that it answers, and never a number that is trained on.
+A reply that breaks the protocol raises ServerBug in the call that it answers; its rewards never reach a trainer.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from starpod.client.versions import satisfies
 from starpod.v1 import environment_pb2 as pb
 
 MOST = 1e12
-"""Largest magnitude of a reward. Policies are trained in float32, which must hold squares of rewards and their sums."""
+"""Maximum magnitude of a reward. Trainers use float32, whose range must hold sums of squared rewards."""
 DEEPEST = 25
-"""Nesting of `info`: protobuf reads 100 messages within one another, and a level of a Struct takes three."""
+"""Maximum nesting of `info`. Protobuf parses at most 100 nested messages, and each level of a Struct takes three."""
 
 
 class BadReply(ValueError):
-    """The reply breaks the contract; the message says how."""
+    """A reply breaks the protocol; the message says how."""
 
 
 def check_reply(request: Message, response: Message) -> None:
-    """Raise BadReply if the response to a call other than a step is not one to its request."""
+    """Raise BadReply if a response does not fit its request. For steps there is `check_transition`."""
     match request, response:
         case pb.OpenRequest(), pb.OpenResponse():
             _expect_sessions(response.sessions, request.count or 1)
             if not satisfies(response.environment_version, request.version):
                 raise BadReply(f"asked for version {request.version}, it opened {response.environment_version!r}")
             for name in ("seed", "dynamics_seed"):
-                found = {getattr(session, name) for session in response.sessions}
-                if request.HasField(name) and found != {getattr(request, name)}:
-                    raise BadReply(f"asked for {name} {getattr(request, name)}, it opened {sorted(found)}")
+                values = {getattr(session, name) for session in response.sessions}
+                if request.HasField(name) and values != {getattr(request, name)}:
+                    raise BadReply(f"asked for {name} {getattr(request, name)}, it opened {sorted(values)}")
         case pb.ForkRequest(), pb.ForkResponse():
             _expect_sessions(response.sessions, request.count or 1)
         case pb.RestoreRequest(), pb.RestoreResponse():
@@ -49,7 +48,7 @@ def check_reply(request: Message, response: Message) -> None:
 
 
 def check_transition(transition: pb.Transition, actions: int) -> None:
-    """Raise BadReply if the reply to a step of so many sub-actions breaks the contract."""
+    """Raise BadReply if the reply to a step with that number of actions breaks the protocol."""
     check_rewards([transition.reward])
     if transition.reward_parts:
         check_rewards(list(transition.reward_parts.values()))
@@ -65,7 +64,7 @@ def check_transition(transition: pb.Transition, actions: int) -> None:
 
 
 def check_rewards(rewards: Sequence[float]) -> None:
-    """Raise BadReply if one of them is not a number within MOST. (Sum, min and max: a step costs microseconds.)"""
+    """Raise BadReply if a reward is not finite or larger than MOST. Sum, min and max are faster than a Python loop."""
     if rewards and not (isfinite(sum(rewards)) and min(rewards) >= -MOST and max(rewards) <= MOST):
         wrong = next(reward for reward in rewards if not abs(reward) <= MOST)
         raise BadReply(f"a reward of {wrong}; rewards are finite and at most {MOST:g}")

@@ -1,1 +1,1 @@
-"""The servers of a fleet: who belongs to it, their health and leases, and which of them takes the next session."""
+"""The servers of a fleet: membership, health, leases, and placement of sessions."""

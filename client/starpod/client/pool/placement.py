@@ -1,4 +1,4 @@
-"""Which of the servers that could takes the next session."""
+"""Selection of the server for the next session."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from starpod.v1 import environment_pb2 as pb
 
 CANDIDATES = 4
 
-# A stream of its own: placement must not depend on a program's seed, nor take from its random numbers.
+# Separate from the global random state: a program's seed must not fix the placement, nor placement use its numbers.
 _random = random.Random()
 
 Host = tuple[Replica, pb.EnvironmentSpec]
-"""A server and the environment version that it would run there."""
+"""A server and the environment version that a session would run on it."""
 
 
 def least_loaded(hosts: Sequence[Host]) -> Host | None:
-    """The least loaded one of a few that are taken by chance; of all, where they are no more than CANDIDATES.
+    """Return the least loaded of at most CANDIDATES random hosts, or None if none of these accepts sessions now.
 
-    None if those that were looked at take no sessions now.
-
-    A look at all would cost more the larger the fleet is, and send every client that knows the others by what servers
-    report every few seconds to the same ones (Mitzenmacher, "How useful is old information?", 2000). Few are enough:
-    docs/benchmarks.md has the balance that comes of it.
+    With the load of all hosts, which is reported every few seconds, all clients would choose the same server at the
+    same time (Mitzenmacher, "How useful is old information?", 2000). A random sample balances well and takes constant
+    time: see docs/benchmarks.md.
     """
     candidates = _random.sample(hosts, min(CANDIDATES, len(hosts)))
     accepting = [host for host in candidates if host[0].accepting]

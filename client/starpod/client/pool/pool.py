@@ -1,4 +1,4 @@
-"""The servers of a fleet: who belongs to it, how they are, and which of them takes the next session."""
+"""The pool of a fleet's servers: membership, health checks, lease renewal, and placement of sessions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ logger = logging.getLogger("starpod.client")
 
 
 class ServerPool:
-    """Servers come by address, by name, and as siblings of those that are there. Arguments as in Fleet."""
+    """The servers of a fleet: those at the given addresses and names, and the siblings that they list.
+
+    The arguments are those of Fleet.
+    """
 
     def __init__(
         self,
@@ -41,9 +44,9 @@ class ServerPool:
     ) -> None:
         self.replicas: list[Replica] = []
         self._by_address: dict[str, Replica] = {}
-        # The servers that are ready.
+        # The ready servers, by id of their process.
         self.by_instance: dict[str, Replica] = {}
-        # Which servers take sessions of which kind: known until a server comes, goes or changes.
+        # Cache of the servers that host what was asked for. Cleared when a server comes, goes or changes.
         self._hosts: dict[tuple[str, ...], list[Host]] = {}
         self._addresses = addresses
         self.transport = transport
@@ -63,9 +66,10 @@ class ServerPool:
         self._receiver: StepReceiver
 
     async def start(self, receiver: StepReceiver) -> None:
-        """Connects to all. receiver: is told what becomes of steps.
+        """Connect to all servers. If none of them can be used, raise their common error, or Unreachable.
 
-        Raises Unreachable, or what the servers refused, if none of them can be used.
+        Args:
+            receiver: receives the replies and errors of steps.
         """
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
@@ -81,7 +85,7 @@ class ServerPool:
         self._spawn(self._maintain())
 
     async def close(self) -> None:
-        """Closes the connections. Calls in flight fail, and so does who waits for a server."""
+        """Close the connections. Calls in flight fail, and so do callers that wait for a server."""
         self._closed = True
         self._change.set()
         tasks = list(self._tasks)
@@ -91,14 +95,14 @@ class ServerPool:
         await asyncio.gather(*(replica.close() for replica in self.replicas))
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
-        """Every environment version that is hosted now, by id, newest version first."""
+        """Return the spec of every hosted environment version, sorted by id, newest version first."""
         await asyncio.gather(*(_quietly(replica.describe()) for replica in self.replicas if replica.ready))
         specs = {(spec.id, spec.version): spec for replica in self.replicas if replica.ready for spec in replica.specs}
         newest_first = sorted(specs.values(), key=lambda spec: parse_version(spec.version), reverse=True)
         return sorted(newest_first, key=lambda spec: spec.id)
 
     def renew_within(self, lease_seconds: float) -> None:
-        """There are sessions with such a lease from now on: all are renewed at a third of the shortest one."""
+        """Renew leases at least three times per `lease_seconds`, the lease of a new session."""
         if 0 < lease_seconds / 3 < self._renew_seconds:
             self._renew_seconds = lease_seconds / 3
             self._lease_shortened.set()
@@ -106,10 +110,17 @@ class ServerPool:
     # --- placement -------------------------------------------------------------------------------------------------
 
     async def choose(self, environment_id: str, version: str, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
-        """The least loaded server with the newest version that fits, waiting for it until the loop time `until`.
-        `sokoban` means the highest `sokoban-vN`.
+        """Return a lightly loaded server with the newest version in the range, and the spec of that version.
 
-        Raises UnknownEnvironment, UnknownVersion, BadArgument for a range that is none, Overloaded, Unreachable.
+        Args:
+            environment_id: an id; `sokoban` means the highest `sokoban-vN`.
+            version: a range such as ">=1,<2"; "" means any version.
+            until: the event loop's time until which to wait for a server.
+
+        Raises:
+            UnknownEnvironment, UnknownVersion: no server hosts it.
+            BadArgument: the range is malformed.
+            Overloaded, Unreachable: all servers that host it are full, or cannot be reached.
         """
 
         def fits(spec: pb.EnvironmentSpec) -> bool:
@@ -123,16 +134,16 @@ class ServerPool:
                 satisfies("0", version)
             except ValueError as error:
                 raise BadArgument(str(error), violations=[("version", str(error))]) from None
-        found = await self._least_loaded(wanted, fits, until)
-        if found is not None:
-            return found
+        host = await self._least_loaded(wanted, fits, until)
+        if host is not None:
+            return host
         versions = [spec.version for spec in await self.describe() if spec.id == full_name]
         if versions:
             raise unknown_version(full_name, version, versions)
         raise unknown_environment(environment_id, [spec.id for replica in self.replicas for spec in replica.specs])
 
     async def choose_for(self, snapshot: Snapshot, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
-        """The least loaded server that takes the snapshot, or one that says why it does not."""
+        """Return a lightly loaded server that restores the snapshot, or else one whose refusal says why it cannot."""
 
         def fits(spec: pb.EnvironmentSpec) -> bool:
             return spec.id == snapshot.environment_id and (
@@ -141,53 +152,53 @@ class ServerPool:
             )
 
         wanted = snapshot.environment_id, snapshot.environment_version, "snapshot"
-        found = await self._least_loaded(wanted, fits, until)
-        # None takes it: the server's own refusal says so best.
-        return found or await self.choose(snapshot.environment_id, "", until)
+        host = await self._least_loaded(wanted, fits, until)
+        return host or await self.choose(snapshot.environment_id, "", until)
 
     async def _least_loaded(
         self, wanted: tuple[str, ...], fits: Callable[[pb.EnvironmentSpec], bool], until: float
     ) -> tuple[Replica, pb.EnvironmentSpec] | None:
-        """Waits while servers that would fit are away or full. None if no server fits, here or away.
+        """Return a lightly loaded server for which `fits` holds, waiting while all of them are unreachable or full.
 
-        wanted: a name for what fits.
+        Returns None if no server fits, ready or not. `wanted` is the cache key of `fits`.
         """
-        asked = False
+        described = False
         while True:
             if self._closed:
                 raise Unreachable("The fleet is closed.")
             change = self._change
-            if found := least_loaded(self._hosts.get(wanted, ())):
-                return found
+            if host := least_loaded(self._hosts.get(wanted, ())):
+                return host
             candidates = [(r, spec) for r in self.replicas for spec in r.specs if fits(spec)]
             ready = [(r, spec) for r, spec in candidates if r.ready and not r.draining]
             if ready:
                 newest = max(parse_version(spec.version) for _, spec in ready)
                 hosts = self._hosts[wanted] = [item for item in ready if parse_version(item[1].version) == newest]
-                if found := least_loaded([host for host in hosts if host[0].accepting]):
-                    return found
+                if host := least_loaded([candidate for candidate in hosts if candidate[0].accepting]):
+                    return host
                 await self._wait_for_room([replica for replica, _ in hosts], change, until)
                 continue
-            if not asked:
-                asked = True
+            if not described:
+                described = True
                 await self.describe()
                 continue
             if not candidates and any(replica.ready for replica in self.replicas):
                 return None
-            left = until - self._loop.time()
-            if left <= 0:
+            remaining = until - self._loop.time()
+            if remaining <= 0:
                 raise self._unusable()
             try:
-                async with asyncio.timeout(min(left, 1.0)):
+                async with asyncio.timeout(min(remaining, 1.0)):
                     await change.wait()
             except TimeoutError:
-                asked = False
+                described = False
 
     async def _wait_for_room(self, full: list[Replica], change: asyncio.Event, until: float) -> None:
-        """Until one of them may be asked again, or the fleet changes. Raises Overloaded if that is after `until`."""
+        """Wait until a full server may be asked again, or the pool changes. Raises Overloaded if that is after
+        `until`."""
         first = min(full, key=lambda replica: replica.full_until)
         now = self._loop.time()
-        # With jitter: many may wait for the same one.
+        # With jitter, because many callers may wait for the same server.
         wait = Backoff().wait(first.full_until - now)
         if first.full is not None and now + wait > until:
             raise first.full
@@ -207,9 +218,9 @@ class ServerPool:
     # --- members ---------------------------------------------------------------------------------------------------
 
     async def _resolve(self) -> Unreachable | None:
-        """Takes in what the names stand for now, and lets go of lost servers for which they no longer stand.
+        """Resolve the names again: add new addresses, and remove lost servers whose address is gone.
 
-        What cannot be resolved stays as it was; returns why, for the last such name.
+        The servers of a name that cannot be resolved stay. Returns the error of the last such name.
         """
         unresolved = None
         for address in self._addresses:
@@ -219,11 +230,11 @@ class ServerPool:
                 continue
             host, port = split_address(target)
             try:
-                found = await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+                infos = await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
             except OSError as error:
                 unresolved = Unreachable(f"{host} cannot be resolved: {error}")
                 continue
-            hosts = {f"[{item[4][0]}]" if item[0] == socket.AF_INET6 else str(item[4][0]) for item in found}
+            hosts = {f"[{info[4][0]}]" if info[0] == socket.AF_INET6 else str(info[4][0]) for info in infos}
             for member in sorted(hosts):
                 self._add(f"{member}:{port}", server_name=host)
             for replica in list(self.replicas):
@@ -232,7 +243,7 @@ class ServerPool:
         return unresolved
 
     def _remove(self, replica: Replica) -> None:
-        """Its sessions, if it has any, find it gone with their next call, and are brought back elsewhere."""
+        """Remove a server. If it still has sessions, their next calls fail, and they are recovered elsewhere."""
         self.replicas.remove(replica)
         del self._by_address[replica.address]
         if self.by_instance.get(replica.instance_id) is replica:
@@ -258,7 +269,7 @@ class ServerPool:
         replica.start()
 
     def changed(self, address: str) -> None:
-        """A server came, went or changed: takes its siblings in, and wakes who waits for one."""
+        """Handle a server that came, went or changed: add its siblings and wake callers that wait for a server."""
         replica = self._by_address.get(address)
         if replica is None:
             pass
@@ -266,7 +277,7 @@ class ServerPool:
             if self.by_instance.get(replica.instance_id) is replica:
                 del self.by_instance[replica.instance_id]
         elif self.by_instance.setdefault(replica.instance_id, replica) is not replica and not replica.sessions:
-            # Another name for a server that we have.
+            # Two addresses of the same server process: keep the first.
             self._remove(replica)
         elif self._discover:
             host, _ = split_address(address)
@@ -277,8 +288,8 @@ class ServerPool:
         self._change = asyncio.Event()
 
     async def _maintain(self) -> None:
-        """Asks how servers are, renews leases, resolves names again. None of these waits for another: a server that
-        does not answer must not cost the sessions of others their leases."""
+        """Check the servers' health, renew leases and resolve names, forever. These run as separate tasks: a server
+        that does not answer must not delay the renewal of leases on others."""
         last_renewal = last_probe = last_resolution = self._loop.time()
         named = any(address.startswith("dns:///") for address in self._addresses)
         while True:
@@ -303,7 +314,7 @@ class ServerPool:
                 self._once(self._addresses, self._resolve_again)
 
     def _renew(self) -> None:
-        """Renews the leases of all sessions that the program still holds."""
+        """Renew the leases of all sessions that the program still references."""
         until = self._loop.time() + self._timeout
         for replica in self.replicas:
             if not replica.ready:
@@ -324,17 +335,17 @@ class ServerPool:
         if unresolved is not None:
             logger.warning("%s", unresolved)
 
-    def _once(self, what: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Spawns the work, unless the like for the same thing is still under way."""
-        if id(what) in self._under_way:
+    def _once(self, key: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        """Spawn the work, unless earlier work with the same key still runs."""
+        if id(key) in self._under_way:
             return
-        self._under_way.add(id(what))
+        self._under_way.add(id(key))
 
         async def run() -> None:
             try:
                 await work(*arguments)
             finally:
-                self._under_way.discard(id(what))
+                self._under_way.discard(id(key))
 
         self._spawn(run())
 
@@ -345,7 +356,7 @@ class ServerPool:
 
 
 async def _quietly(call: Coroutine[Any, Any, object]) -> None:
-    """For calls whose failure changes nothing."""
+    """Await a call and ignore its failure."""
     try:
         await call
     except StarpodError as error:

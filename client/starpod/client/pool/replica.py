@@ -1,4 +1,4 @@
-"""A server of the pool: its connection, the sessions that live there, and whether it takes more."""
+"""A server of the pool: its connection, its sessions, and whether it accepts more."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from starpod.client.errors import Draining, Overloaded, StarpodError
 from starpod.client.transport import Backoff
 from starpod.v1 import environment_pb2 as pb
 
-# Ids of sessions that are to be closed on a server that is away. The leases of those beyond end them.
 MOST_UNCLOSED = 10_000
+"""Maximum number of sessions to remember for closing later. Any further ones end when their lease expires."""
 CLOSED_AT_ONCE = 1_000
+"""Maximum number of sessions that one Close call names."""
 
-# What any server can do as well as another.
 _PLACED = (OPEN, RESTORE)
+"""Methods that another server can execute as well."""
 _OPENING = (OPEN, FORK, RESTORE)
 
 
 class Replica(Connection):
-    """A server of the pool. It is `lost` when it has been gone for longer than the grace: its sessions move elsewhere.
+    """A server of the pool.
 
-    sessions: those of this client that live there.
-    unclosed: ids of sessions that nobody holds and that may be alive on it: closed while it was away, brought back
-        elsewhere, or opened for a caller who has gone. They are closed when it can be reached.
-    placing: sessions that are being opened on it.
-    full: why it took no session when it was last asked for one. It is not asked again before the loop time
-        `full_until`.
+    Attributes:
+        sessions: this client's sessions on the server.
+        unclosed: ids of sessions that nobody uses and that may be alive: closed while the server was unreachable,
+            recovered elsewhere, or opened for a caller that was cancelled. They are closed once it can be reached.
+        placing: number of sessions that are being opened on it.
+        full: the server's last refusal of a new session. It is not asked again before the loop time `full_until`.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -52,7 +53,7 @@ class Replica(Connection):
 
     @property
     def accepting(self) -> bool:
-        """It takes sessions, as far as is known."""
+        """Whether the server probably accepts new sessions."""
         return self.ready and not self.draining and self.loop.time() >= self.full_until
 
     @property
@@ -61,12 +62,12 @@ class Replica(Connection):
 
     @property
     def hosts(self) -> tuple[object, ...]:
-        """What decides whether it gets sessions: its instance, the versions that it hosts, whether it drains."""
+        """Everything that placement depends on: the server's process, whether it drains, and its environments."""
         return self.instance_id, self.draining, [(spec.id, spec.version) for spec in self.specs]
 
     @property
     def load(self) -> int:
-        """Sessions alive there: what it last reported, and what we have added or taken away since."""
+        """Estimated number of live sessions: the last reported number, corrected by what this client did since."""
         reported = self.description.live_sessions if self.description else 0
         return reported + len(self.sessions) + self.placing - self._counted
 
@@ -86,15 +87,15 @@ class Replica(Connection):
         until: float,
         unclaimed: Callable[[Response], None] | None = None,
     ) -> Response:
-        """As for a Connection. Where the advice is "reopen", or it is Overloaded by a session more, another replica
-        may do better. Sessions that were opened for a caller who has gone are closed."""
+        """See Connection.call. Sessions opened for a caller that was cancelled are closed. After an error with the
+        advice "reopen", or Overloaded on opening, another server may accept the call."""
         if method in _OPENING:
             unclaimed = self._close_opened
         try:
             response = await super().call(method, message, until, unclaimed)
         except Draining:
             if self.description is not None:
-                # Now, and not when it is next asked how it is: the least loaded one would be chosen again.
+                # Do not wait for the next health check: until then this server would be chosen again and again.
                 self.description.draining = True
             raise
         except Overloaded as error:
@@ -109,23 +110,23 @@ class Replica(Connection):
         return super().retries(method, error) and not (isinstance(error, Overloaded) and method in _PLACED)
 
     def _fill(self, error: Overloaded) -> None:
-        """Others are asked for sessions, as long as it says; what it refuses meanwhile does not prolong that."""
+        """Do not ask this server for sessions for a while. Refusals of calls in flight do not prolong that."""
         now = self.loop.time()
         if now >= self.full_until:
             self.full, self.full_until = error, now + self._room.wait(error.retry_after)
 
-    # --- sessions that nobody holds --------------------------------------------------------------------------------
+    # --- sessions that nobody uses ---------------------------------------------------------------------------------
 
     def _close_opened(self, response: Any) -> None:
         self.close_later(session.session_id for session in response.sessions)
 
     def close_later(self, session_ids: Iterable[str]) -> None:
-        """Has sessions closed as soon as the server can be reached."""
+        """Close sessions as soon as the server can be reached."""
         self.unclosed.extend(session_ids)
         del self.unclosed[:-MOST_UNCLOSED]
 
     async def close_sessions(self, session_ids: list[str], until: float) -> None:
-        """Closes sessions, now or as soon as the server can be reached."""
+        """Close sessions now, or else as soon as the server can be reached."""
         if self.ready:
             try:
                 await self.call(CLOSE, pb.CloseRequest(session_ids=session_ids), until)
@@ -135,8 +136,8 @@ class Replica(Connection):
             self.close_later(session_ids)
 
     async def close_unclosed(self, until: float) -> None:
-        """Closes what is left to be closed. Raises StarpodError."""
+        """Close the sessions in `unclosed`. Raises StarpodError."""
         while self.unclosed and self.ready:
             session_ids = set(self.unclosed[:CLOSED_AT_ONCE])
             await self.call(CLOSE, pb.CloseRequest(session_ids=session_ids), until)
-            self.unclosed = [each for each in self.unclosed if each not in session_ids]
+            self.unclosed = [session_id for session_id in self.unclosed if session_id not in session_ids]

@@ -1,1 +1,1 @@
-"""Sessions that outlive their servers: the state of a session, and the retry, rebuild and checkpoint of its calls."""
+"""Recovery of sessions: their state, and the retries, rebuilds and checkpoints that let them outlive a server."""

@@ -1,8 +1,7 @@
-"""The path of a step that goes well: from the caller to the connection, and from the reply to the caller.
+"""The hot path of the client: a step without errors, from the caller to the connection and back.
 
-The hot path of the client. What looks repetitive here is written out because a call, an object or a comparison per step
-shows in `python -m benchmarks.serving.throughput --way "starpod, step_many"`, where a step costs the client 3 to 6
-microseconds. Steps of many sessions share a message (connection/columns.py).
+A step costs the client 3 to 6 microseconds (`python -m benchmarks.serving.throughput --way "starpod, step_many"`). Code
+is repeated here, because one more function call, object or comparison per step shows in that benchmark.
 """
 
 from __future__ import annotations
@@ -23,7 +22,11 @@ ONGOING: End = (EndReason.NONE, None)
 
 
 def submit_one(state: SessionState, actions: Actions, want: Want | None) -> Future[list[Transition]]:
-    """Sends a step: no other call may be in flight. The list will hold its transition, or its error."""
+    """Send a step. No other call of the session may be in flight.
+
+    Returns:
+        A future of a list with one item: the transition or the error.
+    """
     replica = state.replica
     result = state.single
     future = result.future = replica.loop.create_future()
@@ -40,7 +43,7 @@ def submit_one(state: SessionState, actions: Actions, want: Want | None) -> Futu
     state.slot = 0
     steps = queue.ready_steps
     steps.append(state)
-    if len(steps) == 1:  # else it is awake already
+    if len(steps) == 1:  # otherwise an earlier step has woken it
         replica.wake()
     return future
 
@@ -48,7 +51,7 @@ def submit_one(state: SessionState, actions: Actions, want: Want | None) -> Futu
 def submit(
     state: SessionState, actions: Actions, want: Want | None, result: BatchResult[Transition], slot: int
 ) -> None:
-    """Sends a step whose result goes to that slot: no other call may be in flight."""
+    """Send a step whose result goes to `result[slot]`. No other call of the session may be in flight."""
     state.busy = True
     state.result = result
     state.slot = slot
@@ -69,7 +72,7 @@ def submit(
 async def submit_texts(
     states: Sequence[SessionState], texts: Sequence[Action], result: BatchResult[Transition]
 ) -> None:
-    """Sends one text to each session: as `submit`, one for each slot of the result."""
+    """Send one text to each session. The result of session i goes to slot i."""
     replica: Replica | None = None
     steps: list[SessionState] = []
     for slot, (state, text) in enumerate(zip(states, texts, strict=True)):
@@ -97,14 +100,19 @@ async def submit_texts(
 
 
 def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply], None]) -> None:
-    """Hands replies to those who wait for them and logs them. `settle` does so where more is to be done."""
+    """Log replies and pass them to their callers.
+
+    Args:
+        batch: the replies of one message.
+        settle: does the same for a session that takes checkpoints or has further calls waiting.
+    """
     steps, texts, rewards, keys, flags, shares, ended_rows = batch
     ends: Iterable[End] = repeat(ONGOING)
     if ended_rows:
         ends = [ended_rows.get(row, ONGOING) for row in range(len(texts))]
-    digests = map(hash, zip(texts, rewards, flags, shares, strict=True))  # as `history.step_reply` makes them
+    digests = map(hash, zip(texts, rewards, flags, shares, strict=True))  # equal to those of `history.step_reply`
     states: Iterable[SessionState] = steps  # type: ignore[assignment]
-    rows = zip(states, texts, rewards, keys, flags, shares, digests, ends)  # noqa: B905 - it is slower
+    rows = zip(states, texts, rewards, keys, flags, shares, digests, ends)  # noqa: B905 - strict is slower
     for state, text, reward, key, flag, share, digest, end in rows:
         transition = new(Transition)  # its __init__ would take twice as long
         transition.row_text, transition.reward = text, reward
@@ -129,14 +137,14 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
         result.values[state.slot] = transition
         result.missing -= 1
         if not result.missing:
-            try:  # noqa: SIM105 - a context manager costs more than all the rest of it
+            try:  # noqa: SIM105 - contextlib.suppress is slower
                 result.future.set_result(result.values)
             except InvalidStateError:
-                pass  # whoever waited has gone
+                pass  # the caller was cancelled
 
 
 def finish(state: SessionState, transition: Transition, reply: Reply, *, log: bool = True) -> None:
-    """The same for one reply."""
+    """Log a single reply and pass it to its caller."""
     state.step_index += 1
     state.last = transition
     if log and state.history is not None:
@@ -146,6 +154,6 @@ def finish(state: SessionState, transition: Transition, reply: Reply, *, log: bo
 
 
 def fail(state: SessionState, error: BaseException) -> None:
-    """The step in flight failed for good: its place in the episode stays free."""
+    """End the step in flight with an error. The episode does not advance."""
     state.result.fail(state.slot, error)
     state.release()

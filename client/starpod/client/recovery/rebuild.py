@@ -1,4 +1,4 @@
-"""Rebuilds an episode on another server: the same start, then the same steps, each compared with the log."""
+"""Rebuild an episode on another server: the same start, then the same steps, each compared with the log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from starpod.v1 import environment_pb2 as pb
 async def rebuild(
     replica: Replica, history: History, until: float, *, member: int = 0, replay: bool = True
 ) -> pb.Session:
-    """A session on `replica` that stands where `history` ends, or at its beginning without `replay`.
+    """Open a session and replay an episode in it.
 
-    member: its place in its group, from which later resets derive their luck.
+    Args:
+        replica: the server for the session.
+        history: the episode's log.
+        until: the event loop's time until which calls are retried.
+        member: the session's index in its group, from which the server derives the seeds of later resets.
+        replay: if False, only begin the episode.
 
-    Raises ReplayDiverged if a step comes out differently, and whatever the server's errors are. A session that was
-    begun is closed again then.
+    Raises:
+        ReplayDiverged: a reply differs from the log.
+        StarpodError: a call failed. The new session is closed then.
     """
     session, instructions = await _begin(replica, history.origin, member, until)
     try:
@@ -50,7 +56,7 @@ async def _replay(replica: Replica, session: pb.Session, history: History, until
 
 
 async def _begin(replica: Replica, origin: Origin, member: int, until: float) -> tuple[pb.Session, str]:
-    """The session at the start of an episode, and its instructions where the call tells them."""
+    """Open a session at the start of an episode. Returns it and its instructions ("" if the call returns none)."""
     match origin:
         case Opened():
             opened = await replica.call(
@@ -124,12 +130,12 @@ async def _discard(replica: Replica, session: pb.Session, until: float) -> None:
 
 
 def overrides(limits: pb.Limits) -> pb.LimitOverrides:
-    """Overrides that give exactly these limits."""
+    """Return overrides that set exactly these limits."""
     return pb.LimitOverrides(
         max_turns=limits.max_turns, max_actions_per_turn=limits.max_actions_per_turn, max_actions=limits.max_actions
     )
 
 
 def new_key() -> str:
-    """A key that makes a call safe to repeat."""
+    """Return a new idempotency key, which makes a call safe to repeat."""
     return uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Retries and recovers session calls after server failures: waits, rebuilds lost sessions, takes checkpoints."""
+"""Recovery of session calls after server failures: retries, rebuilds of lost sessions, checkpoints."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from starpod.client.recovery.state import CLOSED, RetryState, SessionState
 from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
 
-# A session that is lost this often over one and the same call was probably killed by that call: alone, or with all that
-# its server held. Servers go for other reasons too, hence the patience with those.
 MAX_LOSSES = 3
+"""If one call loses its session this often, the call itself probably kills it: give up."""
 MAX_CRASHES = 10
+"""The same if the whole server is lost each time. The limit is higher, as servers also end for other reasons."""
 
 logger = logging.getLogger("starpod.client")
 
@@ -34,10 +34,11 @@ T = TypeVar("T")
 
 
 class Recovery:
-    """Is told what becomes of the steps of all sessions of a fleet, and helps where a call does not go well.
+    """Receiver of the replies to all sessions' steps. It retries failed calls and recovers lost sessions.
 
-    enabled, patience: the arguments `recovery` and `patience` of Fleet.
-    recoveries: how often a session was brought back.
+    Attributes:
+        enabled, patience: the arguments `recovery` and `patience` of Fleet.
+        recoveries: number of recovered sessions.
     """
 
     def __init__(self, pool: ServerPool, *, enabled: bool, patience: float) -> None:
@@ -49,9 +50,9 @@ class Recovery:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Gives up what is under way: those who wait get Unreachable."""
+        """Cancel all recoveries. Their callers get Unreachable."""
         self._closed = True
-        # A task that has not begun cannot tell anyone that it was cancelled.
+        # Let new tasks start: one that is cancelled before cannot report Unreachable to its caller.
         await asyncio.sleep(0)
         tasks = list(self._tasks)
         for task in tasks:
@@ -70,17 +71,17 @@ class Recovery:
         self._settle(step, Transition.from_proto(message, step.actions, show_key=show_key), step_reply(message))
 
     def refused(self, step: Step, error: StarpodError) -> None:
-        """Waits, or brings the session back, and sends the step again."""
+        """Wait or recover the session, then send the step again."""
         assert isinstance(step, SessionState)
         state, retry = step, step.retry
         if retry is None or retry.actions is not state.actions or retry.step_index != state.step_index:
             retry = state.retry = RetryState(_now() + self.patience, state.actions, state.step_index)
 
-        def again() -> None:
+        def resubmit() -> None:
             retry.step_index = state.step_index
             state.replica.submit(state)
 
-        self._try_again(state, error, retry, again, partial(fail, state))
+        self._try_again(state, error, retry, resubmit, partial(fail, state))
 
     def _settle(self, state: SessionState, transition: Transition, reply: Reply) -> None:
         if state.checkpoints:
@@ -91,14 +92,14 @@ class Recovery:
     # --- other calls -----------------------------------------------------------------------------------------------
 
     def reset_refused(self, pending: PendingReset, error: StarpodError) -> None:
-        """The same for a reset: where the session was lost, its episode begins anew without a replay."""
+        """Wait or recover the session, then send the reset again. The old episode is not replayed."""
         retry = pending.retry = pending.retry or RetryState(_now() + self.patience)
         self._try_again(pending.state, error, retry, pending.submit, pending.fail, replay=False)
 
     async def call(
         self, state: SessionState, method: Method[Request, Response], build: Callable[[], Request]
     ) -> Response:
-        """A call on a session other than a step or a reset, with recovery. build: makes the message anew."""
+        """Make a call on a session (not a step or reset) with recovery. `build` makes the request for each attempt."""
         retry = RetryState(_now() + self.patience)
         while True:
             if state.closed:
@@ -109,8 +110,8 @@ class Recovery:
                 await self._bring_back(state, error, retry)
 
     async def alone(self, state: SessionState, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Runs a call once those that were made before it on the session are over. If the caller is cancelled then, it
-        still runs to its end: the session has to know what the server did."""
+        """Run work on a session after all its earlier calls. It is completed even if the caller is cancelled, because
+        the session must know what the server did."""
         await state.acquire()
         task = self._spawn(work())
         task.add_done_callback(lambda _: state.release())
@@ -122,8 +123,10 @@ class Recovery:
             raise
 
     async def close_sessions(self, states: Iterable[SessionState], seconds: float) -> None:
-        """Ends sessions, one call per server, within `seconds`. Those of a server that is away are closed when it is
-        back, and those with a call under way, whose caller may have given it up, when that is over."""
+        """End sessions within `seconds`, with one call per server.
+
+        Sessions on an unreachable server are closed once it is back, busy sessions once their call is over.
+        """
         by_replica: defaultdict[Replica, list[str]] = defaultdict(list)
         until = _now() + seconds
         for state in states:
@@ -147,7 +150,7 @@ class Recovery:
         state: SessionState,
         error: StarpodError,
         retry: RetryState,
-        again: Callable[[], None],
+        resubmit: Callable[[], None],
         fail: Callable[[BaseException], None],
         *,
         replay: bool = True,
@@ -160,7 +163,7 @@ class Recovery:
                 await asyncio.sleep(wait)
             else:
                 await self._bring_back(state, error, retry, replay=replay)
-            again()
+            resubmit()
 
         if self._closed:
             fail(error)
@@ -170,7 +173,7 @@ class Recovery:
     async def _bring_back(
         self, state: SessionState, error: StarpodError, retry: RetryState, *, replay: bool = True
     ) -> None:
-        """Makes a lost session stand where it stood, on whatever server can. Raises what cannot be recovered from."""
+        """Recover a lost session on any suitable server. Raises StarpodError if that is impossible."""
         if error.advice != "reopen":
             raise error
         history = state.history
@@ -193,7 +196,7 @@ class Recovery:
             if _now() > retry.until:
                 raise error
             if state.checkpoints and isinstance(history.origin, Restored):
-                # A snapshot, and nothing to replay: any version that restores it will do.
+                # There is nothing to replay, so any version that can restore the snapshot is suitable.
                 snapshot = Snapshot.from_proto(history.origin.snapshot)
                 replica, spec = await self._pool.choose_for(snapshot, retry.until)
             else:
@@ -205,7 +208,7 @@ class Recovery:
                 if failure.advice == "give_up":
                     raise
                 error = failure
-                if not isinstance(failure, Overloaded):  # else another one is asked now: the pool waits if all are full
+                if not isinstance(failure, Overloaded):  # if it is, try the next server; the pool waits if all are full
                     await asyncio.sleep(retry.backoff.wait())
                 continue
             finally:
@@ -228,17 +231,17 @@ class Recovery:
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
     async def _checkpoint_step(self, state: SessionState, transition: Transition, reply: Reply) -> None:
-        """Takes a snapshot before the step's reply is handed on: what the caller has seen can be gone back to."""
+        """Take a snapshot before the caller gets the step's reply, so that recovery never undoes a turn it has seen."""
         try:
             await self._take_checkpoint(state)
         except StarpodError as error:
             self.refused(state, error)
         else:
-            # The snapshot stands for the step: nothing is left to replay.
+            # Do not log the step: the snapshot was taken after it.
             finish(state, transition, reply, log=False)
 
     def checkpoint_first(self, pending: PendingReset) -> None:
-        """Takes a snapshot of the new episode before its first observation is handed on."""
+        """Take a snapshot of a new episode before the caller gets its first observation."""
 
         async def checkpoint() -> None:
             await self.checkpoint_all([pending.state])
@@ -247,7 +250,7 @@ class Recovery:
         self._spawn(_failing(checkpoint(), pending.fail))
 
     async def checkpoint_all(self, states: Iterable[SessionState]) -> None:
-        """Takes a snapshot of each, bringing back what is lost before that."""
+        """Take a snapshot of each session, recovering sessions that are lost meanwhile."""
         for state in states:
             retry = RetryState(_now() + self.patience)
             while state.checkpoints:
@@ -258,7 +261,8 @@ class Recovery:
                     await self._bring_back(state, error, retry)
 
     async def _take_checkpoint(self, state: SessionState) -> None:
-        """Where the server refuses it, the session goes on without recovery. Raises what advises to reopen."""
+        """Take a snapshot. If the server refuses, the session continues without recovery. Raises StarpodError if the
+        session was lost."""
         history = state.history
         assert history is not None
         try:
@@ -283,7 +287,7 @@ class Recovery:
 
 
 async def _failing(work: Coroutine[Any, Any, None], fail: Callable[[BaseException], None]) -> None:
-    """Does the work for a call. fail: tells whoever waits for the call that it did not go well."""
+    """Run the work and report any error to `fail`."""
     try:
         await work
     except StarpodError as error:

@@ -1,4 +1,4 @@
-"""A reset on its way, and what the session becomes when its reply is there."""
+"""A reset in flight, and the update of its session when the reply arrives."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from starpod.v1 import environment_pb2 as pb
 
 
 class ResetRecovery(Protocol):
-    """Who helps a reset that does not go well."""
+    """The part of Recovery that a reset uses."""
 
     def reset_refused(self, pending: PendingReset, error: StarpodError) -> None: ...
     def checkpoint_first(self, pending: PendingReset) -> None: ...
 
 
 class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
-    """A reset that a server is asked for.
+    """A reset in flight. Its reply updates the session even if the caller was cancelled.
 
-    The session takes the reply in when it comes, even if the caller has gone: it has to know what the server did.
-
-    want, options: as the caller wrote them; options only to explain what is wrong with them.
-    result, slot: where the first observation goes. retry: once it has failed.
+    Args:
+        recovery: handles errors and checkpoints.
+        state: the session.
+        request: the message.
+        want: the caller's `want`; None keeps the session's.
+        options: the caller's options, for the error message if they are bad.
+        result, slot: receive the first observation.
     """
 
     __slots__ = ("_home", "_options", "_recovery", "_want", "result", "retry", "slot", "state")
@@ -53,11 +56,11 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
         self._recovery = recovery
         self._want = want
         self._options = options
-        # Where the old episode is, once the reset was refused there.
+        # Server and id of the old episode, set when the reset first fails.
         self._home: tuple[Replica, pb.Session] | None = None
 
     def submit(self) -> None:
-        """Sends it to where the session lives now: no other call may be in flight."""
+        """Send the reset to the session's current server. No other call of the session may be in flight."""
         state = self.state
         state.busy = True
         if state.closed:
@@ -82,7 +85,7 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
             self.finish()
 
     def finish(self) -> None:
-        """The episode has begun: hands its first observation to whoever waits."""
+        """Pass the first observation to the caller."""
         assert isinstance(self.state.last, Observation)
         self.result.put(self.slot, self.state.last)
         self.state.release()
@@ -95,8 +98,11 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
         self._recovery.reset_refused(self, error)
 
     def fail(self, error: BaseException) -> None:
-        """It failed for good: the old episode goes on. Where a stand-in without its steps was begun for the reset, the
-        session goes back to where it was lost, so that its next call brings it back with them."""
+        """End the reset with an error; the old episode continues.
+
+        If recovery has opened a new session without the old episode's steps, point back to the lost one: the next call
+        then fails and recovers the session with its steps.
+        """
         state = self.state
         if isinstance(error, BadArgument):
             error = explain_options(error, _spec_of(state), self._options)
@@ -115,7 +121,7 @@ def _spec_of(state: SessionState) -> pb.EnvironmentSpec:
 
 
 def _log(history: History, request: pb.ResetRequest, response: pb.ResetResponse, *, checkpoints: bool) -> None:
-    """Begins the log of the new episode."""
+    """Begin the log of the new episode."""
     message, before = response.session, history.start
     origin: Opened | Restarted
     if isinstance(before, Opened):
@@ -130,15 +136,15 @@ def _log(history: History, request: pb.ResetRequest, response: pb.ResetResponse,
             before.lease_seconds,
         )
     else:
-        again = pb.ResetRequest()
+        reset = pb.ResetRequest()
         if isinstance(before, Restarted):
-            again.CopyFrom(before.reset)
+            reset.CopyFrom(before.reset)
             before = before.base
         if request.HasField("options"):
-            again.options.CopyFrom(request.options)
+            reset.options.CopyFrom(request.options)
         if request.HasField("want"):
-            again.want.CopyFrom(request.want)
-        again.seed, again.dynamics_seed = message.seed, message.dynamics_seed
-        again.limits.CopyFrom(overrides(response.limits))
-        origin = Restarted(before, again)
+            reset.want.CopyFrom(request.want)
+        reset.seed, reset.dynamics_seed = message.seed, message.dynamics_seed
+        reset.limits.CopyFrom(overrides(response.limits))
+        origin = Restarted(before, reset)
     history.begin(origin, None if checkpoints else first_reply(message.observation, response.instructions))

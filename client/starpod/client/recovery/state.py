@@ -1,4 +1,4 @@
-"""The state of one session, and where the results of calls go."""
+"""The state of one session, and the results of calls."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ T = TypeVar("T")
 
 
 class BatchResult(Generic[T]):
-    """Where the results of calls go that were made together: one future for all of them.
+    """The results of calls that were made together, with one future for all of them.
 
-    future: gets `values` when all are in. values: by slot; an error stands in the place of the result.
-    missing: how many are not in yet. failed: there is an error among them.
+    Attributes:
+        future: resolves to `values` when all results are there.
+        values: results or errors by slot.
+        missing: number of results that are not there yet.
+        failed: whether there is an error among them.
     """
 
     __slots__ = ("failed", "future", "missing", "values")
@@ -44,7 +47,7 @@ class BatchResult(Generic[T]):
         self.put(slot, error)  # type: ignore[arg-type]
 
     async def all(self) -> list[T]:
-        """Every result. Raises the first error, once all are in."""
+        """Wait for all results and return them. Raises the first error, if there is one."""
         values = await self.future
         if self.failed:
             raise next(value for value in values if isinstance(value, BaseException))
@@ -52,7 +55,7 @@ class BatchResult(Generic[T]):
 
 
 class RetryState:
-    """What has happened to a call since it first failed. It may be tried until the loop time `until`."""
+    """The retries of a failed call, which end at the loop time `until`."""
 
     __slots__ = ("actions", "backoff", "losses", "step_index", "until")
 
@@ -65,15 +68,21 @@ class RetryState:
 
 
 class SessionState(Step):
-    """A session: where it lives, what it is, its log, and the step in flight.
+    """The state of a session: its server, episode, log and step in flight.
 
-    last: what the agent saw last. wanted: what its observations carry. show_key: its caller wants state keys;
-    step_shows_key: so does the step in flight, where it wants something of its own.
-    history: None where the session cannot be recovered. checkpoints: a snapshot is taken after every step.
-    busy: a call is in flight. result, slot: where the result of the step in flight goes. single: that of a step that
-    was made alone, used again and again.
-    waiting: calls that wait for the one in flight to end.
-    retry: of the step in flight, once it has failed. recoveries: how often the session was brought back.
+    Attributes:
+        last: the last transition, or the first observation.
+        wanted: optional fields of observations.
+        show_key: whether the caller wants state keys.
+        step_shows_key: the same for a step in flight that has its own `want`.
+        history: the log; None if the session cannot be recovered.
+        checkpoints: whether a snapshot is taken after every step.
+        busy: whether a call is in flight.
+        result, slot: receive the result of the step in flight.
+        single: the result of steps made by `Session.step`, reused for each of them.
+        waiting: calls that wait until the call in flight is over.
+        retry: retries of the step in flight; None until it fails.
+        recoveries: how often the session was recovered.
     """
 
     __slots__ = (
@@ -146,7 +155,7 @@ class SessionState(Step):
     # --- the episode -----------------------------------------------------------------------------------------------
 
     def begin(self, message: pb.Session) -> None:
-        """A new episode."""
+        """Begin a new episode."""
         self.retry = None
         self.seed = message.seed
         self.dynamics_seed = message.dynamics_seed
@@ -162,18 +171,18 @@ class SessionState(Step):
         """Whether the episode is over."""
         return isinstance(self.last, Transition) and self.last.done
 
-    def place(self, replica: Replica, place: pb.Session) -> None:
-        """It lives there, under this id, from now on."""
+    def place(self, replica: Replica, message: pb.Session) -> None:
+        """Move to a session on a server."""
         self.replica.sessions.discard(self)
         self.replica = replica
-        self.session_id, self.epoch, self.step_index = place.session_id, place.epoch, place.step_index
+        self.session_id, self.epoch, self.step_index = message.session_id, message.epoch, message.step_index
         replica.sessions.add(self)
 
     # --- one call at a time ----------------------------------------------------------------------------------------
 
     async def acquire(self) -> None:
-        """Waits until all calls that were made before are over. The session is the caller's then: a step or a reset
-        ends that with its reply, anything else with `release`."""
+        """Wait until all earlier calls are over, and reserve the session. The reply to a step or reset releases it;
+        other calls must call `release`."""
         if not self.busy:
             self.busy = True
             return
@@ -185,11 +194,11 @@ class SessionState(Step):
             await ticket
         except BaseException:
             if not ticket.cancel() and not ticket.cancelled():
-                self.release()  # its turn had come already
+                self.release()  # the session had just been passed to this call
             raise
 
     def release(self) -> None:
-        """Hands the session, busy as it is, to the call that has waited longest: none that comes later overtakes it."""
+        """Pass the session to the call that has waited longest. It stays busy, so that no later call can overtake."""
         while self.waiting:
             ticket = self.waiting.popleft()
             if not ticket.done():
