@@ -127,7 +127,6 @@ def played(task: str, group: int, member: int, reward: float) -> Episode:
     ("advantage", "options"),
     [
         ("grpo", {}),
-        ("grpo", {"soft_reweight": True}),
         ("reinforce_plus_plus", {"whiten": True}),
         ("reinforce_plus_plus_baseline", {"whiten": True}),
         ("gae", {"whiten": True}),

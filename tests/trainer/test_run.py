@@ -194,7 +194,7 @@ async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) 
 
 
 async def test_what_the_filter_and_the_update_made_of_the_episodes_is_kept(tmp_path: Path) -> None:
-    algorithm = {"preset": "dapo", "filter": {"strategy": "top_k", "value": 2}}
+    algorithm = {"preset": "dapo", "filter": {"strategy": "top_fraction", "value": 0.5}}
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 1 else [1.0, n / 10], algorithm=algorithm)
     kept = await played(run)
     run.version = 1  # what was made up, no policy sampled
@@ -203,7 +203,7 @@ async def test_what_the_filter_and_the_update_made_of_the_episodes_is_kept(tmp_p
     found = read_verdicts(file)
     assert {group for group, verdict in found.items() if verdict.kept} == {group.id for group in kept} == {0, 2}
     assert "dynamic sampling" in found[1].why
-    assert found[3].why == "Its reward_std of 0.495 is number 3 of 4; top_k 2 keeps 2."
+    assert found[3].why == "Its reward_std of 0.495 is number 3 of 4; top_fraction 0.5 keeps 2."
     assert read_tokens(file, 0, 1) is not None and read_tokens(file, 3, 1) is None
 
 

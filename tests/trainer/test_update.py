@@ -55,8 +55,7 @@ def chance(policy: Policy, episode: Episode) -> float:
 
 CLIPS: list[dict[str, Any]] = [
     {},
-    {"turn_clip": {"kind": "turn_ratio"}},
-    {"turn_clip": {"kind": "prefix_guard", "limit": 1.05}},
+    {"turn_clip": {"kind": "decay"}},
     {"loss": "gspo"},
 ]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import compute_advantages, soft_weights
+from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import compare, credit
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
@@ -396,17 +396,6 @@ def test_a_kl_penalty_is_taken_off_the_reward_of_every_sampled_token_first() -> 
 def test_without_the_reference_a_kl_penalty_is_an_error() -> None:
     with pytest.raises(ValueError, match="reference"):
         compute_advantages(AlgorithmConfig(preset="starpo-ppo"), a_rollout([[1.0]], groups=[0], values=[[0.0]]))
-
-
-def test_soft_reweighting_scales_by_the_groups_deviation_of_raw_returns() -> None:
-    groups = [0, 0, 1, 1, 2, 2, 3]
-    returns = torch.tensor([1.0, 0.0, 0.75, 0.25, 2.0, 2.0, 9.0])
-    assert soft_weights(returns, torch.tensor(groups)).tolist() == pytest.approx([1, 1, 0.5, 0.5, 0, 0, 0])
-    rollout = a_rollout([[r] for r in returns.tolist()], groups=groups)
-    plain = compute_advantages(AlgorithmConfig(preset="dapo"), rollout).advantages_BT
-    soft = compute_advantages(AlgorithmConfig(preset="dapo", soft_reweight=True), rollout).advantages_BT
-    torch.testing.assert_close(soft, plain * doubles([1, 1, 0.5, 0.5, 0, 0, 0]).T)
-    assert not soft_weights(torch.ones(4), torch.tensor([0, 0, 1, 1])).any()
 
 
 @given(seed=st.integers(0, 1000))

@@ -28,7 +28,6 @@ CASES: dict[str, dict[str, Any]] = {
     "gigpo, half its steps": {"preset": "gigpo", "kl": {"where": "off"}, "gigpo": {"weight": 0.5, "gamma": 0.8}},
     "gigpo, normalised": {"preset": "gigpo", "kl": {"where": "off"}, "gigpo": {"normalise": True}},
     "gigpo without its steps": {"preset": "gigpo", "kl": {"where": "off"}, "gigpo": {"weight": 0}},
-    "grpo, soft": {"preset": "dapo", "soft_reweight": True},
 }
 
 

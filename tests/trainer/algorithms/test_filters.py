@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.filters import filter_groups, group_score, loss_scale, needs_reask, select, verdicts
+from starpod.trainer.algorithms.filters import filter_groups, loss_scale, needs_reask, select, verdicts
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.metrics import episode_metrics
@@ -20,64 +20,31 @@ def kept(scores: list[float], **options: Any) -> list[int]:
     return select(FilterConfig(**options), scores)
 
 
-FIVE, FOUR, ZEROS, MIXED = (
-    [0.5, 0.3, 0.1, 0.1, 0.0],
-    [0.1, 0.4, 0.2, 0.3],
-    [0.0, 0.4, 0.0, 0.0],
-    [0.1, 0.4, 0.0, 0.2, 0.3],
-)
-LOGS = [math.log(1), math.log(6), math.log(3)]
-SMALLEST, ZERO = {"largest": False}, {"include_zero": True}
+FIVE, FOUR, ZEROS = [0.5, 0.3, 0.1, 0.1, 0.0], [0.1, 0.4, 0.2, 0.3], [0.0, 0.4, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "scores", "value", "options", "expected"),
+    ("strategy", "scores", "value", "expected"),
     [
         # The best that hold a share of the sum.
-        ("top_p", FIVE, 0.9, {}, [0, 1, 2]),
-        ("top_p", [0.0, 0.1, 0.5, 0.1, 0.3], 0.9, {}, [1, 2, 4]),
-        ("top_p", FIVE, 1.0, {}, [0, 1, 2, 3]),
-        ("top_p", FIVE, 0.5, {}, [0]),
-        ("top_p", [0.6, 0.29, 0.11], 0.9, {}, [0, 1]),  # 0.6 + 0.29 lies within the slack of 0.9
-        ("top_p", [0.6, 0.28, 0.12], 0.9, {}, [0, 1, 2]),
-        *(("top_p", scores, 0.9, {}, []) for scores in ([0.0, 0.0], [])),
-        # The whole sum with zeros keeps every group.
-        *(("top_p", scores, 1.0, ZERO, [*range(len(scores))]) for scores in ([0.5, 0.0, 0.3, 0.0], [0.0, 0.0], [])),
+        ("top_p", FIVE, 0.9, [0, 1, 2]),
+        ("top_p", [0.0, 0.1, 0.5, 0.1, 0.3], 0.9, [1, 2, 4]),
+        ("top_p", FIVE, 1.0, [0, 1, 2, 3]),
+        ("top_p", FIVE, 0.5, [0]),
+        ("top_p", [0.6, 0.29, 0.11], 0.9, [0, 1]),  # 0.6 + 0.29 lies within the slack of 0.9
+        ("top_p", [0.6, 0.28, 0.12], 0.9, [0, 1, 2]),
+        *(("top_p", scores, 0.9, []) for scores in ([0.0, 0.0], [])),
         # A share of all groups, rounded up, but not for an error of rounding: 0.07 * 100 > 7.
-        ("top_fraction", FOUR, 0.25, {}, [1]),
-        ("top_fraction", FOUR, 0.26, {}, [1, 3]),
-        ("top_fraction", FOUR, 0.5, SMALLEST, [0, 2]),
-        *(("top_fraction", [0.2] * 4, 0.5, options, [0, 1]) for options in ({}, SMALLEST)),
-        ("top_fraction", ZEROS, 0.5, {}, [1]),
-        ("top_fraction", ZEROS, 0.5, ZERO, [0, 1]),
-        ("top_fraction", [0.0, 0.4, 0.0, 0.3], 1.0, ZERO, [0, 1, 2, 3]),
-        ("top_fraction", [0.0, 0.0], 1.0, {}, []),
-        ("top_fraction", [1.0] * 100, 0.07, {}, [*range(7)]),
-        # A nucleus, and at least one.
-        *(("top_p_softmax", LOGS, value, ZERO, [1]) for value in (0.1, 0.6)),
-        *(("top_p_softmax", LOGS, value, ZERO, [1, 2]) for value in (0.61, 0.9)),
-        ("top_p_softmax", LOGS, 1.0, ZERO, [0, 1, 2]),
-        ("top_p_softmax", [0.0] * 3, 0.5, ZERO, [0, 1]),
-        ("top_p_softmax", [0.0] * 3, 0.5, {}, []),
-        ("top_p_softmax", LOGS, 0.6, SMALLEST | ZERO, [0]),  # weights 1, 1/6, 1/3
-        ("top_p_softmax", LOGS, 0.8, SMALLEST | ZERO, [0, 2]),
-        ("top_p_softmax", [1e4, -1e4], 0.9, ZERO, [0]),
-        ("top_k", MIXED, 2, {}, [1, 4]),
-        ("top_k", MIXED, 99, {}, [0, 1, 3, 4]),
-        ("top_k", MIXED, 2, SMALLEST, [0, 3]),
-        ("top_k", MIXED, 2, SMALLEST | ZERO, [0, 2]),
-        # Those near the best.
-        ("min_p", MIXED, 0.5, {}, [1, 3, 4]),
-        ("min_p", MIXED, 0.8, {}, [1]),
-        ("min_p", MIXED, 0.4, SMALLEST, [0, 3]),
-        ("min_p", [0.0], 0.5, {}, []),
-        ("none", ZEROS, None, {}, [0, 1, 2, 3]),
+        ("top_fraction", FOUR, 0.25, [1]),
+        ("top_fraction", FOUR, 0.26, [1, 3]),
+        ("top_fraction", ZEROS, 0.5, [1]),
+        ("top_fraction", [0.0, 0.0], 1.0, []),
+        ("top_fraction", [1.0] * 100, 0.07, [*range(7)]),
+        ("none", ZEROS, None, [0, 1, 2, 3]),
     ],
 )
-def test_what_a_strategy_keeps(
-    strategy: str, scores: list[float], value: float, options: dict[str, Any], expected: list[int]
-) -> None:
-    assert kept(scores, strategy=strategy, value=value, **options) == expected
+def test_what_a_strategy_keeps(strategy: str, scores: list[float], value: float, expected: list[int]) -> None:
+    assert kept(scores, strategy=strategy, value=value) == expected
 
 
 def test_oversampled_groups_are_ranked_by_deviation_and_zeros_are_dropped() -> None:
@@ -85,31 +52,21 @@ def test_oversampled_groups_are_ranked_by_deviation_and_zeros_are_dropped() -> N
     returns = [(1.0, 0.0, 1.0, 0.0), (1.2, 1.0, 1.0, 1.1), (0.0, 0.0, 0.0, 1.3), (0.0,) * 4]
     groups = [a_group(own, id=number) for number, own in enumerate(returns)]
     assert [group.reward_std for group in groups] == pytest.approx([0.577350, 0.095743, 0.65, 0], abs=1e-6)
-    config = FilterConfig(strategy="top_k", value=2)
+    config = AlgorithmConfig.model_validate("pyvision").filter
     chosen = filter_groups(config, groups)
     assert [group.id for group in chosen] == [0, 2]
     why = verdicts(config, groups, chosen)[1].why
-    assert why == "Its reward_std of 0.0957 is number 3 of 4, 1 of them 0 and never kept; top_k 2 keeps 2."
-    pyvision = AlgorithmConfig.model_validate("pyvision").filter
-    assert [group.id for group in filter_groups(pyvision, groups)] == [0, 2]
+    assert why == "Its reward_std of 0.0957 is number 3 of 4, 1 of them 0 and never kept; top_fraction 0.5 keeps 2."
 
 
 @settings(max_examples=60)
-@given(
-    st.lists(st.floats(0, 10), max_size=30),
-    st.sampled_from(["top_fraction", "top_p", "top_p_softmax", "top_k", "min_p"]),
-    st.booleans(),
-    st.integers(1, 4),
-)
+@given(st.lists(st.floats(0, 10), max_size=30), st.sampled_from(["top_fraction", "top_p"]), st.integers(1, 4))
 def test_what_is_kept_is_in_order_and_at_least_as_good_as_what_is_not(
-    scores: list[float], strategy: Any, include_zero: bool, quarters: int
+    scores: list[float], strategy: Any, quarters: int
 ) -> None:
-    value = quarters if strategy == "top_k" else quarters / 4
-    include_zero = include_zero and (strategy != "top_p" or value == 1)
-    indices = kept(scores, strategy=strategy, value=value, include_zero=include_zero)
+    indices = kept(scores, strategy=strategy, value=quarters / 4)
     assert indices == sorted(set(indices))
-    if not include_zero:
-        assert all(scores[index] > 1e-10 for index in indices)
+    assert all(scores[index] > 1e-10 for index in indices)
     rest = [score for index, score in enumerate(scores) if index not in indices]
     if indices and rest:
         assert min(scores[index] for index in indices) >= max(rest)
@@ -121,33 +78,18 @@ def test_what_is_kept_is_in_order_and_at_least_as_good_as_what_is_not(
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.integers(1, 19), st.integers(1, 19))
 def test_a_larger_share_keeps_no_fewer(scores: list[float], first: int, second: int) -> None:
     low, high = sorted([first / 20, second / 20])
-    for strategy in ("top_fraction", "top_p", "top_p_softmax"):
+    for strategy in ("top_fraction", "top_p"):
         assert set(kept(scores, strategy=strategy, value=low)) <= set(kept(scores, strategy=strategy, value=high))
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def test_groups_are_scored_on_raw_returns() -> None:
-    group = a_group([1.0, 0.0, 0.0, 1.0], logprobs=[[-1.0, -3.0], [-1.0], [-1.0, -1.0, -1.0], [-0.5, -0.5]])
-    assert group_score("reward_std", group) == pytest.approx(math.sqrt(1 / 3))
-    assert group_score("reward_mean", group) == 0.5
-    assert group_score("reward_sum", group) == 2.0
-    assert group_score("length", group) == 2.0
-    # Mean surprise of each episode: 2, 1, 1, .5.
-    assert group_score("entropy", group) == pytest.approx(1.125)
-    assert group_score("entropy_variance", group) == pytest.approx(0.3958333)
-    assert [group_score(score, a_group([])) for score in ("reward_std", "entropy", "length")] == [0, 0, 0]
-    assert group_score("entropy_variance", a_group([1.0])) == 0.0
-    with pytest.raises(ValueError, match="luck"):
-        group_score("luck", group)
-
-
 def test_starpo_s_keeps_the_most_uncertain_quarter() -> None:
     groups = [a_group(returns, id=index) for index, returns in enumerate([[1, 1], [1, 0], [0.1, 0], [0, 0]])]
     config = AlgorithmConfig().filter
     assert filter_groups(config, groups) == [groups[1]]
-    scores = [group_score(config.score, group) for group in groups]
+    scores = [group.reward_std for group in groups]
     assert scores == pytest.approx([0, math.sqrt(0.5), 0.1 * math.sqrt(0.5), 0])
     assert filter_groups(config, groups[::3]) == filter_groups(config, []) == []
 

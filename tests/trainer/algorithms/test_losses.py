@@ -29,8 +29,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "dual": {"dual_clip": 1.5},
     "decay": {"turn_clip": {"kind": "decay", "decay": 0.5}},
     "bounds": {"turn_clip": {"kind": "decay", "low": [0.3, 0.1], "high": [0.1, 0.4, 0.0]}},
-    "turn_ratio": {"turn_clip": {"kind": "turn_ratio"}},
-    "prefix_guard": {"turn_clip": {"kind": "prefix_guard", "limit": 1.2}},
     "gspo": {"loss": "gspo", "clip_low": 0.1, "clip_high": 0.1},
 }
 
@@ -123,38 +121,6 @@ def test_bounds_by_turn(options: dict[str, Any], above: list[float], ratio: floa
     assert at_ratios(config, [ratio] * 6, [-1.0] * 6, TURNS).per_token_BT.tolist() == [pytest.approx(below)]
 
 
-def test_one_ratio_per_turn() -> None:
-    config = a_config(clip_low=0.2, clip_high=0.2, turn_clip={"kind": "turn_ratio"})
-    result = at_ratios(config, [4.0, 0.25, 2.0, 1.0, 0.5, 0.5], [1.0, 1.0, 1.0, 1.0, -1.0, -1.0], TURNS)
-    root = math.sqrt(2)
-    assert result.ratio_BT.tolist() == [pytest.approx([1.0, 1.0, root, root, 0.5, 0.5])]
-    assert result.per_token_BT.tolist() == [pytest.approx([-1.0, -1.0, -1.2, -1.2, 0.8, 0.8])]
-    assert result.clipped_high_BT.tolist() == [[False, False, True, True, False, False]]
-    assert result.clipped_low_BT.tolist() == [[False, False, False, False, True, True]]
-
-
-@pytest.mark.parametrize(
-    ("limit", "kept"),
-    # Ratios of the turns: 1.2, 1.2, 0.5. Products before each: 1, 1.2, 1.44.
-    [(1.1, [True, False, False]), (1.3, [True, True, False]), (1.5, [True, True, True])],
-)
-def test_a_turn_is_left_out_once_the_turns_before_it_have_drifted(limit: float, kept: list[bool]) -> None:
-    config = a_config(turn_clip={"kind": "prefix_guard", "limit": limit})
-    ratios = [1.2, 1.2, 1.44, 1.0, 0.5, 0.5]
-    result = at_ratios(config, ratios, [1.0] * 6, TURNS)
-    plain = at_ratios(a_config(), ratios, [1.0] * 6, TURNS)
-    kept_tokens = torch.tensor([kept]).repeat_interleave(2, dim=1)
-    torch.testing.assert_close(result.per_token_BT, torch.where(kept_tokens, plain.per_token_BT, 0.0))
-    assert torch.equal(result.clipped_high_BT, plain.clipped_high_BT | ~kept_tokens)
-
-
-def test_a_falling_prefix_is_left_out_too() -> None:
-    config = a_config(turn_clip={"kind": "prefix_guard", "limit": 1.3})
-    result = at_ratios(config, [0.7, 0.7, 1.0, 1.0, 1.0, 1.0], [1.0] * 6, TURNS)
-    assert result.per_token_BT[0, 2:].eq(0).all()
-    assert result.clipped_low_BT[0, 2:].all()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
 def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int) -> None:
@@ -185,7 +151,7 @@ def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int)
 def test_gradient_of_the_policy_loss(kind: str, seed: int) -> None:
     """Where advantage and weight are the same along a stretch, it is the gradient of the stretch's own ratio."""
     mask, turns = random_layout(seed, 3, 6)
-    of_stretches = kind in ("gspo", "turn_ratio")
+    of_stretches = kind == "gspo"
     old, advantages = random_doubles(seed, 3, 6), random_doubles(seed + 1, 3, 1 if of_stretches else 6).expand(3, 6)
     weights = token_weights(mask, "seq-mean-token-mean", max_length=6).double()
     config = a_config(**KINDS[kind])
@@ -291,7 +257,7 @@ def test_no_split_into_micro_batches_changes_the_gradient(average: str, seed: in
     old, advantages = random_doubles(seed + 2, rows, columns), random_doubles(seed + 3, rows, columns)
     weights = token_weights(mask, average, max_length=columns).double()
     kind: dict[str, Any] = data.draw(
-        st.sampled_from([{}, {"turn_clip": {"kind": "turn_ratio"}}, {"loss": "gspo"}, {"dual_clip": 2.0}])
+        st.sampled_from([{}, {"turn_clip": {"kind": "decay"}}, {"loss": "gspo"}, {"dual_clip": 2.0}])
     )
     config = AlgorithmConfig(preset="dapo", **kind)
     order = data.draw(st.permutations(range(rows)))

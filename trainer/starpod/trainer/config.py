@@ -154,8 +154,8 @@ class Config(Section):
                     f"groups have {size}: give collect.group_size at least {term.min_peers}"
                 )
         chosen = self.algorithm.filter
-        compares = chosen.strategy != "none" and chosen.score in ("reward_std", "entropy_variance")
-        if self.collect.group_size < 2 and (self.algorithm.dynamic_sampling.enabled or compares):
+        compares = chosen.strategy != "none" or self.algorithm.dynamic_sampling.enabled
+        if self.collect.group_size < 2 and compares:
             raise ValueError(
                 "algorithm.filter and algorithm.dynamic_sampling choose groups by how their members differ, and would "
                 "drop every group of one; give collect.group_size at least 2, or set algorithm.filter.strategy to none"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.credit import EPSILON, credit, group_statistics
+from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.algorithms.gae import bilevel_gae, first_token, gae, trajectory_baseline
 from starpod.trainer.algorithms.hae import hae
 from starpod.trainer.algorithms.losses import kl_coefficients, kl_divergence
@@ -63,8 +63,6 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     advantages_BT = advantages.advantages_BT
     if config.whiten and config.advantage != "hae":  # which whitens each of its streams by itself
         advantages_BT = whiten(advantages_BT, mask_BT)
-    if config.soft_reweight:
-        advantages_BT = advantages_BT * soft_weights(rollout.returns_B, rollout.groups_B).unsqueeze(1)
     returns_BT, dtype = advantages.returns_BT, rollout.old_logprobs_BT.dtype
     return Advantages(
         advantages_BT.to(dtype), None if returns_BT is None else returns_BT.to(dtype), advantages.value_mask_BT
@@ -107,12 +105,6 @@ def penalised_rewards(config: AlgorithmConfig, rollout: RolloutBatch) -> Tensor:
         raise ValueError("algorithm.kl.where is reward, but the reference policy's log-probabilities are missing")
     divergence_BT = kl_divergence(config.kl.estimator, rollout.old_logprobs_BT, rollout.ref_logprobs_BT)
     return rollout.rewards_BT - kl_coefficients(config.kl, rollout) * torch.where(rollout.mask_BT, divergence_BT, 0.0)
-
-
-def soft_weights(returns_B: Tensor, groups_B: Tensor) -> Tensor:
-    """Each episode's group's reward deviation over the largest one (RAGEN-2): [B] in [0, 1]; 0 where all are 0."""
-    std_B = group_statistics(returns_B, groups_B).std_n
-    return std_B / std_B.max().clamp(min=EPSILON)
 
 
 # --- with a critic: config, rollout and rewards (with a KL penalty in them) to advantages -----------------------------

@@ -159,7 +159,6 @@ class AlgorithmConfig(Section):
         default=False,
         description="Continues truncated episodes by the critic's value.",
     )
-    soft_reweight: bool = Field(default=False, description="Weighs advantages by their group's reward deviation.")
 
     loss: str = Field(
         default="ppo", description="Ratios per token, or per episode (gspo).", examples=[*LOSSES, "FILE.py:NAME"]
@@ -222,7 +221,7 @@ class AlgorithmConfig(Section):
     @property
     def couples_turns(self) -> bool:
         """Whether a token's loss depends on the present log-probabilities of its episode's other turns."""
-        return self.loss != "ppo" or self.turn_clip.kind == "prefix_guard"
+        return self.loss != "ppo"
 
     @property
     def needs_critic(self) -> bool:
@@ -386,7 +385,7 @@ class AlgorithmConfig(Section):
             (
                 self.loss != "ppo" and self.turn_clip.kind != "off",
                 f"algorithm.turn_clip belongs to ppo, and algorithm.loss is {self.loss}: set turn_clip.kind to off, or "
-                "the loss to ppo (turn_ratio is for turns what gspo is for episodes)",
+                "the loss to ppo",
             ),
             (
                 self.turn_clip.low is not None and (self.clip_low, self.clip_high) != (*clip.values(),),
@@ -428,8 +427,8 @@ class AlgorithmConfig(Section):
                 "to dr_grpo",
             ),
             (
-                turnwise and (self.whiten or self.soft_reweight),
-                f"{order} and normalises its advantages itself: set algorithm.whiten and soft_reweight to false",
+                turnwise and self.whiten,
+                f"{order} and normalises its advantages itself: set algorithm.whiten to false",
             ),
             (turnwise and self.epochs > 1, f"{order}, once: set algorithm.epochs to 1"),
             (

@@ -135,13 +135,6 @@ def turn_bounds(
     return (clip_low * shrink_BT).clamp(max=1.0), clip_high * shrink_BT
 
 
-def prefix_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
-    """Log of the product of the ratios of all turns before a token's own: [B, T]. A turn's is its mean log-ratio."""
-    table = turn_table(mask_BT, turns_BT)
-    mean_BK = table.mean(log_ratio_BT.detach())
-    return table.spread(mean_BK.cumsum(1) - mean_BK)
-
-
 # --- the policy -------------------------------------------------------------------------------------------------------
 
 
@@ -177,11 +170,8 @@ def policy_loss(
         return loss(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT=mask_BT, turns_BT=turns_BT)
     log_ratio_BT = torch.where(mask_BT, clamped_difference(logprobs_BT, old_logprobs_BT), 0.0)
     turn_clip = config.turn_clip
-    token_log_ratio_BT = log_ratio_BT
     if config.loss == "gspo":
         log_ratio_BT = stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(turns_BT))
-    elif turn_clip.kind == "turn_ratio":
-        log_ratio_BT = stretch_log_ratio(log_ratio_BT, mask_BT, turns_BT)
     ratio_BT = log_ratio_BT.exp()
 
     if turn_clip.kind == "decay":
@@ -195,13 +185,6 @@ def policy_loss(
         negative_BT = advantages_BT < 0
         loss_BT = torch.where(negative_BT, torch.minimum(loss_BT, -config.dual_clip * advantages_BT), loss_BT)
         clipped_high_BT = clipped_high_BT | (mask_BT & negative_BT & (ratio_BT > config.dual_clip))
-    if turn_clip.kind == "prefix_guard":
-        assert turn_clip.limit is not None
-        prefix_BT = prefix_log_ratio(token_log_ratio_BT, mask_BT, turns_BT)
-        limit = math.log(turn_clip.limit)
-        below_BT, above_BT = prefix_BT < -limit, prefix_BT > limit
-        loss_BT = torch.where(below_BT | above_BT, 0.0, loss_BT)
-        clipped_low_BT, clipped_high_BT = clipped_low_BT | below_BT, clipped_high_BT | above_BT
     loss_BT = torch.where(mask_BT, loss_BT, 0.0)
     return PolicyLoss(loss_BT, clipped_low_BT, clipped_high_BT, torch.where(mask_BT, ratio_BT.detach(), 1.0))
 

@@ -75,70 +75,42 @@ class KLConfig(Section):
 
 
 class TurnClipConfig(Section):
-    """Clipping per turn: three readings of a per-turn decoupled clip."""
+    """Clipping decoupled by turn: bounds of ratios that change from turn to turn."""
 
-    kind: Literal["off", "decay", "turn_ratio", "prefix_guard"] = Field(
-        default="off",
-        description="decay: bounds by turn; turn_ratio: one ratio per turn; prefix_guard: drops turns after a drift.",
-    )
-    decay: float | None = Field(
-        default=None, gt=0, description="Factor of both bounds per turn (decay); by default 0.9."
-    )
+    kind: Literal["off", "decay"] = Field(default="off", description="decay: bounds by turn.")
+    decay: float | None = Field(default=None, gt=0, description="Factor of both bounds per turn; by default 0.9.")
     low: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = Field(
         default=None, min_length=1, description="Lower bounds by turn instead; the last one goes on."
     )
     high: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
         default=None, min_length=1, description="Upper bounds by turn instead; the last one goes on."
     )
-    limit: float | None = Field(
-        default=None,
-        gt=1,
-        description="Keeps the product of earlier ratios within [1/limit, limit] (prefix_guard); by default 1.5.",
-    )
 
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, values: Any) -> Any:
         listed = isinstance(values, Mapping) and (values.get("low") is not None or values.get("high") is not None)
-        defaults: dict[str, dict[str, Any]] = {
-            "decay": {} if listed else {"decay": 0.9},
-            "prefix_guard": {"limit": 1.5},
-        }
-        return _fill(values, "kind", "off", defaults)
+        return values if listed else _fill(values, "kind", "off", {"decay": {"decay": 0.9}})
 
     @model_validator(mode="after")
     def _fits_together(self) -> TurnClipConfig:
-        given = {name for name in ("decay", "low", "high", "limit") if getattr(self, name) is not None}
-        used = {"decay": {"decay", "low", "high"}, "prefix_guard": {"limit"}}.get(self.kind, set())
-        if unused := sorted(given - used):
+        given = {name for name in ("decay", "low", "high") if getattr(self, name) is not None}
+        if given and self.kind == "off":
             raise ValueError(
-                f"algorithm.turn_clip.{unused[0]} has no meaning with kind {self.kind}: drop it or change the kind"
+                f"algorithm.turn_clip.{min(given)} has no meaning with kind off: drop it or set kind to decay"
             )
         if self.kind == "decay" and given not in ({"decay"}, {"low", "high"}):
             raise ValueError("algorithm.turn_clip of kind decay takes either decay, or both low and high")
-        if self.kind == "prefix_guard" and self.limit is None:
-            raise ValueError("algorithm.turn_clip of kind prefix_guard needs a limit, e.g. 1.5")
         return self
 
 
 class FilterConfig(Section):
-    """Which groups of a collection are trained on."""
+    """Which groups of a collection are trained on, by the standard deviation of their returns."""
 
-    strategy: Literal["none", "top_fraction", "top_p", "top_p_softmax", "top_k", "min_p"] = Field(
-        default="none",
-        description="See docs/algorithms.md#which-groups-are-trained-on.",
+    strategy: Literal["none", "top_fraction", "top_p"] = Field(
+        default="none", description="See docs/algorithms.md#which-groups-are-trained-on."
     )
-    value: float | None = Field(
-        default=None,
-        gt=0,
-        description="By default top_fraction 0.25, top_p 0.9, top_p_softmax 0.9, min_p 0.5.",
-    )
-    score: Literal["reward_std", "reward_mean", "reward_sum", "entropy", "entropy_variance", "length"] = Field(
-        default="reward_std",
-        description="Statistic of a group.",
-    )
-    largest: bool = Field(default=True, description="Prefers high scores.")
-    include_zero: bool = Field(default=False, description="Lets groups with score 0 be kept.")
+    value: float | None = Field(default=None, gt=0, description="By default top_fraction 0.25, top_p 0.9.")
     drop_identical: bool = Field(
         default=False,
         description="Leaves out groups whose members all gave the same replies: what differs in them is luck.",
@@ -147,44 +119,21 @@ class FilterConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, values: Any) -> Any:
-        shares = {"top_fraction": 0.25, "top_p": 0.9, "top_p_softmax": 0.9, "min_p": 0.5}
-        return _fill(values, "strategy", "none", {name: {"value": value} for name, value in shares.items()})
+        return _fill(values, "strategy", "none", {"top_fraction": {"value": 0.25}, "top_p": {"value": 0.9}})
 
     @model_validator(mode="after")
     def _fits_together(self) -> FilterConfig:
-        if self.strategy == "none":
-            if self.value is not None:
-                raise ValueError(
-                    f"algorithm.filter.value is {self.value:g} but algorithm.filter.strategy is none, which keeps "
-                    "every group: name a strategy, e.g. top_fraction, or set the value to null"
-                )
-            if self != FilterConfig.model_construct(drop_identical=self.drop_identical):
-                raise ValueError(
-                    "algorithm.filter.score, largest and include_zero say how groups are chosen, but "
-                    "algorithm.filter.strategy is none, which keeps every group: name a strategy, or drop them"
-                )
-        elif self.value is None:
+        if self.strategy == "none" and self.value is not None:
+            raise ValueError(
+                f"algorithm.filter.value is {self.value:g} but algorithm.filter.strategy is none, which keeps "
+                "every group: name a strategy, e.g. top_fraction, or set the value to null"
+            )
+        if self.strategy != "none" and self.value is None:
             raise ValueError(f"algorithm.filter.strategy {self.strategy} needs a value")
-        elif self.strategy == "top_k":
-            if self.value != int(self.value):
-                raise ValueError(
-                    f"algorithm.filter.value {self.value:g} with strategy top_k is a number of groups: give a whole "
-                    "number, or the strategy top_fraction"
-                )
-        elif self.value > 1:
+        if self.value is not None and self.value > 1:
             raise ValueError(
                 f"algorithm.filter.value {self.value:g} with strategy {self.strategy} is a share: give one above 0 "
                 "and at most 1"
-            )
-        if self.strategy == "top_p" and not self.largest:
-            raise ValueError(
-                "algorithm.filter.largest is false: strategy top_p collects the largest scores until they hold a "
-                "share of the sum; use top_fraction, top_k, min_p or top_p_softmax for the smallest"
-            )
-        if self.strategy == "top_p" and self.include_zero and self.value is not None and self.value < 1:
-            raise ValueError(
-                f"algorithm.filter.include_zero adds nothing to strategy top_p with value {self.value:g}: groups of "
-                "score 0 hold no share of the sum; drop it, or set the value to 1 to keep every group"
             )
         return self
 
