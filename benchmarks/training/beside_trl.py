@@ -46,7 +46,7 @@ from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.prompt import Prompter
 from starpod.trainer.rollout.environment import local_services
-from starpod.trainer.run import Run
+from starpod.trainer.run.run import Run
 from starpod.trainer.seeds import SeedCursor, SeedsConfig
 from starpod.trainer.setup import open_run
 
@@ -189,7 +189,7 @@ async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[f
     config = configured(model, ALONE, folder)
     seconds: dict[str, list[float]] = {"inside": [], "alone": []}
     async with opened(config, folder) as run:
-        engine = run.collector.agents.engine
+        engine = run.collecting.collector.agents.engine
         for _ in range(ALONE):
             run.begin_step()
             await run.sync()

@@ -8,7 +8,7 @@ from typing import Any
 from starpod.cli.main import main
 from starpod.trainer.engines.base import EngineLost, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
-from starpod.trainer.run import Run
+from starpod.trainer.run.run import Run
 
 CALLS = 3
 """Replies that are sampled in the phase before it happens."""
@@ -23,7 +23,7 @@ def disturb(phase: str, step: int, action: Callable[[], object], patch: Callable
 
     async def begun(run: Run) -> Any:
         nonlocal left
-        left = CALLS if run.step == step else math.inf
+        left = CALLS if run.progress.step == step else math.inf
         return await begin(run)
 
     async def generate(engine: TorchEngine, request: Request) -> Reply:

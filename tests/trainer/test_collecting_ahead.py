@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ from hypothesis import strategies as st
 from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.metrics import spent_in
-from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Start
-from starpod.trainer.run import Run
-from tests.trainer.test_run import ScriptedCollector, episode, fields_of, make_run
+from starpod.trainer.run.run import Run
+from tests.trainer.test_run import ScriptedCollector, episode, make_run
 from tests.trainer.turns import a_turn
 
 
@@ -47,11 +47,15 @@ class SlowCollector(ScriptedCollector):
 
 
 def make_slow_run(
-    tmp_path: Path, *, slow: Callable[[int], int] = lambda start: 1, lost: Collection[int] = (), **values: Any
+    tmp_path: Path,
+    *,
+    plays: type[SlowCollector] | None = None,
+    slow: Callable[[int], int] = lambda start: 1,
+    lost: Collection[int] = (),
+    **values: Any,
 ) -> Run:
-    run = make_run(tmp_path, **values)
-    run.collector = SlowCollector(**fields_of(run.collector), version=lambda: run.version, slow=slow, lost=lost)
-    run.ahead = Ahead(run.collector, run.config.collect.group_size, run.parallel)
+    made = partial(plays or SlowCollector, version=lambda: run.progress.version, slow=slow, lost=lost)
+    run = make_run(tmp_path, plays=made, **values)
     return run
 
 
@@ -61,13 +65,13 @@ async def collect(run: Run) -> list[int]:
     groups = await run.collect()
     for _ in range(5):
         await asyncio.sleep(0)
-    run.version += run.config.replay.reuse
+    run.progress.version += run.config.replay.reuse
     return [group.id for group in groups]
 
 
 def asked(run: Run) -> list[int]:
-    assert isinstance(run.collector, ScriptedCollector)
-    return [start.id for start in run.collector.asked]
+    assert isinstance(run.collecting.collector, ScriptedCollector)
+    return [start.id for start in run.collecting.collector.asked]
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -100,7 +104,7 @@ def test_nothing_is_staler_than_the_bound_and_nothing_is_passed_over(
             assert run.metrics.get("collect/stale_groups", 0) == 0
         # In order, none twice, none but the lost left out; and nothing was played that no step trains on.
         assert taken == [start for start in range(100) if start not in lost][: 6 * groups]
-        assert len(run.ahead) == 0
+        assert len(run.collecting.ahead) == 0
 
     asyncio.run(train())
 
@@ -129,7 +133,6 @@ async def test_what_a_step_has_spent_is_what_was_played_for_it(tmp_path: Path) -
 async def test_episodes_go_on_during_an_update(tmp_path: Path) -> None:
     """The update waits for a group of a later step, which waits for the update to begin."""
     collect = {"groups": 4, "group_size": 2, "max_staleness": 1}
-    run = make_slow_run(tmp_path, collect=collect, algorithm="starpo-grpo")
     loop, updating, played = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
     class Held(SlowCollector):
@@ -146,12 +149,12 @@ async def test_episodes_go_on_during_an_update(tmp_path: Path) -> None:
         assert played.wait(60)
         return {}
 
-    run.ahead = Ahead(Held(**fields_of(run.collector)), 2, run.parallel)
+    run = make_slow_run(tmp_path, plays=Held, collect=collect, algorithm="starpo-grpo")
     run.learner.learn = learn  # type: ignore[method-assign]
     run.begin_step()
     await run.learn(run.filter(await run.collect()))
     assert run.metrics["time/overlap_share"] > 0
-    await run.ahead.close()
+    await run.collecting.ahead.close()
 
 
 async def test_what_is_too_old_after_a_change_of_the_bound_is_dropped_and_replaced(tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ async def test_what_is_too_old_after_a_change_of_the_bound_is_dropped_and_replac
     loaded = same.output.checkpoints.latest()
     assert loaded is not None
     same.restore(loaded)
-    assert len(same.ahead) == 6
+    assert len(same.collecting.ahead) == 6
     assert await collect(same) == [4, 5]
     assert same.metrics["collect/staleness_max"] == 2 and same.metrics["collect/stale_groups"] == 0
 
@@ -177,7 +180,7 @@ async def test_what_is_too_old_after_a_change_of_the_bound_is_dropped_and_replac
     assert await collect(strict) == [8, 9]
     assert strict.metrics["collect/stale_groups"] == 4 and strict.metrics["collect/staleness_max"] == 1
     for each in (run, same, strict):
-        await each.ahead.close()
+        await each.collecting.ahead.close()
 
 
 def test_bounds_that_mean_nothing_are_refused() -> None:

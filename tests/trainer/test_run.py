@@ -4,7 +4,7 @@ import random
 import shutil
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, Start
-from starpod.trainer.run import Output, Run
+from starpod.trainer.run.run import Output, Parts, Run
 from tests.trainer.tiny_learner import built, group_of, make_learner
 from tests.trainer.turns import a_turn
 
@@ -58,7 +58,17 @@ def episode(group: int, member: int, reward: float) -> Episode:
     return Episode(group, member, "lake", turns=[turn], end="terminal", success=reward > 0)
 
 
-def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: str = "run", **values: Any) -> Run:
+def make_run(
+    tmp_path: Path,
+    outcome: Outcome = lambda _: [1.0, 0.0],
+    *,
+    path: str = "run",
+    plays: Callable[..., ScriptedCollector] = ScriptedCollector,
+    parallel: Parallel | None = None,
+    turn_scorer: Any = None,
+    **values: Any,
+) -> Run:
+    """A run whose groups a script plays. plays: makes the collector."""
     evaluation = {"episodes": 4, "reference": [], "every": 1}
     values = {"evaluation": evaluation, "collect": {"groups": 4, "group_size": 2}} | values
     config = Config.model_validate(values)
@@ -75,18 +85,20 @@ def make_run(tmp_path: Path, outcome: Outcome = lambda _: [1.0, 0.0], *, path: s
         return []
 
     fleet = cast(Any, SimpleNamespace(recoveries=0, describe=describe))
-    run = Run(
+    collector = plays(fleet=fleet, agents=agents, task=Task("lake"), outcome=outcome)
+    return Run(
         config,
-        collector=ScriptedCollector(fleet=fleet, agents=agents, task=Task("lake"), outcome=outcome),
-        sampler=learner.policy,
-        learner=learner,
-        output=Output(folder, Checkpoints(folder.checkpoints, config.checkpoint), Screen()),
-        parallel=Parallel(),
-        interrupts=Interrupts(),
-        offline=read_groups(config.replay.offline) if config.replay.offline else (),
+        Parts(
+            collectors=[collector] * len(config.in_stages),
+            sampler=learner.policy,
+            learner=learner,
+            output=Output(folder, Checkpoints(folder.checkpoints, config.checkpoint), Screen()),
+            parallel=parallel or Parallel(),
+            interrupts=Interrupts(),
+            offline=read_groups(config.replay.offline) if config.replay.offline else (),
+            scorer=turn_scorer,
+        ),
     )
-    run._loaded_version = run.version
-    return run
 
 
 async def nothing(*_: Any) -> None:
@@ -96,13 +108,13 @@ async def nothing(*_: Any) -> None:
 def told_by(run: Run) -> list[str]:
     """What the run warns of from now on."""
     told: list[str] = []
-    cast(Any, run.screen).warn = told.append
+    cast(Any, run.output.screen).warn = told.append
     return told
 
 
 def asked_by(run: Run) -> list[int]:
     """The numbers of the start states that were asked for."""
-    return [start.id for start in cast(Any, run.collector).asked]
+    return [start.id for start in cast(Any, run.collecting.collector).asked]
 
 
 def saved_by(run: Run) -> Loaded:
@@ -197,7 +209,7 @@ async def test_what_the_filter_and_the_update_made_of_the_episodes_is_kept(tmp_p
     algorithm = {"preset": "dapo", "filter": {"strategy": "top_fraction", "value": 0.5}}
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 1 else [1.0, n / 10], algorithm=algorithm)
     kept = await played(run)
-    run.version = 1  # what was made up, no policy sampled
+    run.progress.version = 1  # what was made up, no policy sampled
     await run.learn(kept)
     (file,) = run.output.folder.episodes.glob("*.update.gz")
     found = read_verdicts(file)
@@ -210,14 +222,14 @@ async def test_what_the_filter_and_the_update_made_of_the_episodes_is_kept(tmp_p
 async def test_an_advantage_over_scored_turns_can_be_computed_again_from_what_is_kept(tmp_path: Path) -> None:
     """iStar's: (R - mean of the others) + (process - mean of the others), for two episodes of one turn."""
     algorithm = {"preset": "dapo", "advantage": "istar", "dynamic_sampling": {"enabled": False}}
-    run = make_run(tmp_path, algorithm=algorithm, scorer={"kind": "implicit"})
 
     def score(episodes: Sequence[Episode]) -> list[list[float]]:
         return [[episode.member + episode.group / 4] for episode in episodes]
 
-    run.scorer = cast(Any, SimpleNamespace(score=score, fit=lambda groups: {}))
+    scorer = SimpleNamespace(score=score, fit=lambda groups: {})
+    run = make_run(tmp_path, algorithm=algorithm, scorer={"kind": "implicit"}, turn_scorer=scorer)
     kept = await played(run)
-    run.version = 1  # what was made up, no policy sampled
+    run.progress.version = 1  # what was made up, no policy sampled
     await run.learn(kept)
     (file,) = run.output.folder.episodes.glob("*.update.gz")
     groups = read_groups(run.output.folder.path)
@@ -235,17 +247,16 @@ async def test_an_advantage_over_scored_turns_can_be_computed_again_from_what_is
 
 async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
     run = make_run(tmp_path, algorithm="starpo-grpo")
-    before = run.version
+    before = run.progress.version
     await run.learn([Group(0, [Episode(0, 0, "lake", end="context"), Episode(0, 1, "lake", end="context")])])
     assert run.metrics["update/skipped"] == 1
-    assert run.version == before
+    assert run.progress.version == before
 
 
 async def test_the_rate_of_sampling_is_that_of_all_ranks(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    run.parallel = TwoRanks(False)
+    run = make_run(tmp_path, parallel=TwoRanks(False))
     stats = iter([EngineStats(reused=5), EngineStats(sampled=30, reused=20, prefilled=45, seconds=2.0)])
-    cast(Any, run.collector.agents.engine).stats = lambda: next(stats)
+    cast(Any, run.collecting.collector.agents.engine).stats = lambda: next(stats)
     await run.collect()
     assert run.metrics["rate/sampled_tokens_per_s"] == 30.0
     assert run.metrics["rate/prompt_reused"] == 0.25
@@ -307,7 +318,7 @@ async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -
     run = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 10**6})
     run.begin_step()
     sampled = sum(episode.sampled_tokens for group in await run.collect() for episode in group.episodes)
-    assert run.tokens == sampled > 0
+    assert run.progress.tokens == sampled > 0
     run.save()
 
     again = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 2 * sampled})
@@ -343,17 +354,17 @@ async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
         optimizer = {"lr": 1e-3, "critic_lr": 1e-3}
         warm_start = {"steps": 5, "batch_size": 2}
         run = make_run(tmp_path, path=name, algorithm="starpo-ppo", optimizer=optimizer, warm_start=warm_start)
-        run.demonstrations = group_of(built("none"), 1, (1.0,) * 4).episodes
+        run.warm_start.demonstrations = group_of(built("none"), 1, (1.0,) * 4).episodes
 
         async def play_references() -> dict[str, Any]:
             played.append(name)
             return {"": {"random": {"success": 0.5}}}
 
-        monkeypatch.setattr(run.held_out, "play_references", play_references)
+        monkeypatch.setattr(run.evaluating.held_out, "play_references", play_references)
         return run
 
     whole = begin("whole")
-    await whole.warm_start()
+    await whole.prepare()
     whole.save()
     cut = begin("cut")
     steps = iter(range(5))
@@ -365,14 +376,14 @@ async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
 
     monkeypatch.setattr(cut.interrupts, "raise_if_requested", interrupt)
     assert await train(cut) == "stopped by SIGINT and saved"
-    assert (cut.rescued, next(steps)) == (0, 3)
+    assert (cut.persistence.rescued, next(steps)) == (0, 3)
     resumed = begin("cut")
-    resumed.demonstrations = ()
+    resumed.warm_start.demonstrations = ()
     resumed.restore(saved_by(resumed))
-    assert not resumed.warm
-    await resumed.warm_start()
+    assert not resumed.warm_start.over
+    await resumed.prepare()
     resumed.save()
-    assert played == ["whole", "cut"] and resumed._references
+    assert played == ["whole", "cut"] and resumed.warm_start.references
     assert progress(resumed) == progress(whole)
     for part, tensors in saved_by(whole).tensors.items():
         assert all(torch.equal(saved_by(resumed).tensors[part][name], tensor) for name, tensor in tensors.items())
@@ -390,46 +401,46 @@ async def test_an_engine_that_dies_in_any_phase_costs_no_finished_step(
     act = getattr(run, phase)
 
     async def die() -> Any:
-        if run.step == step:
+        if run.progress.step == step:
             raise EngineError("the engine is dead")
         return await act()
 
     setattr(run, phase, die)
     with pytest.raises(EngineError):
         await train(run)
-    assert run.rescued == saved_by(run).step == saved
+    assert run.persistence.rescued == saved_by(run).step == saved
 
 
 async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_last_finished_step(tmp_path: Path) -> None:
     """Of its beginning, whatever the step has moved by then: cursors, levels, random streams."""
     environment = {"id": "lake", "curriculum": {"levels": [{"a": 1}, {}], "success": 0.4, "window": 3}}
     run = make_run(tmp_path, environment=environment, replay={"capacity": 8, "groups": 2})
-    await run.warm_start()
+    await run.prepare()
     for _ in range(2):
         await played(run)
         run.finish_step()
     run.save()
     expected = progress(run)
     shutil.rmtree(run.output.checkpoints.folder)
-    run._saved = -1
+    run.persistence._saved = -1
 
     async def fail(_: object) -> None:
         raise OSError("no space")
 
-    run._keep = fail  # type: ignore[method-assign]
+    run.rollouts.write_rollouts = fail  # type: ignore[method-assign]
     run.begin_step()
     torch.rand(1)
     with pytest.raises(OSError) as raised:
         await run.collect()
     run.rescue(raised.value)
-    assert (run.rescued, progress(run)) == (2, expected)
+    assert (run.persistence.rescued, progress(run)) == (2, expected)
 
 
 async def test_an_error_within_the_update_saves_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path, algorithm="starpo-grpo")
     error = RuntimeError("out of memory")
     run.rescue(error)  # before the warm start is over
-    await run.warm_start()
+    await run.prepare()
 
     def fail(*_: Any, **__: Any) -> Any:
         raise error
@@ -438,17 +449,17 @@ async def test_an_error_within_the_update_saves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         await run.learn(await played(run))
     run.rescue(error)
-    assert (run.rescued, run.output.checkpoints.latest()) == (None, None)
+    assert (run.persistence.rescued, run.output.checkpoints.latest()) == (None, None)
 
 
 async def test_a_checkpoint_that_cannot_be_saved_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    await run.warm_start()
+    await run.prepare()
     told = told_by(run)
     shutil.rmtree(run.output.checkpoints.folder)
     run.output.checkpoints.folder.touch()
     run.rescue(RuntimeError("the engine is dead"))
-    assert run.rescued is None and "could not be saved" in told[0]
+    assert run.persistence.rescued is None and "could not be saved" in told[0]
     with pytest.raises(CheckpointError, match="could not be saved"):
         run.rescue(Interrupted())  # which has nothing else to tell
 
@@ -466,12 +477,12 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
     async def die() -> None:
         raise EngineError("it died falling asleep")
 
-    engine = cast(Any, run.collector.agents.engine)
+    engine = cast(Any, run.collecting.collector.agents.engine)
     for verb in ("pause", "load", "resume"):
         setattr(engine, verb, partial(note, verb))
     learner = cast(Any, run.learner)
     learner.learn = learner.gradients = lambda *_, **__: {}
-    await run.warm_start()
+    await run.prepare()
     kept = await played(run)
     assert log == ["pause"] * gradients
     if gradients:
@@ -489,12 +500,12 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
     with pytest.raises(EngineError) as raised:
         await run.learn(kept)
     run.rescue(raised.value)
-    assert run.rescued == 1, "no weight had changed"
+    assert run.persistence.rescued == 1, "no weight had changed"
 
 
 async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:
     run = make_run(tmp_path, algorithm="starpo-s")
-    await run.warm_start()
+    await run.prepare()
     run.save()
     with pytest.raises(ConfigError, match=r"kl\.where"):
         make_run(tmp_path, algorithm="starpo-ppo").restore(saved_by(run))
@@ -502,9 +513,8 @@ async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_pat
 
 @pytest.mark.parametrize(("mine", "others"), [(False, False), (False, True), (True, False)])
 async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: bool, others: bool) -> None:
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, parallel=TwoRanks(others))
     run.interrupts.signal = signal.SIGTERM if mine else None
-    run.parallel = TwoRanks(others)
     await run.finish("over")
     assert bool(asked_by(run)) == (not mine and not others)
 
@@ -519,7 +529,6 @@ async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
 
 
 async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_choose_it(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
     seen: list[tuple[str, list[int], float]] = []
     worth = {"selection": iter([0.0, 1.0, 0.0]), "evaluation": iter([0.0])}
 
@@ -529,15 +538,16 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
         value = next(worth[self.agents.purpose])
         return Collected([Group(start.id, [replace(episode(start.id, 0, value), seed=start.seed)]) for start in starts])
 
-    run.collector = cast(Any, type("Player", (ScriptedCollector,), {"collect": collect})(**fields_of(run.collector)))
-    run.held_out.collectors = run.collector.by_task
+    run = make_run(tmp_path, plays=type("Player", (ScriptedCollector,), {"collect": collect}))
     for _ in range(3):
         run.begin_step()
         with torch.no_grad():
-            next(run.learner.policy.parameters()).flatten()[0] = float(run.step)
-        run.version += 1
+            next(run.learner.policy.parameters()).flatten()[0] = float(run.progress.step)
+        run.progress.version += 1
         await run.evaluate()
-        assert run.is_best == (run.step in (1, 2)), "what is best is saved when it is found"
+        assert run.evaluating.is_best(run.progress.step) == (run.progress.step in (1, 2)), (
+            "what is best is saved when it is found"
+        )
         run.save()
     await run.finish("over")
     assert [weight for _, _, weight in seen] == [1.0, 2.0, 3.0, 2.0]
@@ -550,10 +560,6 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
     # The checkpoint to go on from holds the last weights.
     saved = saved_by(run)
     assert (saved.step, saved.state["version"]) == (3, 3)
-
-
-def fields_of(collector: Any) -> dict[str, Any]:
-    return {item.name: getattr(collector, item.name) for item in fields(collector)}
 
 
 @pytest.mark.parametrize("every", [0, 2])
@@ -571,7 +577,7 @@ async def test_only_evaluations_on_schedule_count_towards_a_stop_and_each_step_o
     run.begin_step()
     await run.evaluate()
     await run.finish("over")
-    assert run.early_stop.state_dict()["low_success"] == (2 if every else 1)
+    assert run.evaluating.early_stop.state_dict()["low_success"] == (2 if every else 1)
 
 
 class TwoRanks(Parallel):
@@ -592,21 +598,21 @@ async def test_an_evaluation_whose_episodes_all_failed_is_no_success_of_zero(tmp
     run = make_run(tmp_path, lambda _: [], monitor={"early_stop": {"low_success_times": 1}})
     run.begin_step()
     await run.evaluate()
-    assert run.success is None
+    assert run.evaluating.success is None
     assert run.reason_to_stop() == ""
 
 
 async def test_a_time_limit_counts_from_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path, stop={"minutes": 1})
-    clock = SimpleNamespace(now=run._resumed_at)
-    monkeypatch.setattr("starpod.trainer.run.perf_counter", lambda: clock.now)
+    clock = SimpleNamespace(now=run.progress._since)
+    monkeypatch.setattr("starpod.trainer.run.progress.perf_counter", lambda: clock.now)
 
     async def long_imitation() -> dict[str, Any]:
         clock.now += 90
         return {}
 
-    monkeypatch.setattr(run.held_out, "play_references", long_imitation)
-    await run.warm_start()
+    monkeypatch.setattr(run.evaluating.held_out, "play_references", long_imitation)
+    await run.prepare()
     assert run.reason_to_stop() == ""
     clock.now += 60
     assert run.reason_to_stop() == "the time is up: stop.minutes=1"

@@ -149,14 +149,13 @@ async def test_a_run_learns_and_collects_as_its_stage_says(tmp_path: Path) -> No
         stages=[{"until": {"iteration": 1}, "set": sets}, {"until": {"metric": "collect/sucess", "at_least": 2}}],
     )
     told: list[str] = []
-    cast(Any, run.screen).warn = told.append
+    cast(Any, run.output.screen).warn = told.append
     assert run.learner.algorithm.kl.where == "loss" and run.learner.optimizer.param_groups[0]["rate"] == 0.5
-    run._stage_collectors = (run.collector, run.collector)
     for stage, asked in ((0, 2), (1, 6), (1, 10)):
         run.begin_step()
         groups = await run.collect()
         run.finish_step()
         assert run.metrics["collect/stage"] == stage
-        assert len(cast(Any, run.collector).asked) == asked and len(groups) == (4 if stage else 2)
+        assert len(cast(Any, run.collecting.collector).asked) == asked and len(groups) == (4 if stage else 2)
     assert run.learner.algorithm.kl.where == "off" and run.learner.optimizer.param_groups[0]["rate"] == 0.25
     assert any("metric collect/sucess" in each and "did you mean collect/success" in each for each in told)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -16,8 +17,9 @@ def told(curves: dict[str, list[float]], config: MonitorConfig) -> str:
     names = {"std": STD, "kept": "collect/kept_fraction", "success": "collect/success"}
     stop = EarlyStop(config)
     for step, row in enumerate(zip(*curves.values(), strict=True), start=1):
-        if reason := stop.update(step, {names[name]: value for name, value in zip(curves, row, strict=True)}):
-            return f"{step}: {reason}"
+        stop.update(step, {names[name]: value for name, value in zip(curves, row, strict=True)})
+        if stop.reason:
+            return f"{step}: {stop.reason}"
     return ""
 
 
@@ -64,28 +66,40 @@ def test_what_stops_a_run(curves: dict[str, list[float]], begin: str, reason: st
     assert not found or re.search(reason, found), found
 
 
+def evaluated(stop: EarlyStop, figures: Sequence[tuple[float, float]]) -> list[str]:
+    """The reasons to stop after each evaluation, given by its success and return."""
+    reasons = []
+    for step, (success, own_return) in enumerate(figures):
+        stop.evaluated(step, success, own_return)
+        reasons.append(stop.reason)
+    return reasons
+
+
 def test_five_evaluations_without_success_stop() -> None:
     stop = EarlyStop(MonitorConfig())
     successes = [0, 0, 0, 0, 0.01, 0, 0, 0.009, 0, 0]
-    reasons = [stop.evaluated(step, success, -1.0) for step, success in enumerate(successes)]
-    assert [reason is not None for reason in reasons] == [False] * 9 + [True]
-    assert "5 evaluations in a row" in str(reasons[-1])
+    reasons = evaluated(stop, [(success, -1.0) for success in successes])
+    assert reasons[:9] == [""] * 9
+    assert "5 evaluations in a row" in reasons[9]
 
 
 def test_without_success_a_return_above_all_before_it_goes_on() -> None:
     stop = EarlyStop(MonitorConfig())
     returns = [0.1, 0.2, 0.2, 0.3, 0.1, 0.3, 0.2, 0.3, 0.29]
-    assert [step for step, value in enumerate(returns) if stop.evaluated(step, 0.0, value)] == [8]
+    assert [step for step, reason in enumerate(evaluated(stop, [(0.0, value) for value in returns])) if reason] == [8]
 
 
 def test_rules_of_evaluations_can_be_off() -> None:
     stop = EarlyStop(OFF)
-    assert all(stop.evaluated(step, 0.0, 0.0) is None for step in range(20))
+    assert not any(evaluated(stop, [(0.0, 0.0)] * 20))
 
 
 def test_counts_survive_a_restart() -> None:
     first = EarlyStop(MonitorConfig())
-    assert not any(first.update(step, {STD: 0.4 if step <= 10 else 0.0}) for step in range(1, 20))
+    for step in range(1, 20):
+        first.update(step, {STD: 0.4 if step <= 10 else 0.0})
+    assert not first.reason
     second = EarlyStop(MonitorConfig())
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second.update(20, {STD: 0.0}) is not None
+    second.update(20, {STD: 0.0})
+    assert second.reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from starpod.trainer.interrupts import Interrupted
-from starpod.trainer.run import Run
+from starpod.trainer.run.run import Run
 
 
 async def train(run: Run) -> str:
@@ -24,8 +24,7 @@ async def train(run: Run) -> str:
 
 
 async def _train(run: Run) -> str:
-    if not run.warm:
-        await run.warm_start()
+    await run.prepare()
     if run.evaluation_is_due:
         await run.evaluate()
         run.save()
@@ -38,7 +37,7 @@ async def _train(run: Run) -> str:
         run.finish_step()
         if run.due(run.config.evaluation.every):
             await run.evaluate()
-        if run.due(run.config.checkpoint.every) or run.is_best:
+        if run.checkpoint_is_due:
             run.save()
     await run.finish(reason)
     return reason

@@ -46,7 +46,7 @@ from starpod.trainer.rollout.environment import local_services, make_task
 from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.rollout.search import Search
-from starpod.trainer.run import Output, Run
+from starpod.trainer.run.run import Output, Parts, Run
 from starpod.trainer.scorers.base import TurnScorer
 from starpod.trainer.scorers.implicit import ImplicitScorer
 from starpod.trainer.scorers.q import QScorer
@@ -340,7 +340,6 @@ async def open_run(
             first = next(iter(collectors.values()))
             return replace(first, others=collectors) if stage.environments else first
 
-        *stage_collectors, collector = map(make_collector, config.in_stages)
         imitated = [
             (each.writer, demonstration, templates[each.config.name])
             for each in served
@@ -352,9 +351,8 @@ async def open_run(
         ]
         _check_agents(config, demonstrations)
         output = Output(folder, checkpoints, screen)
-        run = Run(
-            config,
-            collector=collector,
+        parts = Parts(
+            collectors=[*map(make_collector, config.in_stages)],
             sampler=sampler,
             learner=learner,
             output=output,
@@ -363,9 +361,9 @@ async def open_run(
             demonstrations=demonstrations,
             offline=offline,
             scorer=make_scorer(config, make_initial_policy, parallel),
-            stage_collectors=stage_collectors,
         )
-        stack.push_async_callback(run.ahead.close)
+        run = Run(config, parts)
+        stack.push_async_callback(run.collecting.ahead.close)
         if loaded is not None:
             run.restore(loaded)
         # Not before: what is refused leaves the folder as it was.

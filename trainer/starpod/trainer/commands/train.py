@@ -18,7 +18,7 @@ import click
 if TYPE_CHECKING:
     from starpod.trainer.config import Config
     from starpod.trainer.output.screen import Screen
-    from starpod.trainer.run import Run
+    from starpod.trainer.run.run import Run
 
 
 @click.command()
@@ -189,13 +189,13 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         except Unreachable as error:
             raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
         except Exception as error:
-            if isinstance(error, wrong) and (run is None or not run.step):
+            if isinstance(error, wrong) and (run is None or not run.progress.step):
                 raise click.UsageError(str(error)) from error
-            if run is None or run.rescued is None:
+            if run is None or run.persistence.rescued is None:
                 raise
             how = commands(path, config.to_dict())["go on"]
             raise click.ClickException(
-                f"{error}; the run is saved as of step {run.rescued}, go on with: {how}"
+                f"{error}; the run is saved as of step {run.persistence.rescued}, go on with: {how}"
             ) from error
 
     parallel = Parallel.start(config.device)

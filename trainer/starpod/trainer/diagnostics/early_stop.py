@@ -13,10 +13,14 @@ from starpod.trainer.diagnostics.success import SuccessTrack
 
 
 class EarlyStop:
-    """Counts the consecutive steps or evaluations that meet each rule."""
+    """Counts the consecutive steps or evaluations that meet each rule.
+
+    reason: why to stop, in a sentence; empty while there is none.
+    """
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config.early_stop
+        self.reason = ""
         self._success = SuccessTrack(config.echo_trap)
         self._start: list[float] = []
         self._low_std = 0
@@ -24,12 +28,12 @@ class EarlyStop:
         self._best_return: float | None = None
         self._empty = 0
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Takes the metrics of a step. Returns why to stop, or None to go on."""
-        return self._reward_std(step, metrics) or self._empty_filter(step, metrics)
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a step."""
+        self.reason = self._reward_std(step, metrics) or self._empty_filter(step, metrics) or self.reason
 
-    def evaluated(self, step: int, success: float, own_return: float) -> str | None:
-        """Takes the success of an evaluation, 0 to 1, and its return. Returns why to stop, or None to go on.
+    def evaluated(self, step: int, success: float, own_return: float) -> None:
+        """Take the success of an evaluation, 0 to 1, and its return.
 
         Where success is rare and less is paid as well, a policy learns long before it succeeds: a return above all
         before it counts as success does.
@@ -39,8 +43,8 @@ class EarlyStop:
         self._best_return = own_return if risen or self._best_return is None else self._best_return
         self._low_success = self._low_success + 1 if success < config.low_success_below and not risen else 0
         if not config.low_success or self._low_success < config.low_success_times:
-            return None
-        return (
+            return
+        self.reason = (
             f"stopped at step {step}: success was below {100 * config.low_success_below:g} % in "
             f"{self._low_success} evaluations in a row. A longer warm start or easier start states give it something "
             "to learn from; `monitor.early_stop.low_success=false` goes on regardless."
@@ -106,10 +110,11 @@ class EarlyStop:
             "low_success": self._low_success,
             "best_return": self._best_return,
             "empty": self._empty,
+            "reason": self.reason,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._success.load_state_dict(state["success"])
         self._start = list(state["start"])
         self._low_std, self._low_success, self._empty = state["low_std"], state["low_success"], state["empty"]
-        self._best_return = state["best_return"]
+        self._best_return, self.reason = state["best_return"], state.get("reason", "")

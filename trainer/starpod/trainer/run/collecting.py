@@ -1,0 +1,255 @@
+"""Collecting: which groups a step trains on, and what is asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from starpod.trainer.agents.engine import EngineAgents
+from starpod.trainer.algorithms.filters import needs_reask
+from starpod.trainer.data.episode import Group, episodes_of
+from starpod.trainer.data.replay import ReplayBuffer, oldest_version
+from starpod.trainer.diagnostics.diversity import diversity
+from starpod.trainer.diagnostics.metrics import (
+    episode_metrics,
+    latency_metrics,
+    metrics_by_task,
+    search_metrics,
+    staleness_metrics,
+    tokens_spent,
+)
+from starpod.trainer.engines.base import EngineStats
+from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.mixture import Mixture
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.rewards.truth import punish_repetition
+from starpod.trainer.rollout.ahead import Ahead
+from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, of_all_ranks
+from starpod.trainer.run.progress import Progress, Settings
+from starpod.trainer.seeds import SeedCursor, derive
+
+
+@dataclass(slots=True)
+class Collection:
+    """The groups of a step.
+
+    groups: to be trained on. played: all that were played, those that dynamic sampling passed over included. tokens:
+    sampled for it.
+    """
+
+    groups: list[Group]
+    played: list[Group]
+    passed_over: list[Group] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """What the rounds of a collection gave. stale: groups that were too old."""
+
+    groups: list[Group] = field(default_factory=list)
+    uniform: list[Group] = field(default_factory=list)
+    collected: list[Collected] = field(default_factory=list)
+    stale: int = 0
+
+
+class Collecting:
+    """Plays the groups of each step, begun as early as staleness allows, or takes them from files.
+
+    collectors: of each stage in order, and last of the run's own configuration. offline: groups to take P at a time
+    instead of playing any, in an order that the run's seed shuffles anew at each pass.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        collectors: Sequence[Collector[EngineAgents]],
+        *,
+        parallel: Parallel,
+        interrupts: Interrupts,
+        screen: Screen,
+        offline: Sequence[Group] = (),
+    ) -> None:
+        config = settings.whole
+        self.settings = settings
+        self.collectors = collectors
+        self.offline = offline
+        self.cursor = SeedCursor(config.seeds.train, config.seed)
+        self.mixture = Mixture(config.tasks)
+        self.replay = ReplayBuffer(config.replay)
+        self.ahead = Ahead(collectors[-1], config.collect.group_size, parallel)
+        self._parallel = parallel
+        self._interrupts = interrupts
+        self._screen = screen
+        self._restarts = 0
+        self._collected_at: float | None = None
+
+    @property
+    def collector(self) -> Collector[EngineAgents]:
+        """The collector of the run's own configuration."""
+        return self.collectors[-1]
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The parts that a step moves and a checkpoint holds."""
+        search = self.collector.search
+        return {"cursor": self.cursor, "mixture": self.mixture} | ({"pivots": search.pivots} if search else {})
+
+    def begin_stage(self) -> None:
+        """Play what the present stage says from now on. What is in play goes on as it was begun."""
+        index, config = self.settings.stages.index, self.settings.now
+        self.ahead.configure(self.collectors[index], config.collect.group_size)
+
+    async def collect(self, progress: Progress) -> Collection:
+        """Return P groups of N fresh episodes.
+
+        Groups that are too small are asked for again, and with dynamic sampling uniform ones are.
+
+        Raises:
+            CollectionFailed: Failed episodes left no group.
+        """
+        if self.offline:
+            groups = self._offline_groups(progress.step)
+            return Collection(groups, groups, metrics=episode_metrics(groups))
+        config = self.settings.now.collect
+        began, before = perf_counter(), self.collector.agents.engine.stats()
+        self._screen.phase("collecting")
+        rounds = await self._play_rounds(progress)
+        whole = Collected.joined(rounds.collected)
+        # All that was played: dynamic sampling chooses like a filter, and would hide how alike the rest is.
+        played = [*rounds.groups, *rounds.uniform]
+        for task in self.settings.now.tasks:
+            own = [episode for group in played for episode in group.members if episode.task == task.name]
+            punish_repetition(task.rewards.relations, own)
+        if not played:
+            raise CollectionFailed(
+                f"step {progress.step} has nothing to train on: {whole.failed} episodes failed and left no group of at "
+                f"least {config.min_group_size}, the first one by: {whole.error}"
+            )
+        metrics = episode_metrics(played) | latency_metrics(whole.latencies) | diversity(episodes_of(played))
+        metrics |= {
+            "collect/failed": float(whole.failed),
+            "collect/groups_dropped": float(whole.dropped),
+            "collect/groups_reasked": float(len(rounds.uniform)),
+        }
+        metrics |= self._rates(played, before, began)
+        metrics |= self._follow_tasks(played)
+        if (search := self.collector.search) is not None:
+            search.pivots.observe(played)
+            metrics |= search_metrics(played)
+        if config.max_staleness:
+            metrics |= staleness_metrics(rounds.groups, progress.version)
+            metrics["collect/stale_groups"] = float(rounds.stale)
+        if rounds.groups:
+            self._screen.episode(rounds.groups[0].episodes[0])
+        return Collection(rounds.groups, played, rounds.uniform, metrics, tokens_spent(played))
+
+    async def _play_rounds(self, progress: Progress) -> _Rounds:
+        """Take the oldest groups, and ask for others in the place of those that are lost or uniform."""
+        config, dynamic = self.settings.now.collect, self.settings.now.algorithm.dynamic_sampling
+        rounds = _Rounds()
+        room = config.groups + self._early(progress.step) - len(self.ahead)
+        self.ahead.admit(self.mixture.starts(self.mixture.divide(max(room, 0)), self.cursor))
+        starts = self.ahead.oldest(config.groups)
+        while starts:
+            taking = self.ahead.take(starts, min_size=config.min_group_size)
+            collected = await self._interrupts.unless_requested(of_all_ranks(taking, self._parallel, self._screen.warn))
+            rounds.stale += self._drop_stale(collected, progress.version)
+            lost = {start.id: start.task for start in starts}
+            uniform: list[str] = []
+            for group, again in zip(collected.groups, needs_reask(dynamic, collected.groups), strict=True):
+                task = lost.pop(group.id)
+                (rounds.uniform if again else rounds.groups).append(group)
+                uniform += [task] if again else []
+            asked = len(rounds.collected)
+            wanted = list(lost.values()) if asked < config.max_rounds else []
+            wanted += uniform if asked < dynamic.max_rounds else []
+            rounds.collected.append(collected)
+            self.ahead.admit(self.mixture.starts(wanted, self.cursor))
+            starts = self.ahead.oldest_of(wanted)
+        return rounds
+
+    def _rates(self, played: Sequence[Group], before: EngineStats, began: float) -> dict[str, float]:
+        """Return times and rates of a collection. before, began: the engine's counts and the clock at its beginning."""
+        after = self.collector.agents.engine.stats()
+        seconds = perf_counter() - began
+        config = self.settings.now
+        if after.restarts > self._restarts:
+            self._restarts = after.restarts
+            allowed = config.engine.restarts
+            self._screen.warn(f"the engine died and was restarted ({self._restarts} of engine.restarts={allowed})")
+        # What was played ahead began earlier: then the rates are over the time since the last collection.
+        span = perf_counter() - (self._collected_at or began) if config.collect.max_staleness else seconds
+        self._collected_at = perf_counter()
+        generating = after.seconds - before.seconds
+        # Each rank samples its share; the clock is this one's.
+        counted = [getattr(after, name) - getattr(before, name) for name in ("sampled", "reused", "prefilled")]
+        sampled, reused, prefilled = map(sum, zip(*self._parallel.gather_objects(counted), strict=True))
+        turns = sum(len(episode.turns) for group in played for episode in group.episodes)
+        return {
+            "time/collect": seconds,
+            "time/generate_wait": generating,
+            "time/environment_wait": max(seconds - generating, 0.0),
+            "rate/sampled_tokens_per_s": sampled / max(generating, 1e-9),
+            "rate/prompt_reused": reused / max(reused + prefilled, 1),
+            "rate/environment_steps_per_s": turns / max(span, 1e-9),
+            "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(span, 1e-9),
+        }
+
+    def _follow_tasks(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return metrics of each environment, where there are several, and raise the levels of their curricula."""
+        several = bool(self.settings.whole.environments)
+        metrics = metrics_by_task(groups) if several else {}
+        for task, level in self.mixture.levels().items():
+            metrics[f"environments/{task}/level" if several else "collect/level"] = float(level)
+        for task in self.mixture.silent(groups):
+            self._screen.warn(
+                f"{task or 'the environment'} does not say whether an episode succeeded, so its curriculum never rises"
+            )
+        for task in self.mixture.update(groups):
+            self._screen.phase(f"{task} goes on at level {self.mixture.levels()[task]}".lstrip())
+        return metrics
+
+    def _early(self, step: int) -> int:
+        """Return how many groups of later steps may be in play now.
+
+        Each step trains on the oldest, so what is admitted now is trained on at most `max_staleness` versions later
+        (the bound of arXiv 2505.24298, for batches in the order of admission).
+        """
+        config = self.settings.now
+        steps = config.collect.max_staleness // config.replay.reuse
+        return config.collect.groups * min(steps, max(config.stop.iterations - step, 0))
+
+    def _drop_stale(self, collected: Collected, version: int) -> int:
+        """Take out what became too old: nothing does, unless the run was resumed with a smaller bound."""
+        oldest = version - self.settings.now.collect.max_staleness
+        fresh = [group for group in collected.groups if oldest_version(group, version) >= oldest]
+        dropped = len(collected.groups) - len(fresh)
+        collected.groups = fresh
+        return dropped
+
+    def _offline_groups(self, step: int) -> list[Group]:
+        count = len(self.offline)
+        size = min(self.settings.now.collect.groups, count)
+        # What is left over at the end of a pass waits for the next one: no batch holds a group twice.
+        sweep, batch = divmod(step - 1, count // size)
+        order = np.random.default_rng(derive(self.settings.whole.seed, "offline", sweep)).permutation(count)
+        return [self.offline[index] for index in order[batch * size : (batch + 1) * size]]
+
+    def with_replayed(self, groups: list[Group], progress: Progress) -> tuple[list[Group], Mapping[str, float]]:
+        """Return fresh groups with older ones from the buffer where replay is on, and metrics.
+
+        Call it last in a step: what is in the buffer is not part of `parts`.
+        """
+        if not self.replay.enabled or self.offline:
+            return groups, {}
+        rng = np.random.default_rng(derive(self.settings.whole.seed, "replay", progress.step))
+        stale, dropped = self.replay.sample(progress.version, rng)
+        self.replay.add(groups, progress.version)
+        return groups + stale, {"collect/stale_dropped": float(dropped)}

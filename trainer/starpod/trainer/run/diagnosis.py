@@ -1,0 +1,65 @@
+"""What is measured now and then of the groups of a step, by passes of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+
+import torch
+
+from starpod.trainer.config import Config
+from starpod.trainer.data.episode import Group, episodes_of
+from starpod.trainer.data.images import by_key
+from starpod.trainer.diagnostics.information import InformationProbe
+from starpod.trainer.learners import Learners
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.run.weights import EngineWeights
+from starpod.trainer.seeds import derive
+from starpod.trainer.update import Learner
+
+
+class Diagnosis:
+    """Measures mutual information, and gradients by the reward deviation of groups."""
+
+    def __init__(
+        self, config: Config, learner: Learner | Learners, *, weights: EngineWeights, parallel: Parallel
+    ) -> None:
+        self.information = InformationProbe(config.monitor)
+        self._config = config
+        self._learner = learner
+        self._weights = weights
+        self._parallel = parallel
+
+    async def measure(self, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
+        """Return metrics of all groups of a step: those that a filter drops are the collapsed ones.
+
+        version: as for `Learner.learn`.
+        """
+        if not episodes_of(groups):
+            return {}
+        if self.information.due(step) or self._gradients_are_due(step):
+            await self._weights.leave_gpu()
+        return await self._parallel.in_thread(self._measure, groups, step, version)
+
+    def _gradients_are_due(self, step: int) -> bool:
+        every = self._config.monitor.gradients.every
+        return every > 0 and step % every == 0
+
+    def _measure(self, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
+        began = perf_counter()
+        metrics: dict[str, float] = {}
+        if self.information.due(step):
+            tokenizer = self._learner.policy.tokenizer
+            episodes = episodes_of(groups)
+            images = by_key(turn.image for episode in episodes for turn in episode.turns)
+            metrics |= self.information.measure(
+                episodes,
+                partial(self._learner.by_agent[""].log_likelihoods, images=images),
+                lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
+                torch.Generator().manual_seed(derive(self._config.seed, "information", step)),
+            )
+        if self._gradients_are_due(step):
+            buckets = self._config.monitor.gradients.buckets
+            metrics |= self._learner.gradients(groups, version=version, buckets=buckets)
+        return metrics | {"time/diagnose": perf_counter() - began}

@@ -1,0 +1,127 @@
+"""Evaluating: figures on start states that nothing is trained on, the best step, and whether success still comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter, time
+from typing import Any, Literal
+
+from starpod.trainer.config import Config
+from starpod.trainer.diagnostics.early_stop import EarlyStop
+from starpod.trainer.evaluation.figures import final_figures, held_out_figures, overall
+from starpod.trainer.evaluation.held_out import HeldOut
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.rollout.collect import Collected
+from starpod.trainer.run.progress import Progress
+
+
+class Evaluating:
+    """Plays evaluations of the weights that the engine has, and remembers the best one.
+
+    success: of the latest evaluation; None before one. early_stop: counts evaluations on schedule.
+    """
+
+    def __init__(
+        self, config: Config, held_out: HeldOut, *, folder: RunFolder, parallel: Parallel, screen: Screen
+    ) -> None:
+        self.held_out = held_out
+        self.early_stop = EarlyStop(config.monitor)
+        self.success: float | None = None
+        self._config = config
+        self._folder = folder
+        self._parallel = parallel
+        self._screen = screen
+        self._evaluated = -1
+        self._best, self._best_at = 0.0, -1
+
+    def is_done(self, step: int) -> bool:
+        """Return whether the weights of a step were evaluated."""
+        return self._evaluated == step
+
+    def is_scheduled(self, step: int) -> bool:
+        """Return whether a step is one after which evaluations come, and not the run's end."""
+        every = self._config.evaluation.every
+        return step == 0 or (every > 0 and step % every == 0)
+
+    def is_best(self, step: int) -> bool:
+        """Return whether a step's evaluation beats those before and its weights are to be kept. All ranks agree."""
+        return self._config.checkpoint.keep_best and self._best_at == step
+
+    async def play(self, progress: Progress, references: Mapping[str, Any] | None = None) -> None:
+        """Play the start states that choose the best checkpoint.
+
+        references: figures of reference policies by task and policy, for the first evaluation.
+        """
+        step = progress.step
+        began = perf_counter()
+        played = await self.held_out.play("selection", "selection")
+        summary: dict[str, Any] = {"step": step, "time": time(), "policy_version": progress.version}
+        figures = {name: held_out_figures(collected) for name, collected in played.items()}
+        for name, reference in (references or {}).items():
+            figures[name]["reference"] = reference
+        summary |= overall(figures)
+        summary["seconds"] = perf_counter() - began
+        if all(collected.episodes for collected in played.values()):
+            # Only scheduled evaluations count towards early stopping. The extra one after an interruption does not, or
+            # a run that is resumed often would stop too early.
+            if self.is_scheduled(step) and not self.is_done(step):
+                self.early_stop.evaluated(step, summary["success"], summary["return_mean"])
+            if self._best_at < 0 or summary["success"] > self._best:
+                self._best, self._best_at = summary["success"], step
+            self.success, self._evaluated = summary["success"], step
+        else:
+            self._screen.warn(f"the evaluation at step {step} says nothing: all of its episodes failed")
+        if self._parallel.is_main:
+            self._folder.append_evaluation(summary)
+            self._folder.write_episodes(step, self.held_out.kept(played))
+        self._screen.evaluation(step, summary)
+
+    async def play_final(self, step: int, progress: Progress) -> None:
+        """Play start states that neither taught nor chose the weights that the engine has, and note each episode.
+
+        step: of these weights.
+        """
+        began = perf_counter()
+        # The random streams are those of `starpod eval`, and not those that chose the checkpoint.
+        played = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
+        summary: dict[str, Any] = {
+            "step": step,
+            "last_step": progress.step,
+            "time": time(),
+            "policy_version": progress.version,
+        }
+        figures = {name: held_out_figures(collected) for name, collected in played.items()}
+        ways: list[Literal["greedy", "best_of"]] = ["greedy"] if self._config.evaluation.greedy else []
+        ways += ["best_of"] if self._config.evaluation.best_of > 1 else []
+        for way in ways:
+            for name, collected in (await self.held_out.play("final", "evaluation", way=way)).items():
+                figures[name][way] = held_out_figures(collected)
+        summary |= overall(figures)
+        summary["seconds"] = perf_counter() - began
+        if not all(collected.episodes for collected in played.values()):
+            self._screen.warn("the final evaluation says nothing: all of its episodes failed")
+        elif self._parallel.is_main:
+            self._write_final(summary, played)
+
+    def _write_final(self, summary: dict[str, Any], played: Mapping[str, Collected]) -> None:
+        for name, collected in played.items():
+            seeds = self.held_out.seeds(name, "final")
+            final_figures(summary, self.held_out.task(name), seeds, collected.episodes)
+        self._folder.write_final(summary)
+        self._folder.write_episodes(summary["step"], self.held_out.kept(played), "final")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "success": self.success,
+            "evaluated": self._evaluated,
+            "best": self._best,
+            "best_at": self._best_at,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+        self.success, self._evaluated = state["success"], state["evaluated"]
+        self._best, self._best_at = state.get("best", 0.0), state.get("best_at", -1)

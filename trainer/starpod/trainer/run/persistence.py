@@ -1,0 +1,186 @@
+"""Persistence: what a checkpoint holds, the rescue of a run that an error ends, and its resumption."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
+from starpod.trainer.checkpoints.state import capture_rng, restore_rng
+from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.interrupts import Interrupted
+from starpod.trainer.learners import Learners
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import Parallel, RankFailed
+from starpod.trainer.rollout.ahead import Admitted
+from starpod.trainer.rollout.collect import CollectionFailed
+from starpod.trainer.run.collecting import Collecting
+from starpod.trainer.run.evaluating import Evaluating
+from starpod.trainer.run.progress import Progress
+from starpod.trainer.run.warm_start import WarmStart
+from starpod.trainer.scorers.base import TurnScorer
+from starpod.trainer.update import Learner
+
+
+class Stateful(Protocol):
+    """A part of a run that its checkpoints hold, as JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persistent:
+    """All that a checkpoint holds. parts: the small ones, by name."""
+
+    learner: Learner | Learners
+    scorer: TurnScorer | None
+    warm_start: WarmStart
+    progress: Progress
+    collecting: Collecting
+    evaluating: Evaluating
+    parts: Mapping[str, Stateful]
+
+
+class Persistence:
+    """Saves a run, and restores it. Only rank 0 writes; all ranks take part.
+
+    rescued: the step as of which `rescue` left the run saved; None before.
+    """
+
+    def __init__(
+        self, config: Config, held: Persistent, checkpoints: Checkpoints, *, parallel: Parallel, screen: Screen
+    ) -> None:
+        self.checkpoints = checkpoints
+        self.rescued: int | None = None
+        self._config = config
+        self._held = held
+        self._parallel = parallel
+        self._screen = screen
+        self._parts = {**held.parts, **held.collecting.parts, "early_stop": held.evaluating.early_stop}
+        # Progress and groups in play at the end of the last finished step, while a later one has begun.
+        self._finished: tuple[dict[str, Any], Sequence[Admitted]] | None = None
+        self._weights_are_whole = False
+        self._saved = -1
+
+    # --- when weights are whole ---------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Remember the run as it is: until the first gradient of the step an error costs nothing but the step."""
+        self._finished = self._progress(), self._held.collecting.ahead.admitted
+
+    def begin_update(self) -> None:
+        """Save nothing more until the step is over: its weights are between two versions."""
+        self._weights_are_whole = False
+
+    def finish_step(self) -> None:
+        """Take the weights for those of the step: whole, and not saved yet."""
+        self._finished, self._weights_are_whole = None, True
+
+    # --- saving -------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint. Raises CheckpointError."""
+        self._save(self._progress(), self._held.collecting.ahead.admitted)
+
+    def _save(self, progress: Mapping[str, Any], admitted: Sequence[Admitted]) -> None:
+        held, step = self._held, progress["step"]
+        optimizer, learner = held.learner.state()
+        tensors = {"policy": held.learner.policy_state(), "optimizer": optimizer}
+        if held.learner.reference is not None:
+            tensors["reference"] = held.learner.reference_state()
+        scoring: dict[str, Any] = {}
+        if held.scorer is not None:
+            tensors["scorer"], scoring = held.scorer.state()
+        imitation, warm_start = held.warm_start.state()
+        if warm_start:
+            tensors["imitation"] = imitation
+        ahead = held.collecting.ahead
+        in_play = [group for share in self._parallel.gather_objects(ahead.state(admitted)) for group in share]
+        if self._parallel.is_main:
+            # An older evaluation says nothing about these weights.
+            score = progress["success"] if progress["evaluated"] == step else None
+            state = {
+                **progress,
+                "learner": learner,
+                "scorer": scoring,
+                "warm_start": warm_start,
+                "replay": held.collecting.replay.state_dict(),
+                "ahead": in_play,
+                "config": self._config.to_dict(),
+            }
+            self.checkpoints.save(step, tensors, state, score=score)
+        self._saved = step
+
+    def _progress(self) -> dict[str, Any]:
+        """Return the part of a checkpoint that collecting changes. The replay buffer is not among it: it takes groups
+        when the collection is over."""
+        return {
+            **self._held.progress.state_dict(),
+            **self._held.evaluating.state_dict(),
+            **{name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()},
+            "rng": capture_rng(),
+        }
+
+    def rescue(self, error: Exception) -> None:
+        """Save the last finished step, where an error ends the run while its weights are whole.
+
+        Of several ranks all have to have the error, as those of an engine and of a collection are.
+        """
+        alike = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed)
+        if not (self._weights_are_whole and alike):
+            return
+        progress, admitted = self._finished or (self._progress(), self._held.collecting.ahead.admitted)
+        try:
+            if self._saved != progress["step"]:
+                self._save(progress, admitted)
+            self.rescued = progress["step"]
+        except CheckpointError as problem:
+            if isinstance(error, Interrupted):
+                raise  # there is no other error to tell
+            self._screen.warn(str(problem))
+        # Until rank 0 is through: torchrun ends all where one has failed.
+        self._parallel.barrier()
+
+    # --- resuming -----------------------------------------------------------------------------------------------------
+
+    def restore(self, loaded: Loaded) -> None:
+        """Continue from a checkpoint. The stage that it holds has begun already.
+
+        Raises:
+            ConfigError: The configuration needs what the checkpoint does not hold.
+        """
+        held, config, state = self._held, self._config, loaded.state
+        # In a warm start there is no reference policy yet.
+        needs_reference = config.needs_reference and not state.get("warm_start")
+        if needs_reference and "reference" not in loaded.tensors:
+            raise ConfigError(
+                f"algorithm.kl.where is {config.algorithm.kl.where}, but the run began without a KL term, so its "
+                "checkpoint holds no reference policy: resume with algorithm.kl.where=off, or begin another run"
+            )
+        held.learner.load_policy(loaded.tensors["policy"])
+        if needs_reference:
+            held.learner.freeze_reference(loaded.tensors["reference"])
+        held.learner.load_state(loaded.tensors["optimizer"], state["learner"])
+        if held.scorer is not None:
+            if "scorer" not in loaded.tensors or state["config"]["scorer"]["kind"] != config.scorer.kind:
+                raise ConfigError(
+                    f"scorer.kind is {config.scorer.kind}, and the run that is resumed has no such scorer in its "
+                    "checkpoint: give the same again, or begin another run with another --run-dir"
+                )
+            held.scorer.load_state(loaded.tensors["scorer"], state["scorer"])
+        held.progress.load_state_dict(state)
+        held.evaluating.load_state_dict(state)
+        for name, part in {**self._parts, "replay": held.collecting.replay}.items():
+            if name in state:
+                part.load_state_dict(state[name])
+        if state["config"]["monitor"]["early_stop"] != config.monitor.early_stop.to_dict():
+            held.evaluating.early_stop.reason = ""
+        held.collecting.ahead.load_state(state.get("ahead", []))
+        restore_rng(state["rng"])
+        held.warm_start.load_state(loaded.tensors.get("imitation", {}), state.get("warm_start", {}))
+        if held.warm_start.over:
+            self._weights_are_whole, self._saved = True, held.progress.step

@@ -1,0 +1,381 @@
+"""A run: the steps that the loop is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from starpod.client.spelling import nearest
+from starpod.trainer.agents.engine import EngineAgents
+from starpod.trainer.algorithms.filters import filter_groups, loss_scale
+from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
+from starpod.trainer.config import Config
+from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
+from starpod.trainer.data.updates import UpdateRecord
+from starpod.trainer.diagnostics.echo_trap import EchoTrap
+from starpod.trainer.diagnostics.metrics import kept_by_task
+from starpod.trainer.evaluation.held_out import HeldOut
+from starpod.trainer.interrupts import Interrupted, Interrupts
+from starpod.trainer.learners import Learners
+from starpod.trainer.models.policies import Policies
+from starpod.trainer.models.policy import Policy
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.output.sinks import Sinks
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.rollout.collect import Collector
+from starpod.trainer.run.collecting import Collecting
+from starpod.trainer.run.diagnosis import Diagnosis
+from starpod.trainer.run.evaluating import Evaluating
+from starpod.trainer.run.persistence import Persistence, Persistent
+from starpod.trainer.run.progress import Progress, Settings
+from starpod.trainer.run.rollout_log import RolloutLog
+from starpod.trainer.run.warm_start import WarmStart
+from starpod.trainer.run.weights import EngineWeights
+from starpod.trainer.scorers.base import TurnScorer, score_and_fit
+from starpod.trainer.update import Learner
+
+
+@dataclass(slots=True)
+class Output:
+    """Files and screen of a run. sinks: of metrics; None on ranks that write none."""
+
+    folder: RunFolder
+    checkpoints: Checkpoints
+    screen: Screen
+    sinks: Sinks | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of.
+
+    collectors: of each stage in order, and last of the run's own configuration. sampler: the copy of the policy that
+    the engine samples from; the policy itself where it is neither sharded nor updated meanwhile. demonstrations: to
+    imitate before training. offline: groups to train on instead of collecting. scorer: of turns, where one is trained
+    beside the policy.
+    """
+
+    collectors: Sequence[Collector[EngineAgents]]
+    learner: Learner | Learners
+    sampler: Policy | Policies
+    output: Output
+    parallel: Parallel
+    interrupts: Interrupts
+    demonstrations: Sequence[Episode] = ()
+    offline: Sequence[Group] = ()
+    scorer: TurnScorer | None = None
+
+
+class Run:
+    """A training run. `starpod.trainer.setup` builds it; `starpod.trainer.loop` drives it.
+
+    metrics: of the present step.
+    """
+
+    def __init__(self, config: Config, parts: Parts) -> None:
+        output, parallel, interrupts = parts.output, parts.parallel, parts.interrupts
+        screen, learner = output.screen, parts.learner
+        self.settings = Settings(config)
+        self.progress = Progress()
+        self.learner = learner
+        self.scorer = parts.scorer
+        self.output = output
+        self.parallel = parallel
+        self.interrupts = interrupts
+        self.collecting = Collecting(
+            self.settings,
+            parts.collectors,
+            parallel=parallel,
+            interrupts=interrupts,
+            screen=screen,
+            offline=parts.offline,
+        )
+        collector = self.collecting.collector
+        self.weights = EngineWeights(
+            collector.agents.engine, learner.policy, parts.sampler, parallel, sleeps=config.engine.sleep
+        )
+        held_out = HeldOut(
+            config, collector, parallel=parallel, screen=screen, interrupts=interrupts, scorer=parts.scorer
+        )
+        self.evaluating = Evaluating(config, held_out, folder=output.folder, parallel=parallel, screen=screen)
+        self.warm_start = WarmStart(
+            config,
+            learner,
+            parts.demonstrations,
+            held_out=held_out,
+            weights=self.weights,
+            parallel=parallel,
+            interrupts=interrupts,
+            screen=screen,
+        )
+        self.diagnosis = Diagnosis(config, learner, weights=self.weights, parallel=parallel)
+        self.echo_trap = EchoTrap(config.monitor)
+        self.rollouts = RolloutLog(
+            output.folder, parallel, screen, mib=0.0 if parts.offline else config.collect.keep_mib
+        )
+        held = Persistent(
+            learner=learner,
+            scorer=parts.scorer,
+            warm_start=self.warm_start,
+            progress=self.progress,
+            collecting=self.collecting,
+            evaluating=self.evaluating,
+            parts={
+                "stages": self.settings.stages,
+                "echo_trap": self.echo_trap,
+                "information": self.diagnosis.information,
+            },
+        )
+        self.persistence = Persistence(config, held, output.checkpoints, parallel=parallel, screen=screen)
+        self.metrics: dict[str, float] = {}
+        self._began = perf_counter()
+        if config.stages:
+            self._begin_stage()
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the present stage."""
+        return self.settings.now
+
+    def restore(self, loaded: Loaded) -> None:
+        """Continue from a checkpoint. Raises CheckpointError if its tensors are not finite, and ConfigError."""
+        loaded.check_finite()
+        if "stages" in loaded.state:
+            self.settings.stages.load_state_dict(loaded.state["stages"])
+            self._begin_stage()
+        self.persistence.restore(loaded)
+
+    # --- when ---------------------------------------------------------------------------------------------------------
+
+    def reason_to_stop(self) -> str:
+        """Return why the run is over; empty while it is not. All ranks agree."""
+        stop, progress, success = self.config.stop, self.progress, self.evaluating.success
+        reason = self.evaluating.early_stop.reason
+        if self.interrupts.signal is not None:
+            reason = f"stopped by {self.interrupts.signal.name} and saved"
+        elif not reason and progress.step >= stop.iterations:
+            reason = f"iteration {stop.iterations} of {stop.iterations} done"
+        elif not reason and stop.minutes is not None and progress.elapsed >= 60 * stop.minutes:
+            reason = f"the time is up: stop.minutes={stop.minutes:g}"
+        elif not reason and stop.tokens is not None and progress.tokens >= stop.tokens:
+            reason = f"{progress.tokens:,} tokens were sampled: stop.tokens={stop.tokens}"
+        elif not reason and stop.success is not None and (success or 0.0) >= stop.success:
+            reason = f"evaluation success {success:.1%} reached stop.success"
+        # One rank may have got the signal alone.
+        return max(self.parallel.gather_objects(reason))
+
+    def due(self, every: int) -> bool:
+        """Return whether something that happens every so many steps happens now. The end has its own."""
+        step = self.progress.step
+        return every > 0 and step % every == 0 and step < self.config.stop.iterations
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        """Whether this step's evaluation is yet to come: of a run that is resumed an error may have prevented it."""
+        step = self.progress.step
+        return not self.evaluating.is_done(step) and (step == 0 or self.due(self.config.evaluation.every))
+
+    @property
+    def checkpoint_is_due(self) -> bool:
+        """Whether this step is saved: on schedule, or because no evaluation before was better."""
+        return self.due(self.config.checkpoint.every) or self.evaluating.is_best(self.progress.step)
+
+    # --- the steps of the loop ----------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Run the warm start, or what a checkpoint left of it. The policy after it is the KL term's reference."""
+        if self.warm_start.over:
+            return
+        try:
+            imitated = await self.warm_start.run()
+        except Interrupted:
+            self.persistence.finish_step()  # it comes between two steps of imitation
+            raise
+        self.progress.version += imitated
+        if self.settings.whole.needs_reference:
+            self.learner.freeze_reference(None)
+        if self.scorer is not None:
+            self.scorer.begin(self.learner.by_agent[""].policy)
+        self.warm_start.over = True
+        self.persistence.finish_step()
+        # A time limit is one of training: a run whose imitation took all of it would have learnt nothing by itself.
+        self.progress.restart_clock()
+
+    def begin_step(self) -> None:
+        self.persistence.begin_step()
+        self.progress.step += 1
+        self.metrics = {}
+        self._began = perf_counter()
+
+    async def sync(self) -> None:
+        """Hand the policy's weights to the engine, if they changed or it sleeps."""
+        if (seconds := await self.weights.load(self.progress.version)) is not None:
+            self.metrics["time/sync"] = seconds
+
+    async def collect(self) -> list[Group]:
+        """Return the groups of a step, as `Collecting.collect` does, with older ones where replay is on."""
+        collection = await self.collecting.collect(self.progress)
+        self.metrics |= collection.metrics
+        self.progress.tokens += collection.tokens
+        self.rollouts.begin(collection.played, collection.passed_over)
+        if self.scorer is None:  # else it pays a part first
+            await self.rollouts.write_rollouts(self.progress.step)
+        self.metrics |= await self.diagnosis.measure(collection.played, self.progress.step, self._fresh_version)
+        groups, metrics = self.collecting.with_replayed(collection.groups, self.progress)
+        self.metrics |= metrics
+        return groups
+
+    def filter(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups that are worth an update."""
+        kept = filter_groups(self.config.algorithm.filter, groups)
+        self.metrics["collect/kept_fraction"] = len(kept) / max(len(groups), 1)
+        self.rollouts.judge(self.config.algorithm.filter, groups, kept)
+        if self.config.environments:
+            self.metrics |= kept_by_task(groups, kept)
+        # Where all have failed alike, their branches are what can be learnt from.
+        left = {id(group) for group in kept}
+        dropped = [group for group in groups if group.branches and id(group) not in left]
+        return kept + [Group(group.id, [], branches=group.branches) for group in dropped]
+
+    async def learn(self, groups: Sequence[Group]) -> None:
+        """Update the policy, or skip the update where the filter kept nothing to train on."""
+        self.interrupts.raise_if_requested()
+        nothing = not (episodes_of(groups) or branches_of(groups))
+        if not nothing:
+            await self.weights.leave_gpu()
+        self.persistence.begin_update()
+        self.metrics["update/skipped"] = float(nothing)
+        record = UpdateRecord() if self.rollouts.enabled else None
+        began = perf_counter()
+        busy = self.collecting.ahead.busy
+        if self.scorer is not None:
+            if not nothing:
+                self.output.screen.phase("scoring turns")
+                self.metrics |= await self.parallel.in_thread(score_and_fit, self.scorer, groups)
+            await self.rollouts.write_rollouts(self.progress.step)
+        if not nothing:
+            await self._update(groups, record)
+            seconds = max(perf_counter() - began, 1e-9)
+            self.metrics["time/update"] = seconds
+            if self.config.collect.max_staleness:
+                self.metrics["time/overlap_share"] = min((self.collecting.ahead.busy - busy) / seconds, 1.0)
+            trained = (episode for group in groups for episode in (*group.episodes, *group.branches))
+            tokens = sum(episode.sampled_tokens for episode in trained)
+            self.metrics["rate/trained_tokens_per_s"] = tokens / seconds
+        if record is not None:
+            await self.rollouts.write_update(self.progress.step, record)
+
+    async def _update(self, groups: Sequence[Group], record: UpdateRecord | None) -> None:
+        self.output.screen.phase("updating")
+        scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
+        rate = self.config.optimizer.rate_factor(self.progress.step, self.config.stop.iterations)
+        for _ in range(self.config.replay.reuse):
+            metrics = await self.parallel.in_thread(
+                self.learner.learn, groups, version=self._fresh_version, scale=scale, rate=rate, record=record
+            )
+            self.progress.version += 1
+            self.metrics |= metrics
+
+    @property
+    def _fresh_version(self) -> int:
+        """The version whose tokens the present policy sampled. Offline nothing is fresh: versions are of other runs."""
+        return -1 if self.collecting.offline else self.progress.version
+
+    def finish_step(self) -> None:
+        """Diagnose and log the step."""
+        metrics, step, screen = self.metrics, self.progress.step, self.output.screen
+        metrics["policy/version"] = float(self.progress.version)
+        fleets = [each.fleet for each in self.collecting.collector.by_task.values()]
+        metrics["collect/recoveries"] = float(sum(fleet.recoveries for fleet in fleets))
+        drops = self.config.algorithm.filter.drop_identical
+        warnings = [warning.text for warning in self.echo_trap.update(step, metrics, drops_identical=drops)]
+        for warning in warnings:
+            screen.warn(warning)
+        metrics |= self.echo_trap.metrics
+        self.evaluating.early_stop.update(step, metrics)
+        if self.settings.several:
+            self._follow_stages()
+        seconds = metrics["time/step"] = perf_counter() - self._began
+        inside = metrics.get("time/generate_wait", 0.0) + metrics.get("time/update", 0.0)
+        metrics["time/share_outside"] = max(0.0, 1 - inside / seconds)
+        if self.output.sinks is not None:
+            self.output.sinks.write(step, metrics, warnings)
+        screen.step(step, self.config.stop.iterations, metrics)
+        self.persistence.finish_step()
+
+    def _follow_stages(self) -> None:
+        """Note the stage of the iteration, and begin the next one where it is over."""
+        stages, metrics, screen = self.settings.stages, self.metrics, self.output.screen
+        metrics["collect/stage"] = float(stages.index)
+        if missing := stages.unknown(metrics):
+            screen.warn(
+                f"stages[{stages.index}] waits for the metric {missing}, and this iteration has none of that name"
+                f"{nearest(missing, sorted(metrics))}"
+            )
+        if stages.update(self.progress.step, metrics):
+            self._begin_stage()
+            screen.phase(f"stage {stages.index} of {len(self.settings.whole.stages)} begins")
+
+    def _begin_stage(self) -> None:
+        """Apply what the present stage sets."""
+        config = self.config
+        self.learner.configure(config.algorithm, config.optimizer, config.criteria_weights)
+        self.collecting.begin_stage()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.persistence.save()
+
+    async def evaluate(self) -> None:
+        """Play the start states that choose the best checkpoint; at step 0 with the reference policies' figures."""
+        self.interrupts.raise_if_requested()
+        await self.sync()
+        references = None
+        if self.progress.step == 0:
+            references = self.warm_start.references or await self.evaluating.held_out.play_references()
+        await self.evaluating.play(self.progress, references)
+
+    async def evaluate_final(self) -> None:
+        """Play the best checkpoint, once, on start states that neither taught nor chose it.
+
+        Leaves that checkpoint's weights in the policy: only for the end of a run. All ranks take part.
+        """
+        self.parallel.barrier()  # rank 0 has saved
+        checkpoints, progress = self.output.checkpoints, self.progress
+        best = checkpoints.best(["policy"]) or checkpoints.latest(["policy"])
+        step, version = progress.step, progress.version
+        if best is not None and best.step != step:
+            step, progress.version = best.step, best.state["version"]
+            self.learner.load_policy(best.tensors["policy"])
+        await self.sync()
+        await self.evaluating.play_final(step, progress)
+        progress.version = version
+
+    async def finish(self, reason: str) -> None:
+        """Evaluate and save the end, and take the final figure; after a signal only save.
+
+        The same weights are not evaluated twice on the same start states.
+        """
+        # One rank may have got the signal alone, and evaluating is for all of them or none.
+        if not self.parallel.any(self.interrupts.requested) and not self.evaluating.is_done(self.progress.step):
+            await self.evaluate()
+        self.save()
+        await self.collecting.ahead.close()
+        if not self.parallel.any(self.interrupts.requested):
+            await self.evaluate_final()
+        await self.end(reason)
+        if self.parallel.is_main and self.interrupts.signal is None:
+            await self.evaluating.held_out.draw(self.output.folder)
+
+    def rescue(self, error: Exception) -> None:
+        """Save the last finished step, where an error ends the run; see `Persistence.rescue`."""
+        self.persistence.rescue(error)
+
+    async def end(self, reason: str) -> str:
+        """End what is in play and note why the run is over. Return that."""
+        await self.collecting.ahead.close()
+        if self.parallel.is_main:
+            self.output.folder.end(reason, seconds=self.progress.elapsed)
+        return reason

@@ -1,0 +1,126 @@
+"""The warm start of a run: reference policies are played, and demonstrations imitated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from starpod.trainer.checkpoints.state import join_parts, split_parts
+from starpod.trainer.config import Config
+from starpod.trainer.data.episode import Episode, turns_of
+from starpod.trainer.evaluation.held_out import HeldOut
+from starpod.trainer.imitation import Imitation
+from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.learners import Learners
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.run.weights import EngineWeights
+from starpod.trainer.seeds import derive
+from starpod.trainer.update import Learner
+
+
+class WarmStart:
+    """Brings the policies to where training begins. A checkpoint can hold it between two steps of imitation.
+
+    demonstrations: to imitate. references: figures of reference policies by task and policy, once they were played.
+    over: whether training has begun.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        learner: Learner | Learners,
+        demonstrations: Sequence[Episode],
+        *,
+        held_out: HeldOut,
+        weights: EngineWeights,
+        parallel: Parallel,
+        interrupts: Interrupts,
+        screen: Screen,
+    ) -> None:
+        self.demonstrations = demonstrations
+        self.references: dict[str, Any] = {}
+        self.over = False
+        self._config = config
+        self._learner = learner
+        self._held_out = held_out
+        self._weights = weights
+        self._parallel = parallel
+        self._interrupts = interrupts
+        self._screen = screen
+        self._imitations: dict[str, Imitation] = {}
+
+    async def run(self) -> bool:
+        """Play the reference policies, and imitate the demonstrations from where a checkpoint left them.
+
+        Returns:
+            Whether anything was imitated.
+
+        Raises:
+            Interrupted: A signal came; the policies are as they were between two steps.
+        """
+        # First: one that cannot play here is told before minutes of imitation.
+        self.references = self.references or await self._held_out.play_references()
+        if self._config.warm_start.steps:
+            await self._imitate()
+        return self._config.warm_start.steps > 0
+
+    async def _imitate(self) -> None:
+        config = self._config.warm_start
+        self._imitations = self._imitations or self._begin()
+        left = config.steps - min(each.step for each in self._imitations.values())
+        self._screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {left} steps")
+
+        def progress(agent: str, step: int, loss: float) -> None:
+            self._interrupts.raise_if_requested()
+            if step % 10 == 0 or step == config.steps:
+                self._screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
+
+        await self._weights.leave_gpu()
+        for agent, imitation in self._imitations.items():
+            await self._parallel.in_thread(imitation.run, partial(progress, agent))
+        self._imitations = {}
+
+    def _begin(self) -> dict[str, Imitation]:
+        """Return the imitation of each agent's policy, before its first step."""
+        config = self._config
+        return {
+            agent: Imitation(
+                learner.policy,
+                [turns_of(demonstration, agent) for demonstration in self.demonstrations],
+                config.warm_start,
+                self._parallel,
+                lr=config.warm_start.rate(config.model),
+                micro_batch_tokens=config.optimizer.micro_batch_tokens,
+                temperature=config.sampling.temperature,
+                seed=derive(config.seed, "imitation"),
+            )
+            for agent, learner in self._learner.by_agent.items()
+        }
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the optimisers' tensors by name, and JSON values; both empty once it is over. All ranks take part."""
+        if self.over:
+            return {}, {}
+        imitated = {agent: each.state() for agent, each in self._imitations.items()}
+        tensors = join_parts({agent: own for agent, (own, _) in imitated.items()})
+        return tensors, {
+            "references": self.references,
+            "demonstrations": [episode.to_json() for episode in self.demonstrations],
+            "imitations": {agent: values for agent, (_, values) in imitated.items()},
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Put back what `state` gave."""
+        self.over = not values
+        if self.over:
+            return
+        self.references = values["references"]
+        self.demonstrations = [Episode.from_json(each) for each in values["demonstrations"]]
+        parts = split_parts(tensors)
+        self._imitations = self._begin() if values["imitations"] else {}
+        for agent, own in values["imitations"].items():
+            self._imitations[agent].load_state(parts[agent], own)
