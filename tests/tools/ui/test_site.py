@@ -2,6 +2,7 @@
 
 import gzip
 import html
+import itertools
 import json
 import re
 import shutil
@@ -9,9 +10,12 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
+import yaml
 from click.testing import CliRunner
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -19,6 +23,7 @@ from tokenizers.models import WordLevel
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from starpod.ui.cli import ui
+from starpod.ui.reading import read_notes
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import a_group, site_over, wait_until
 from tests.trainer.diagnostics.synthetic import WARNING, metrics_at
@@ -29,6 +34,7 @@ PAGES = (
     "/runs/calm",
     "/runs/sweep/trapped",
     "/compare?run=calm&run=sweep/trapped",
+    "/compare?run=calm&run=sweep/trapped&seeds=together&log=x&log=y",
     "/episodes?run=calm",
     f"/group?{GROUP}",
     f"/episode?{GROUP}&member=1",
@@ -118,7 +124,7 @@ def test_one_run(pages: httpx.Client) -> None:
     for part in ("Selection", "Learning", "Echo Trap signals", "Where the time went", "Checkpoints", "Configuration"):
         (name,) = re.findall(f'<h2 id="([^"]+)">{part}</h2>', text)
         assert f'<a href="#{name}">{part}</a>' in text
-    assert WARNING in text and "best" in text and "clip_high" in text
+    assert WARNING in text and "best" in text and "clip_<wbr>high" in text
     assert "<b>1</b><span>warning</span>" in text and "<b>150</b><span>steps</span>" in text
 
 
@@ -160,10 +166,98 @@ def test_a_comparison_of_chosen_metrics(pages: httpx.Client) -> None:
     names = ("policy/kl", "collect/turns_mean")
     link = "/compare?run=calm&run=sweep/trapped&over=step" + "".join(f"&metric={name}" for name in names)
     text = pages.get(link).text
-    assert text.count('<div class="wide">') == 3  # and that of the evaluations
+    assert text.count('<div class="wide zoomable">') == 3  # and that of the evaluations
     assert re.findall(r'name="metric" value="([^"]+)" checked', text) == list(reversed(names))
     (own,) = re.findall(r'id="link" href="([^"]+)"', text)
     assert pages.get(html.unescape(own)).text == text
+
+
+def charts(text: str) -> list[dict[str, Any]]:
+    """The values of the wide charts of a page."""
+    return [json.loads(html.unescape(each)) for each in re.findall(r'data-hover="([^"]+)"', text)][::2]
+
+
+def test_a_comparison_is_drawn_as_the_form_says(pages: httpx.Client) -> None:
+    link = "/compare?run=calm&run=sweep/trapped"
+    text = pages.get(f"{link}&from=50&to=100.5&log=x&smooth=none").text
+    zoomed = charts(text)
+    assert all(chart["across"][2:] == [50, 100.5, True] for chart in zoomed)
+    assert [point[2] for point in zoomed[1]["lines"][0]["points"]] == list(range(50, 101))
+    assert 'class="faint' not in text and 'class="faint' in pages.get(f"{link}&smooth=strong").text
+    assert 'name="from" value="50"' in text and '<option value="none" selected>' in text
+    (own,) = re.findall(r'id="link" href="([^"]+)"', text)
+    assert pages.get(html.unescape(own)).text == text
+    assert "No curve has a point there" in pages.get(f"{link}&from=500").text
+    for wrong, told in (
+        ("from=9&to=3", "from=9 is not below to=3"),
+        ("to=x", "to=x is no number"),
+        ("smooth=9", "none"),
+    ):
+        reply = pages.get(f"{link}&{wrong}")
+        assert reply.status_code == 400 and told in reply.text
+
+
+def test_a_comparison_can_be_sent_as_a_file(pages: httpx.Client) -> None:
+    """It holds what the page shows, and nothing that leads elsewhere."""
+    query = "run=calm&run=sweep/trapped&from=50"
+    page, sent = pages.get(f"/compare?{query}").text, pages.get(f"/comparison.html?{query}")
+    assert "attachment" in sent.headers["content-disposition"]
+    assert not re.search(r"<(a|form|link|img|iframe)\b|\bsrc=|url\((?!#)|@import", sent.text)
+    assert charts(sent.text) == charts(page) and "McNemar" in sent.text and "readable(document)" in sent.text
+    (link,) = re.findall(r'href="(/comparison.html[^"]+)" download', page)
+    assert pages.get(html.unescape(link)).text == sent.text
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A site over 50 short runs: five configurations of ten seeds."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for seed, rate in itertools.product(range(10), range(5)):
+        (run := folder / f"lr{rate}-{seed}").mkdir()
+        (run / "config.yaml").write_text(yaml.safe_dump({"seed": seed, "optimizer": {"lr": rate}}))
+        metrics = {"collect/success": 0.1 * rate + 0.06 * (seed % 2)}
+        lines = [{"step": step, "time": 1.0, "metrics": metrics} for step in range(1, 9 if run.name == "lr0-9" else 11)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with site_over(folder, page="/", shown="/runs/lr4-9") as http:
+        yield http
+
+
+def test_seeds_of_one_configuration_are_one_line(sweep: httpx.Client) -> None:
+    link = "/compare?" + urlencode({"run": [f"lr{rate}-{seed}" for rate in range(5) for seed in range(10)]}, True)
+    text = sweep.get(link).text
+    (chart,) = charts(text)
+    assert [line["label"] for line in chart["lines"]] == [f"{letter}, 10 seeds" for letter in "ABCDE"]
+    # Of ten values, five of which are 0.06 above the others, the deviation is 0.0316, and t is 2.262.
+    assert [point[3] for point in chart["lines"][3]["points"]] == ["33 % (31 % to 35 %)"] * 10
+    assert [point[2] for point in chart["lines"][0]["points"]] == list(range(1, 9)), "as far as all of them go"
+    assert "compared in pairs where at most 8 runs are marked" in text
+    assert "optimizer.<wbr>lr" in text and "<code>0, 1, 2, 3, 4, 5, 6, 7, 8, 9</code>" in text
+    for words, told in (("&seeds=apart", "50 lines, and 8 can be told apart"), ("&run=lr9", "marked: 51")):
+        reply = sweep.get(link + words)
+        assert reply.status_code == 400 and told in reply.text
+    two = charts(sweep.get("/compare?run=lr1-0&run=lr1-1&seeds=together").text)
+    assert [point[3] for point in two[0]["lines"][0]["points"]] == ["13 %"] * 10, "two seeds have no interval"
+
+
+def test_a_run_has_tags_and_a_note(sweep: httpx.Client) -> None:
+    (token,) = re.findall(r'name="csrf" value="([^"]+)"', sweep.get("/runs/lr2-3").text)
+    form = {"csrf": token, "run": "lr2-3", "tags": "base line, <b>,, base  line", "note": "of the\r\npaper"}
+    assert sweep.post("/notes", data={**form, "csrf": "guessed"}).status_code == 403
+    assert sweep.post("/notes", data=form, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    for wrong, status in (({"tags": "x" * 41}, 400), ({"note": "x" * 4001}, 400), ({"run": "../lr2-3"}, 404)):
+        assert sweep.post("/notes", data=form | wrong).status_code == status
+    text = sweep.post("/notes", data=form).text
+    assert '<span class="chip">base line</span> <span class="chip">&lt;b&gt;</span>' in text
+    assert '<p class="note">of the\npaper</p>' in text and 'value="base line, &lt;b&gt;"' in text
+    wait_until(lambda: "base line</span>" in sweep.get("/").text)
+    assert re.findall(r'name="run" value="([^"]+)"', sweep.get("/?text=Base+Line").text) == ["lr2-3"]
+    assert "base line</span>" in sweep.get("/compare?run=lr2-3&run=lr2-4").text
+
+
+@pytest.mark.parametrize("text", ['{"tags": 7, "note": []}', '["x"]', '{"tags": [7, "  ", null]}', "{"])
+def test_notes_may_hold_anything(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.json").write_text(text)
+    assert read_notes(tmp_path, []) == {"tags": [], "note": ""}
 
 
 def test_every_two_of_several_runs_are_paired(copies: httpx.Client) -> None:
@@ -241,7 +335,7 @@ def test_an_episode_turn_by_turn(pages: httpx.Client, copies: httpx.Client) -> N
     assert "<dt>value</dt>" not in pages.get(f"/episode?{place(2, member=0)}").text
     assert pages.get(f"/episode?{place(member=9)}").status_code == 404
     with_tokenizer = copies.get(f"/episode?{place(1, 'read', 0)}").text
-    assert '<pre class="mono">&lt;user&gt; where?</pre>' in with_tokenizer
+    assert '<pre class="mono"><span class="tag">&lt;user&gt;</span> where?</pre>' in with_tokenizer
 
 
 def test_pictures_that_the_run_has_drawn_need_no_server(pages: httpx.Client) -> None:

@@ -100,6 +100,14 @@ def test_a_failed_atomic_write_leaves_the_old_file_and_no_other(
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
+def test_an_atomic_write_follows_no_link_in_the_place_of_its_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    (tmp_path / "other").write_text("of somebody")
+    (tmp_path / f".file.txt.{os.getpid()}.tmp").symlink_to(tmp_path / "other")
+    write_atomic(path, "new")
+    assert path.read_text() == "new" and (tmp_path / "other").read_text() == "of somebody"
+
+
 # --- TensorBoard, Weights & Biases, MLflow ---------------------------------------------------------------------------
 
 

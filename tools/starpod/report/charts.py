@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
+from typing import TypeVar
 
 from starpod.report.figures import Kind, show
 
 Point = tuple[float, float]
+Placed = TypeVar("Placed", bound=tuple[float, ...])
 
 COLOURS = 8
 """Series colours: --c0 to --c7."""
@@ -65,7 +67,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The drawing area and what its edges mean. logarithmic: y grows by factors; its edges are above 0."""
+    """The drawing area and what its edges mean. logarithmic, log_x: y, x grows by factors; its edges are above 0."""
 
     width: int
     height: int
@@ -75,6 +77,7 @@ class Frame:
     right: int = 14
     top: int = 30
     logarithmic: bool = False
+    log_x: bool = False
 
     @property
     def bottom(self) -> int:
@@ -87,6 +90,8 @@ class Frame:
 
     def px(self, x: float) -> float:
         low, high = self.x
+        if self.log_x:
+            low, high, x = math.log10(low), math.log10(high), math.log10(x)
         return round(self.left + (x - low) / (high - low or 1) * (self.width - self.left - self.right), 1)
 
     def py(self, y: float) -> float:
@@ -112,22 +117,39 @@ def line_chart(
     x_ticks: Sequence[tuple[float, str]] = (),
     zero: bool = True,
     logarithmic: bool = False,
+    log_x: bool = False,
+    between: tuple[float, float] = (-math.inf, math.inf),
     width: int = 344,
     height: int = 190,
 ) -> str:
     """Lines over steps as an <svg> element.
 
     zero: the axis begins at 0 where no value is below. kind "share": it goes up to 1, unless all values are far below.
-    logarithmic: values grow by factors; what is not above 0 is left out. x_ticks: how places of the axis are labelled,
-    instead of with its numbers; those are left out that have no room.
+    logarithmic, log_x: values, steps grow by factors; what is not above 0 is left out. between: the part of the x axis
+    that is shown. x_ticks: how places of the axis are labelled, instead of with its numbers; those are left out that
+    have no room.
     """
-    series = [replace(s, points=finite(s.points), faint=[finite(line) for line in s.faint]) for s in series]
-    if logarithmic:
-        series = [replace(s, points=[point for point in s.points if point[1] > 0]) for s in series]
+    low, high = between
+    left_of_all, below_all = 0.0 if log_x else -math.inf, 0.0 if logarithmic else -math.inf
+
+    def shown_of(line: Sequence[Point]) -> list[Point]:
+        return cut([(x, y) for x, y in finite(line) if x > left_of_all and y > below_all], low, high)
+
+    series = [
+        replace(
+            s,
+            points=shown_of(s.points),
+            faint=[shown_of(line) for line in s.faint],
+            band=cut([edge for edge in s.band if edge[0] > left_of_all], low, high),
+        )
+        for s in series
+    ]
     series = [s for s in series if s.points]
+    marks = [mark for mark in marks if low <= mark.x <= high and mark.x > left_of_all]
     if not series:
         return ""
     xs = [x for s in series for x, _ in s.points] + [mark.x for mark in marks]
+    xs = [max(min(xs), low), min(max(xs), high)]
     shown = [y for s in series for _, y in s.points] + [rule.y for rule in rules]
     shown += [y for s in series for _, low, high in s.band for y in (low, high)]
     shown += trimmed([y for s in series for line in s.faint for _, y in line])
@@ -139,12 +161,13 @@ def line_chart(
     frame = Frame(
         width,
         height + LEGEND_ROW * len(rows),
-        (min(xs), max(xs)),
+        (xs[0], xs[1]),
         (ticks[0], ticks[-1]),
         left=left,
         right=round(right),
         top=30 + LEGEND_ROW * len(rows),
         logarithmic=logarithmic,
+        log_x=log_x,
     )
     drawing: list[str] = []
     _axes(drawing, frame, ticks, kind, x_label, x_ticks)
@@ -295,6 +318,14 @@ def finite(points: Sequence[Point]) -> list[Point]:
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
+def cut(points: Sequence[Placed], low: float, high: float) -> list[Placed]:
+    """Return the points whose x, their first value, is in the range, and a neighbour on either side, so that lines run
+    to the edges."""
+    first = next((place for place, point in enumerate(points) if point[0] >= low), len(points))
+    last = next((place for place, point in enumerate(points) if point[0] > high), len(points))
+    return list(points[max(first - 1, 0) : last + 1]) if first < len(points) and last > 0 else []
+
+
 def thin(points: Sequence[Point], most: int = 400) -> list[Point]:
     """At most so many points, each the mean of its neighbours: a page of a long run stays small."""
     if len(points) <= most:
@@ -354,7 +385,9 @@ def _axes(
         drawing.append(f'<text x="{frame.left - 6}" y="{y + 4}" text-anchor="end">{show(tick, kind)}</text>')
     low, high = frame.x
     room = edge - frame.left
-    places = axis([low, high], zero=False, count=max(room // 90, 2), whole=x_label in COUNTED)
+    places = decades([low, high]) if frame.log_x else []
+    if sum(low <= place <= high for place in places) < 3:
+        places = axis([low, high], zero=False, count=max(room // 90, 2), whole=x_label in COUNTED)
     numbered = [(tick, f"{tick:,.10g}") for tick in places]
     free = -math.inf
     for tick, name in x_ticks or numbered:
@@ -424,17 +457,26 @@ def _hover(
     dots: bool = True,
     named: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """What the page's script shows under the pointer: per series its colour, label and [pixel x, pixel y, x, text]."""
+    """Return what the page's script shows under the pointer: per series its colour, label and [pixel x, pixel y, x,
+    text].
+
+    across: pixels and values of the left and right edge, and whether x is logarithmic.
+    """
     lines = []
     names = dict(named)
     for s in series:
         bands = {x: (low, high) for x, low, high in s.band}
         points = []
         for x, y in thin(s.points):
+            if not frame.x[0] <= x <= frame.x[1]:
+                continue
             text = show(y, kind)
             if x in bands:
                 text += f" ({show(bands[x][0], kind)} to {show(bands[x][1], kind)})"
             points.append([frame.px(x), frame.py(y) if dots else 0, names.get(x, round(x, 2)), text])
-        lines.append({"label": s.label, "colour": s.colour, "points": points})
+        if points:
+            lines.append({"label": s.label, "colour": s.colour, "points": points})
     edges = [frame.top, frame.height - frame.bottom]
-    return json.dumps({"x": x_label, "edges": edges, "dots": dots, "lines": lines}, separators=(",", ":"))
+    across = [frame.left, frame.width - frame.right, *frame.x, frame.log_x]
+    values = {"x": x_label, "edges": edges, "across": across, "dots": dots, "lines": lines}
+    return json.dumps(values, separators=(",", ":"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from importlib.resources import files
 
@@ -10,9 +11,19 @@ from starpod.report.charts import STYLE
 ASSETS = files(__package__) / "assets"
 
 
+def breakable(name: str) -> str:
+    """Return the name of a metric or a key as html that breaks after `.`, `/` and `_` alone."""
+    return re.sub(r"[./_](?=.)", r"\g<0><wbr>", escape(name))
+
+
 def dotted(key: str) -> str:
-    """A dotted key as html, which is broken after its dots alone."""
-    return f'<code class="key">{escape(key).replace(".", ".<wbr>")}</code>'
+    """Return a key as code that breaks as `breakable` does."""
+    return f'<code class="key">{breakable(key)}</code>'
+
+
+def tagged(text: str) -> str:
+    """Return a text as html in which no tag breaks: browsers break a line within `</think>` and `<|im_end|>`."""
+    return re.sub(r"&lt;[/|]?[\w:-]+\|?&gt;", r'<span class="tag">\g<0></span>', escape(text))
 
 
 def page(title: str, body: str, *, style: str = "", script: str = "") -> str:

@@ -19,7 +19,7 @@ from starpod.report.charts import STYLE as CHART_STYLE
 from starpod.report.page import ASSETS
 from starpod.report.site import headers, refusal
 from starpod.trainer.output.report import STYLE as RUN_STYLE
-from starpod.ui.compare import compare_page
+from starpod.ui.compare import compare_file, compare_page
 from starpod.ui.continuing import Continuing
 from starpod.ui.episodes import episode_page, episodes_page, with_pictures
 from starpod.ui.fleet import (
@@ -38,6 +38,7 @@ from starpod.ui.fleet import (
 from starpod.ui.groups import group_page
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
+from starpod.ui.notes import save_notes
 from starpod.ui.page import OWN, Site, render
 from starpod.ui.policies import NotPossible
 from starpod.ui.reading import BadFile
@@ -83,6 +84,7 @@ def create_app(
         "/": runs_page,
         "/runs/{path:path}": run_page,
         "/compare": compare_page,
+        "/comparison.html": compare_file,
         "/episodes": episodes_page,
     }
     for path, page in pages.items():
@@ -90,6 +92,7 @@ def create_app(
     live: list[tuple[str, str, Callable[[Site, Request], Awaitable[Response]]]] = [
         ("GET", "/episode", with_pictures(episode_page)),
         ("GET", "/group", with_pictures(group_page)),
+        ("POST", "/notes", save_notes),
         ("GET", "/fleet", fleet_page),
         ("GET", "/play/session/{game}", game_page),
         ("POST", "/play/session/{game}/{what}", game_action),

@@ -1,63 +1,244 @@
-"""Two to eight runs beside each other: curves, the keys that differ, and the paired test on the same held-out seeds."""
+"""Runs beside each other: curves, the keys that differ, and the paired test on the same held-out seeds.
+
+Runs whose configurations differ in their seed alone can be drawn as one line: the mean over seeds with its interval.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 from fastapi import Request, Response
+from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
-from starpod.report.charts import Mark, Point, Series, line_chart, smooth
+from starpod.report import page as shared
+from starpod.report.charts import COLOURS, Mark, Point, Series, line_chart, smooth
 from starpod.report.figures import Kind, show
 from starpod.trainer.evaluation.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.output.report import STYLE as RUN_STYLE
 from starpod.trainer.output.sections import curve as curve_of
 from starpod.trainer.output.sections import for_each_width, warning_marks
 from starpod.trainer.output.words import SHOWN, metric
+from starpod.trainer.evaluation.statistics import CONFIDENCE, mean_interval, t_quantile
 from starpod.ui.index import Curve, spread
-from starpod.ui.page import Site, query, render
+from starpod.ui.page import OWN, Site, query, render, templates
 from starpod.ui.reading import DAMAGED, mapping, objects
 
-MOST = 8
+MOST = 50
+"""Runs on a page, in at most COLOURS lines."""
 AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
 """Quantities that curves can be drawn over."""
+SMOOTHING = {"light": 30, "none": 0, "medium": 10, "strong": 4}
+"""Means are over the number of points divided by this; 0: no means. The first one is usual."""
 METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
 """Curves that are drawn beside that of the evaluations, unless others are chosen."""
 SEEDS = 200
 """Links to episodes that one alone solved."""
 MARKS, WARNINGS = 200, 20
-"""Warnings that are marked on a chart, and that are told below the charts."""
+"""Warnings that are marked on a chart, and that are listed below the charts."""
+INTERVAL_SEEDS = 3
+"""Runs from which on a mean has an interval: that of two is several times as wide as their distance."""
+POINTS = 400
+"""Of a mean over seeds."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A run that is compared. name: its letter, with the seed where several runs share the letter."""
+
+    summary: dict[str, Any]
+    folder: Path
+    config: dict[str, str]
+    curve: Curve
+    name: str = ""
+    colour: int = 0
+
+    @property
+    def path(self) -> str:
+        return str(self.summary["path"])
+
+    @property
+    def seed(self) -> str:
+        return self.config.get("seed", "")
+
+
+@dataclass(slots=True)
+class Line:
+    """What is drawn in one colour: a run, or the runs of one configuration."""
+
+    letter: str
+    colour: int
+    runs: list[Run]
+
+    @property
+    def label(self) -> str:
+        return f"{self.letter}, {len(self.runs)} seeds" if len(self.runs) > 1 else self.letter
+
+    def success(self) -> tuple[str, str]:
+        """The success of its evaluations, and what they are, in words."""
+        final = [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"] and run.summary["final"]]
+        known = final or [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"]]
+        if not known:
+            return "-", ""
+        values = [each["success"] for each in known]
+        words = [f"mean of {len(values)}"]
+        if len(values) >= INTERVAL_SEEDS:
+            low, high = mean_interval(values)
+            words.insert(0, f"{100 * max(low, 0):.0f} to {100 * min(high, 1):.0f} %")
+        return show(fmean(values), "share"), ", ".join([*words, *(["final"] if final else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How curves are drawn: the form of the page. between: the part of the x axis that is shown."""
+
+    over: str = "step"
+    log: tuple[str, ...] = ()
+    smoothing: str = "light"
+    together: bool = False
+    between: tuple[float, float] = (-math.inf, math.inf)
+    metrics: list[str] = field(default_factory=list)
+
+    @classmethod
+    def asked(cls, request: Request, runs: int) -> View:
+        """Raises HTTPException 400."""
+        asked = request.query_params
+        over, smoothing = asked.get("over", "step"), asked.get("smooth", "light")
+        seeds = asked.get("seeds", "together" if runs > COLOURS else "apart")
+        for name, value, known in (
+            ("over", over, AXES),
+            ("smooth", smoothing, SMOOTHING),
+            ("seeds", seeds, ("apart", "together")),
+        ):
+            if value not in known:
+                raise HTTPException(400, f"{name}={value[:20]} is none of {', '.join(known)}.")
+        between = (_edge(request, "from", -math.inf), _edge(request, "to", math.inf))
+        if between[0] >= between[1]:
+            raise HTTPException(400, f"from={between[0]:g} is not below to={between[1]:g}: curves have no part there.")
+        log = tuple(axis for axis in "xy" if axis in asked.getlist("log"))
+        return cls(over, log, smoothing, seeds == "together", between, asked.getlist("metric"))
+
+    def smooth(self, points: Sequence[Point]) -> list[Point]:
+        divisor = SMOOTHING[self.smoothing]
+        return smooth(points, max(len(points) // divisor, 1)) if divisor else list(points)
+
+    def query(self, path: str, runs: Sequence[Run], **changed: Any) -> str:
+        """The address that shows the same. changed: values that are other ones there."""
+        edges = {name: f"{edge:g}" for name, edge in zip(("from", "to"), self.between, strict=True)}
+        values = {
+            "run": [run.path for run in runs], "over": self.over, "smooth": self.smoothing, "log": list(self.log),
+            "seeds": "together" if self.together else "apart", "metric": self.metrics,
+            **{name: edge for name, edge in edges.items() if math.isfinite(float(edge))},
+        }  # fmt: skip
+        return query(path, **values | changed)
+
+
+def _edge(request: Request, name: str, default: float) -> float:
+    """Raises HTTPException 400."""
+    text = request.query_params.get(name, "").strip()
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = math.nan
+    if math.isnan(value) or (text and math.isinf(value)):
+        raise HTTPException(400, f"{name}={text[:20]} is no number.")
+    return value
 
 
 def compare_page(site: Site, request: Request) -> Response:
     """The runs of the query, in its order: the link can be sent."""
+    return render("compare.html", site=site, **_comparison(site, request), sent=False)
+
+
+def compare_file(site: Site, request: Request) -> Response:
+    """The same page as one file that needs no site: without links and forms, with its style and values in it."""
+    values = _comparison(site, request)
+    body = templates().get_template("comparison.html").render(**values, sent=True)
+    style = RUN_STYLE + (OWN / "site.css").read_text(encoding="utf-8")
+    page = shared.page(f"{len(values['runs'])} runs beside each other", body, style=style)
+    return HTMLResponse(page, headers={"Content-Disposition": 'attachment; filename="comparison.html"'})
+
+
+def _comparison(site: Site, request: Request) -> dict[str, Any]:
+    """What the page shows. Raises HTTPException."""
     paths = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(paths) <= MOST:
         raise HTTPException(400, f"Mark two to {MOST} runs to compare them; marked: {len(paths) or 'none'}.")
-    axis = request.query_params.get("over", "step")
-    if axis not in AXES:
-        raise HTTPException(400, f"over={axis} is none of {', '.join(AXES)}.")
-    runs = [
-        {**site.run(path), "letter": letter, "folder": site.folder(path)}
-        for path, letter in zip(paths, "ABCDEFGH", strict=False)
-    ]
-    curves = [site.index.curve(run["run"]) for run in runs]
-    logged = {name for curve in curves for line in curve.lines for name in line["metrics"]}
-    chosen = [name for name in request.query_params.getlist("metric") if name in logged]
-    names = chosen or [name for name in METRICS if name in logged]
-    marks = _warnings(runs, curves, axis)
-    charts = [_evaluations(runs, curves, axis, marks), *(_metric(runs, curves, name, axis, marks) for name in names)]
-    return render(
-        "compare.html", site=site, runs=runs, axes=AXES, axis=axis, charts=[Markup(chart) for chart in charts if chart],
-        metrics=[(name, metric(name).label) for name in sorted(logged, key=lambda name: (name not in SHOWN, name))],
-        chosen=chosen, warned=marks[:WARNINGS], more=len(marks[WARNINGS:]),
-        differing=_differing(runs), pairs=_pairs(runs), link=query("/compare", run=paths, over=axis, metric=chosen),
-    )  # fmt: skip
+    view = View.asked(request, len(paths))
+    runs = [_run(site, path) for path in paths]
+    lines = _lines(runs, view.together)
+    logged = {name for run in runs for point in run.curve.lines for name in point["metrics"]}
+    view.metrics[:] = [name for name in view.metrics if name in logged]
+    marks = _warnings(runs, view.over)
+    names = view.metrics or [name for name in METRICS if name in logged]
+    charts = [_evaluations(lines, view, marks), *(_metric(lines, name, view, marks) for name in names)]
+    return {
+        "runs": runs, "lines": lines, "view": view, "axes": AXES, "smoothing": list(SMOOTHING),
+        "between": ["" if math.isinf(edge) else f"{edge:g}" for edge in view.between],
+        "charts": [Markup(chart) for chart in charts if chart],
+        "metrics": [(name, metric(name).label) for name in sorted(logged, key=lambda name: (name not in SHOWN, name))],
+        "warned": marks[:WARNINGS], "more": len(marks[WARNINGS:]), "differing": _differing(runs, lines),
+        "pairs": _pairs(runs) if len(runs) <= COLOURS else None, "most_pairs": COLOURS,
+        "link": view.query("/compare", runs), "file": view.query("/comparison.html", runs),
+        "whole": view.query("/compare", runs, **{"from": "", "to": ""}),
+    }  # fmt: skip
+
+
+def _run(site: Site, path: str) -> Run:
+    summary, folder = site.run(path), site.folder(path)
+    try:
+        known = (folder / "config.yaml").stat()
+        config = _config(folder / "config.yaml", (known.st_ino, known.st_mtime_ns, known.st_size))
+    except OSError:
+        config = {}
+    return Run(summary, folder, config, site.index.curve(summary["run"]))
+
+
+@lru_cache(maxsize=256)
+def _config(path: Path, stamp: tuple[int, int, int]) -> dict[str, str]:
+    """The dotted keys of a configuration with their values. Parsing one takes as long as drawing a chart."""
+    return _flat(mapping(path, []))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def _lines(runs: Sequence[Run], together: bool) -> list[Line]:
+    """The runs as lines, in order, with letters and colours. Raises HTTPException 400 for too many."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        rest = frozenset((key, value) for key, value in run.config.items() if key != "seed")
+        groups.setdefault(rest if together and rest else run.path, []).append(run)
+    if len(groups) > COLOURS:
+        raise HTTPException(
+            400,
+            f"These runs are {len(groups)} lines, and {COLOURS} can be told apart. Mark fewer runs; those that differ "
+            "in their seed alone are one line with seeds=together.",
+        )
+    lines = [Line("ABCDEFGH"[place], place, group) for place, group in enumerate(groups.values())]
+    for line in lines:
+        for run in line.runs:
+            run.colour = line.colour
+            run.name = f"{line.letter} seed {run.seed}" if len(line.runs) > 1 else line.letter
+    return lines
 
 
 def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
@@ -73,46 +254,94 @@ def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def _warnings(runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], axis: str) -> list[Mark]:
-    """The warnings of all runs, each with the letter of its run, placed on the axis."""
+def _warnings(runs: Sequence[Run], axis: str) -> list[Mark]:
+    """The warnings of all runs, each with the name of its run, placed on the axis."""
     found = []
-    for run, curve in zip(runs, curves, strict=True):
-        warned = warning_marks(curve.lines)
-        places = _over(curve, axis, [(mark.x, 0.0) for mark in warned])
+    for run in runs:
+        warned = warning_marks(run.curve.lines)
+        places = _over(run.curve, axis, [(mark.x, 0.0) for mark in warned])
         found += [
-            Mark(x, f"{run['letter']}, step {mark.x:,.0f}: {mark.label}")
+            Mark(x, f"{run.name}, step {mark.x:,.0f}: {mark.label}")
             for (x, _), mark in zip(places, warned, strict=True)
         ]
     return found
 
 
-def _metric(
-    runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], name: str, axis: str, marks: Sequence[Mark]
-) -> str:
+def _metric(lines: Sequence[Line], name: str, view: View, marks: Sequence[Mark]) -> str:
     known = metric(name)
     series = []
-    for place, (run, curve) in enumerate(zip(runs, curves, strict=True)):
-        points = _over(curve, axis, curve_of(curve.lines, name))
-        series.append(Series(run["letter"], smooth(points), place, faint=[points]))
-    return _chart(known.label, series, known.kind, axis, marks)
+    for line in lines:
+        curves = [(run.curve, curve_of(run.curve.lines, name)) for run in line.runs]
+        if len(line.runs) > 1:
+            series.append(_mean(line, curves, view, known.kind))
+            continue
+        points = _over(line.runs[0].curve, view.over, curves[0][1])
+        faint = [points] if SMOOTHING[view.smoothing] else []
+        series.append(Series(line.label, view.smooth(points), line.colour, faint=faint))
+    return _chart(known.label, series, known.kind, view, marks)
 
 
-def _evaluations(runs: Sequence[Mapping[str, Any]], curves: Sequence[Curve], axis: str, marks: Sequence[Mark]) -> str:
+def _evaluations(lines: Sequence[Line], view: View, marks: Sequence[Mark]) -> str:
     series = []
-    for place, (run, curve) in enumerate(zip(runs, curves, strict=True)):
-        lines = [line for line in objects(run["folder"] / "evaluations.jsonl", []) if line.get("success") is not None]
-        shown = spread(lines, 200)
-        points = _over(curve, axis, [(line["step"], line["success"]) for line in shown])
-        band = [
-            (x, line["success_low"], line["success_high"])
-            for (x, _), line in zip(points, shown, strict=True)
-            if line.get("success_low") is not None and line.get("success_high") is not None
+    for line in lines:
+        measured = []
+        for run in line.runs:
+            found = [each for each in objects(run.folder / "evaluations.jsonl", []) if each.get("success") is not None]
+            measured.append(spread(found, 200))
+        curves = [
+            (run.curve, [(each["step"], each["success"]) for each in found])
+            for run, found in zip(line.runs, measured, strict=True)
         ]
-        series.append(Series(run["letter"], points, place, band=band, dots=True))
-    return _chart("Success on selection seeds", series, "share", axis, marks)
+        if len(line.runs) > 1:
+            series.append(_mean(line, curves, view, "share", dots=True))
+            continue
+        points = _over(line.runs[0].curve, view.over, curves[0][1])
+        band = [
+            (x, each["success_low"], each["success_high"])
+            for (x, _), each in zip(points, measured[0], strict=True)
+            if each.get("success_low") is not None and each.get("success_high") is not None
+        ]
+        series.append(Series(line.label, points, line.colour, band=band, dots=True))
+    return _chart("Success on selection seeds", series, "share", view, marks)
 
 
-def _chart(title: str, series: Sequence[Series], kind: Kind, axis: str, marks: Sequence[Mark]) -> str:
+def _mean(
+    line: Line, measured: Sequence[tuple[Curve, Sequence[Point]]], view: View, kind: Kind, *, dots: bool = False
+) -> Series:
+    """The mean over the seeds of a line, with its 95 % interval (Student's) from three seeds on.
+
+    It ends where the first of them ends: a mean over fewer seeds would jump there. Behind it are the raw mean, or the
+    lines of two seeds. dots: of evaluations, which are not smoothed.
+    """
+    measured = [(curve, points) for curve, points in measured if points]
+    if not measured:
+        return Series(line.label, [], line.colour)
+    first, last = max(points[0][0] for _, points in measured), min(points[-1][0] for _, points in measured)
+    steps = spread(sorted({x for _, points in measured for x, _ in points if first <= x <= last}), POINTS)
+    places = np.mean([[x for x, _ in _over(curve, view.over, [(x, 0.0) for x in steps])] for curve, _ in measured], 0)
+
+    def at_steps(curves: Sequence[Sequence[Point]]) -> Any:
+        return np.array([np.interp(steps, [x for x, _ in points], [y for _, y in points]) for points in curves])
+
+    def drawn(values: Any) -> list[Point]:
+        return list(zip(places.tolist(), values.tolist(), strict=True))
+
+    raw = at_steps([points for _, points in measured])
+    values = raw if dots else at_steps([view.smooth(points) for _, points in measured])
+    mean, count = values.mean(0), len(measured)
+    band: list[tuple[float, float, float]] = []
+    if count >= INTERVAL_SEEDS:
+        half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * values.std(0, ddof=1) / math.sqrt(count)
+        least, most = (0.0, 1.0) if kind == "share" else (0.0 if raw.min() >= 0 else -math.inf, math.inf)
+        edges = np.clip(mean - half, least, most), np.clip(mean + half, least, most)
+        band = list(zip(places.tolist(), edges[0].tolist(), edges[1].tolist(), strict=True))
+        faint = [] if dots or not SMOOTHING[view.smoothing] else [drawn(raw.mean(0))]
+    else:
+        faint = [drawn(each) for each in raw]
+    return Series(line.label, drawn(mean), line.colour, band=band, faint=faint, dots=dots)
+
+
+def _chart(title: str, series: Sequence[Series], kind: Kind, view: View, marks: Sequence[Mark]) -> str:
     xs = [x for each in series for x, _ in each.points]
     inside = spread([mark for mark in marks if xs and min(xs) <= mark.x <= max(xs)], MARKS)
     return for_each_width(
@@ -121,48 +350,41 @@ def _chart(title: str, series: Sequence[Series], kind: Kind, axis: str, marks: S
             series,
             marks=inside,
             kind=kind,
-            x_label=AXES[axis],
+            x_label=AXES[view.over],
+            logarithmic="y" in view.log,
+            log_x="x" in view.log,
+            between=view.between,
             width=width,
             height=300 if width > 400 else 220,
         )
     )
 
 
-def _differing(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Dotted keys of the configurations that are not the same in all runs, with the value of each."""
-    flat = [_flat(mapping(run["folder"] / "config.yaml", [])) for run in runs]
-    keys = dict.fromkeys(key for values in flat for key in values)
-    rows = [(key, [values.get(key, "-") for values in flat]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
-    return found
-
-
-def _pairs(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Paired comparisons of the final evaluations of every two runs."""
-    reports: dict[str, dict[str, Any] | str] = {}
-    for run in runs:
-        try:
-            reports[run["letter"]] = read_evaluation(Path(run["folder"]))
-        except (NotComparable, OSError, *DAMAGED) as error:
-            reports[run["letter"]] = str(error)
+def _differing(runs: Sequence[Run], lines: Sequence[Line]) -> list[tuple[str, list[str]]]:
+    """Dotted keys of the configurations that are not the same in all runs, with the values of each line."""
+    keys = dict.fromkeys(key for run in runs for key in run.config)
     return [
-        _pair(first, second, [reports[run["letter"]] for run in (first, second)])
-        for first, second in combinations(runs, 2)
+        (key, [", ".join(dict.fromkeys(run.config.get(key, "-") for run in line.runs)) for line in lines])
+        for key in keys
+        if len({run.config.get(key, "-") for run in runs}) > 1
     ]
 
 
-def _pair(
-    first: Mapping[str, Any], second: Mapping[str, Any], reports: Sequence[dict[str, Any] | str]
-) -> dict[str, Any]:
+def _pairs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Paired comparisons of the final evaluations of every two runs."""
+    reports: list[dict[str, Any] | str] = []
+    for run in runs:
+        try:
+            reports.append(read_evaluation(run.folder))
+        except (NotComparable, OSError, *DAMAGED) as error:
+            reports.append(str(error))
+    return [
+        _pair(first, second, reports)
+        for (first, second), reports in zip(combinations(runs, 2), combinations(reports, 2), strict=True)
+    ]
+
+
+def _pair(first: Run, second: Run, reports: Sequence[dict[str, Any] | str]) -> dict[str, Any]:
     """Paired comparison of two runs; `problem` where they do not pair. reports: of both, or why there is none."""
     pair: dict[str, Any] = {"first": first, "second": second, "problem": "", "environments": []}
     one, other = reports
@@ -180,7 +402,7 @@ def _pair(
         for seed in sorted(results[0].keys() & results[1].keys()):
             solved = results[0][seed]
             if solved != results[1][seed]:
-                here, there = (query("/episodes", run=run["path"], kind="final", seed=seed) for run in (first, second))
+                here, there = (query("/episodes", run=run.path, kind="final", seed=seed) for run in (first, second))
                 apart["first" if solved else "second"].append((seed, here, there))
         difference = figures["success_difference"]
         pair["environments"].append(
@@ -205,11 +427,11 @@ def _signed_share(value: float) -> str:
     return f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}") + " points"
 
 
-def _verdict(difference: Sequence[float] | None, first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def _verdict(difference: Sequence[float] | None, first: Run, second: Run) -> str:
     if difference is None:
         return ""
     if difference[1] > 0:
-        return f"{second['letter']} solves more."
+        return f"{second.name} solves more."
     if difference[2] < 0:
-        return f"{first['letter']} solves more."
+        return f"{first.name} solves more."
     return "The interval holds 0: the difference may be chance."

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 NAME = ".starpod-index.sqlite"
 """Of the file, in the folder of the runs."""
-VERSION = 8
+VERSION = 9
 """Of the tables; an index of another version is made again."""
 COUNTED = 10_000
 """Episodes up to which those that hold some words are counted."""

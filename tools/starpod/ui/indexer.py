@@ -31,6 +31,7 @@ from starpod.ui.reading import (
     mapping,
     objects,
     parse_lines,
+    read_notes,
     status,
 )
 
@@ -40,6 +41,8 @@ TEXT = 20_000
 """Characters of an episode that can be searched."""
 SPARK = 60
 """Points of a run's sparkline."""
+_SUMMARISED = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "notes.json")
+"""Files of a run that its summary is read from."""
 _MOST_INTEGER = 2**62
 """Of an integer that the index keeps: SQLite's have 64 bits."""
 _MOST_FLOAT = 1e300
@@ -183,7 +186,7 @@ def _stamps(folder: Path, locks: set[int]) -> list[Any]:
     """Inode, size and time of each file of the run, whether a trainer holds its lock, and whether metrics are as new as
     those of a run that goes on: they change when it does."""
     found: list[Any] = []
-    for name in ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "episodes"):
+    for name in (*_SUMMARISED, "episodes"):
         try:
             known = os.stat(folder / name)
             found.append((known.st_ino, known.st_size, known.st_mtime_ns))
@@ -384,6 +387,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     state = status(folder, facts, locks, written)
     seconds = points[-1]["seconds"] if points else 0.0
     return {
+        **read_notes(folder, problems),
         "title": str(facts.get("title") or ""),
         "environment": environments or str(environment.get("id") or ""),
         "algorithm": str(_part(config, "algorithm").get("preset") or ""),

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starpod.report.charts import spark
 from starpod.report.figures import duration, show, signed
 from starpod.report.form import marked
-from starpod.report.page import dotted
+from starpod.report.page import breakable, dotted, tagged
 from starpod.report.site import Guard
 from starpod.report.tree import Continuation, draw_tree
 from starpod.ui.continuing import Branches, Continuing
@@ -147,5 +147,6 @@ def templates() -> Environment:
         signed=signed, tree=_tree, continuation_link=continuation_link,
         spark=lambda values, label, **size: Markup(spark(values, label, **size)),
         marked=lambda text: Markup(marked(text)), dotted=lambda key: Markup(dotted(key)),
+        breakable=lambda name: Markup(breakable(name)), tagged=lambda text: Markup(tagged(text)),
     )  # fmt: skip
     return environment

@@ -30,6 +30,8 @@ QUIET_SECONDS = 600.0
 MOST_PROBLEMS = 5
 _MOST_YAML = 2**20
 """Bytes of a configuration."""
+MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 40, 4000
+"""Of a run; lengths in characters."""
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What values that no run writes raise where they are used."""
 _DEPTH = 3
@@ -94,6 +96,17 @@ def mapping(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path.name} holds no mapping")
         return {}
     return value
+
+
+def read_notes(run: Path, problems: list[str]) -> dict[str, Any]:
+    """Return `tags` and `note` of a run, empty where nobody wrote any."""
+    values = mapping(RunFolder(run).notes, problems)
+    tags, note = values.get("tags"), values.get("note")
+    words = [tag for tag in tags if isinstance(tag, str) and tag.strip()] if isinstance(tags, list) else []
+    return {
+        "tags": list(dict.fromkeys(" ".join(tag.split())[:LONGEST_TAG] for tag in words[:MOST_TAGS])),
+        "note": note[:LONGEST_NOTE] if isinstance(note, str) else "",
+    }
 
 
 def shown_text(path: Path) -> str:
@@ -185,8 +198,8 @@ def checkpoints(run: Path) -> list[dict[str, Any]]:
 
 
 def in_play(run: Path) -> dict[str, Any] | None:
-    """Asks a run that trains for its sessions in play, and gives what it told last: its servers, and its sessions,
-    which come within a second or so; None where it tells nothing."""
+    """Ask a run that trains for its sessions in play, and return what it told last: its servers, what it does, and its
+    sessions, which come within a second or so; None where it tells nothing."""
     folder = RunFolder(run)
     with contextlib.suppress(OSError):  # then it cannot be asked
         folder.watched.touch()
@@ -194,7 +207,11 @@ def in_play(run: Path) -> dict[str, Any] | None:
         return None
     told = mapping(folder.live, [])
     fresh = time.time() - float(told.get("time", 0.0)) < _FRESH_SECONDS
-    return {"servers": told.get("servers") or [], "sessions": told.get("sessions") if fresh else None}
+    return {
+        "servers": told.get("servers") or [],
+        "doing": str(told.get("doing") or ""),
+        "sessions": told.get("sessions") if fresh else None,
+    }
 
 
 def servers_of(run: Path) -> str:

@@ -9,18 +9,22 @@ from typing import Any
 from fastapi import Request, Response
 from markupsafe import Markup
 
+from starpod.report.charts import COLOURS
 from starpod.report.figures import show
 from starpod.trainer.commands.train import commands
 from starpod.trainer.output import sections
 from starpod.trainer.output.words import SHOWN, metric, trend
+from starpod.ui.compare import MOST
 from starpod.ui.index import Curve, spread
 from starpod.ui.page import Site, number, query, render
-from starpod.ui.reading import checkpoints, doing_of, mapping, objects, shown_text
+from starpod.ui.reading import checkpoints, doing_of, mapping, objects, read_notes, shown_text
 
 SHOWN_RUNS = 200
 """Runs on a page of the list."""
 EVALUATIONS = 400
 """Evaluations that a chart shows."""
+SEARCHED = ("path", "title", "environment", "algorithm")
+"""What the search for some text looks at, beside the tags."""
 STATUSES = ("running", "ended", "interrupted")
 SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "highest success": lambda run: -(run["evaluation"] or {"success": -1.0})["success"],
@@ -31,7 +35,7 @@ SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def runs_page(site: Site, request: Request) -> Response:
-    """All runs, the newest first; of one status, or whose path or title holds some text."""
+    """All runs, the newest first; of one status, or whose path, title or tags hold some text."""
     known = site.index.runs()
     wanted, text = request.query_params.get("status", ""), request.query_params.get("text", "").strip()
     order = request.query_params.get("sort", "")
@@ -39,7 +43,7 @@ def runs_page(site: Site, request: Request) -> Response:
         run
         for run in known
         if wanted in ("", run["status"])
-        and text.lower() in f"{run['path']} {run['title']} {run['environment']} {run['algorithm']}".lower()
+        and text.lower() in " ".join([*(run[name] for name in SEARCHED), *run["tags"]]).lower()
     ]
     if order in SORTS:
         found.sort(key=SORTS[order])
@@ -50,7 +54,7 @@ def runs_page(site: Site, request: Request) -> Response:
         "runs.html", site=site, runs=shown, found=len(found), known=len(known), counts=counts, wanted=wanted,
         text=text, page=page, pages=-(-len(found) // SHOWN_RUNS), sorts=SORTS, order=order,
         pages_url=lambda place: query("/", status=wanted, text=text, sort=order, page=place),
-        folder=shlex.quote(str(site.index.folder)),
+        folder=shlex.quote(str(site.index.folder)), most=MOST, colours=COLOURS,
     )  # fmt: skip
 
 
@@ -84,6 +88,7 @@ def run_page(site: Site, request: Request) -> Response:
         provenance=Markup(sections.provenance(facts, measured)),
         commands=commands(folder, mapping(folder / "config.yaml", [])), kinds=_kinds(files),
         doing=doing_of(folder) if run["status"] == "running" else "",
+        notes=read_notes(folder, problems), token=site.guard.token("notes"),
     )  # fmt: skip
 
 

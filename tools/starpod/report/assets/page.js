@@ -1,6 +1,7 @@
 const tip = document.getElementById('tip'), NS = 'http://www.w3.org/2000/svg';
 function readable(root) { for (const svg of root.querySelectorAll('svg[data-hover]')) {
-  const data = JSON.parse(svg.dataset.hover), first = data.lines[0].points;
+  const data = JSON.parse(svg.dataset.hover), first = data.lines[0]?.points;
+  if (!first) continue;  // zoomed in between two points
   const add = (name, a) => { const e = document.createElementNS(NS, name);
     for (const k in a) e.setAttribute(k, a[k]); svg.append(e); return e; };
   const cursor = add('line', {stroke: 'var(--muted)', visibility: 'hidden', y1: data.edges[0], y2: data.edges[1]});

@@ -108,6 +108,50 @@ document.addEventListener('click', event => {
   follow(link.href);
 });
 
+// A comparison is drawn anew in place. Dragging over a chart zooms all of them in, a double click out.
+const draw = from => {
+  history.pushState(null, '', '?' + new URLSearchParams(new FormData(from)));
+  follow(location.href);
+};
+document.addEventListener('submit', event => {
+  if (event.target.id !== 'draw') return;
+  event.preventDefault();
+  draw(event.target);
+});
+addEventListener('popstate', () => document.getElementById('draw') && follow(location.href));
+function zoom(low, high) {
+  const form = document.getElementById('draw');
+  [form.elements.from.value, form.elements.to.value] = [low, high];
+  draw(form);
+}
+let drag = null;
+document.addEventListener('pointerdown', event => {
+  const svg = event.target.closest('.zoomable svg[data-hover]');
+  if (!svg || event.button || !event.isPrimary) return;
+  const {across: [left, right, low, high, log], edges} = JSON.parse(svg.dataset.hover), box = svg.getBoundingClientRect();
+  const x = event => Math.max(left, Math.min(right, (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width));
+  const value = x => { const part = (x - left) / (right - left);
+    return Number((log ? low * (high / low) ** part : low + part * (high - low)).toPrecision(4)); };
+  const shade = document.createElementNS(NS, 'rect');
+  svg.append(shade);
+  drag = {shade, from: x(event), at: x(event), x, value};
+  for (const [name, each] of Object.entries({class: 'zoom', y: edges[0], height: edges[1] - edges[0]})) shade.setAttribute(name, each);
+});
+document.addEventListener('pointermove', event => {
+  if (!drag) return;
+  drag.at = drag.x(event);
+  drag.shade.setAttribute('x', Math.min(drag.from, drag.at));
+  drag.shade.setAttribute('width', Math.abs(drag.at - drag.from));
+});
+for (const name of ['pointerup', 'pointercancel']) document.addEventListener(name, () => {
+  if (!drag) return;
+  const {shade, value, from, at} = drag, [low, high] = [from, at].sort((a, b) => a - b).map(value);
+  shade.remove();
+  drag = null;
+  if (name === 'pointerup' && Math.abs(at - from) > 8 && low < high) zoom(low, high);
+});
+document.addEventListener('dblclick', event => event.target.closest('.zoomable svg[data-hover]') && zoom('', ''));
+
 // Turns of an episode: arrow keys go from one to the next, and the address says which one is shown.
 const turns = [...document.querySelectorAll('.turnbox')];
 if (turns.length) {
@@ -151,7 +195,7 @@ document.addEventListener('keydown', event => {
   if (button) { event.preventDefault(); button.click(); }
 });
 document.addEventListener('keydown', event => {
-  if (!event.target.matches('textarea') || event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+  if (!event.target.matches('textarea[name=action]') || event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   event.target.form.requestSubmit();
 });

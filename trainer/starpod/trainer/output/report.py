@@ -13,6 +13,7 @@ from typing import Any
 
 from starpod.report import page as shared
 from starpod.report.figures import signed
+from starpod.report.page import tagged
 from starpod.report.tree import Continuation, draw_tree
 from starpod.trainer.data.episode import Episode, Group, Turn, siblings_of
 from starpod.trainer.data.files import BadEpisodes, branching_groups, read_episodes
@@ -122,7 +123,7 @@ def _episodes(folder: RunFolder) -> str:
     if told:
         parts.append(
             '<details class="whole"><summary class="muted">What the policy was told</summary>'
-            f'<pre class="mono whole">{escape(told)}</pre></details>'
+            f'<pre class="mono whole">{tagged(told)}</pre></details>'
         )
     said = "All that were kept of the first, the last and the final evaluation"
     said += f", and of {len(between)} between" if between else ""
@@ -295,5 +296,5 @@ def _turn(number: int, turn: Turn) -> str:
         f'<div><span class="label">reward</span><span class="{kind}">{signed(turn.reward)}</span> '
         f'<span class="muted">{escape(parts)}</span></div>'
         '<details class="raw"><summary>reply, from what the prompt prefilled on</summary>'
-        f"<pre>{escape(turn.text)}</pre></details></div>"
+        f"<pre>{tagged(turn.text)}</pre></details></div>"
     )

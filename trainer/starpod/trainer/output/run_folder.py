@@ -50,6 +50,7 @@ class RunFolder:
     path/pictures.zip        frames of some of these episodes
     path/checkpoints/        written by others
     path/report.html         the page for people
+    path/notes.json          tags and a note, written by people through the live site
     path/.live.json          while it trains: what it does, its servers, and its sessions in play as long as somebody
                              touches .watched
     """
@@ -66,6 +67,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.pictures = path / "pictures.zip"
         self.report = path / "report.html"
+        self.notes = path / "notes.json"
         self.live = path / ".live.json"
         self.watched = path / ".watched"
         self._made: list[Path] = []

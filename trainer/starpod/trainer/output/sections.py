@@ -487,7 +487,7 @@ def provenance(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> 
         others = sorted({name for line in lines for name in line["metrics"]} - set(METRICS))
         last = lines[-1]["metrics"]
         values = "".join(
-            f'<tr><td><code>{escape(name)}</code></td><td class="n">{show(last.get(name), metric(name).kind)}</td></tr>'
+            f'<tr><td>{dotted(name)}</td><td class="n">{show(last.get(name), metric(name).kind)}</td></tr>'
             for name in [*(name for name in METRICS if name in last), *others]
         )
         metrics = (

@@ -1,0 +1,47 @@
+"""Tags and a note of a run, which people write on its page: notes.json in its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
+
+from starpod.trainer.output.files import CannotWrite, write_atomic
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.ui.fleet import posted
+from starpod.ui.page import Site, run_link
+from starpod.ui.policies import NotPossible
+from starpod.ui.reading import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
+
+_writing = threading.Lock()
+
+
+async def save_notes(site: Site, request: Request) -> Response:
+    """Write the tags and the note of a form of a run's page."""
+    given = await posted(site, request, "notes")
+    path, note = given.get("run", ""), given.get("note", "").replace("\r\n", "\n").strip()
+    tags = [" ".join(tag.split()) for tag in given.get("tags", "").split(",") if tag.strip()]
+    if len(tags) > MOST_TAGS or any(len(tag) > LONGEST_TAG for tag in tags):
+        raise HTTPException(
+            400, f"A run has at most {MOST_TAGS} tags of {LONGEST_TAG} characters, with commas between them."
+        )
+    if len(note) > LONGEST_NOTE:
+        raise HTTPException(400, f"A note has at most {LONGEST_NOTE:,} characters; this one has {len(note):,}.")
+    await asyncio.to_thread(_write, site, path, json.dumps({"tags": tags, "note": note}, ensure_ascii=False) + "\n")
+    return RedirectResponse(run_link(path), 303)
+
+
+def _write(site: Site, path: str, text: str) -> None:
+    """Raises HTTPException 404, NotPossible."""
+    site.run(path)
+    file: Path = RunFolder(site.folder(path)).notes
+    try:
+        with _writing:
+            write_atomic(file, text)
+    except CannotWrite as error:
+        raise NotPossible(f"{file} cannot be written: {error.strerror}.") from None
