@@ -187,12 +187,16 @@ def test_sessions_of_a_run_are_watched_while_it_trains(
                 assert visitor.get("/runs/trains") == 200 and "<span>imitation 20/80</span>" in visitor.text
                 visitor.get("/fleet")
                 assert '3 of the run <a href="/runs/trains">' in visitor.text and f'href="{page}"' in visitor.text
-            screen.phase("updating")
-            async with telling(folder, [], screen):
-                await asyncio.to_thread(wait_until, lambda: visitor.get(page) == 200 and "is running" in visitor.text)
-                assert "No session is open: an update is running." in visitor.text
+
+        async def update() -> None:
+            async with telling(folder, [others.fleet.fleet], screen):
+                why = "No session is open: an update is running."
+                await asyncio.to_thread(wait_until, lambda: visitor.get(page) == 200 and why in visitor.text)
 
         others.fleet.run(tell())
+        others.close()
+        screen.phase("updating")
+        others.fleet.run(update())
     wait_until(lambda: visitor.get(page) == 200 and "does not train now" in visitor.text)
 
 

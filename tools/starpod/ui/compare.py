@@ -26,11 +26,11 @@ from starpod.report import page as shared
 from starpod.report.charts import COLOURS, Mark, Point, Series, line_chart, smooth
 from starpod.report.figures import Kind, show
 from starpod.trainer.evaluation.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.evaluation.statistics import CONFIDENCE, mean_interval, t_quantile
 from starpod.trainer.output.report import STYLE as RUN_STYLE
 from starpod.trainer.output.sections import curve as curve_of
 from starpod.trainer.output.sections import for_each_width, warning_marks
 from starpod.trainer.output.words import SHOWN, metric
-from starpod.trainer.evaluation.statistics import CONFIDENCE, mean_interval, t_quantile
 from starpod.ui.index import Curve, spread
 from starpod.ui.page import OWN, Site, query, render, templates
 from starpod.ui.reading import DAMAGED, mapping, objects
@@ -49,7 +49,7 @@ MARKS, WARNINGS = 200, 20
 """Warnings that are marked on a chart, and that are listed below the charts."""
 INTERVAL_SEEDS = 3
 """Runs from which on a mean has an interval: that of two is several times as wide as their distance."""
-POINTS = 400
+POINTS = 200
 """Of a mean over seeds."""
 
 
@@ -93,7 +93,7 @@ class Line:
             return "-", ""
         values = [each["success"] for each in known]
         words = [f"mean of {len(values)}"]
-        if len(values) >= INTERVAL_SEEDS:
+        if len(values) >= INTERVAL_SEEDS and min(values) < max(values):
             low, high = mean_interval(values)
             words.insert(0, f"{100 * max(low, 0):.0f} to {100 * min(high, 1):.0f} %")
         return show(fmean(values), "share"), ", ".join([*words, *(["final"] if final else [])])
@@ -176,12 +176,13 @@ def _comparison(site: Site, request: Request) -> dict[str, Any]:
     if not 2 <= len(paths) <= MOST:
         raise HTTPException(400, f"Mark two to {MOST} runs to compare them; marked: {len(paths) or 'none'}.")
     view = View.asked(request, len(paths))
-    runs = [_run(site, path) for path in paths]
-    lines = _lines(runs, view.together)
-    logged = {name for run in runs for point in run.curve.lines for name in point["metrics"]}
+    summaries = [site.run(path) for path in paths]
+    logged = {name for summary in summaries for name in site.index.metrics(summary["run"])}
     view.metrics[:] = [name for name in view.metrics if name in logged]
-    marks = _warnings(runs, view.over)
     names = view.metrics or [name for name in METRICS if name in logged]
+    runs = [_run(site, summary, names) for summary in summaries]
+    lines = _lines(runs, view.together)
+    marks = _warnings(runs, view.over)
     charts = [_evaluations(lines, view, marks), *(_metric(lines, name, view, marks) for name in names)]
     return {
         "runs": runs, "lines": lines, "view": view, "axes": AXES, "smoothing": list(SMOOTHING),
@@ -195,14 +196,14 @@ def _comparison(site: Site, request: Request) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run(site: Site, path: str) -> Run:
-    summary, folder = site.run(path), site.folder(path)
+def _run(site: Site, summary: dict[str, Any], metrics: Sequence[str]) -> Run:
+    folder = site.folder(summary["path"])
     try:
         known = (folder / "config.yaml").stat()
         config = _config(folder / "config.yaml", (known.st_ino, known.st_mtime_ns, known.st_size))
     except OSError:
         config = {}
-    return Run(summary, folder, config, site.index.curve(summary["run"]))
+    return Run(summary, folder, config, site.index.curve(summary["run"], metrics))
 
 
 @lru_cache(maxsize=256)

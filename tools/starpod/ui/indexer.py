@@ -239,7 +239,10 @@ class _Bucket:
 
 @dataclass(slots=True)
 class _Place:
-    """How far metrics.jsonl was read. tail: the last bytes before `offset`, by which another file is known."""
+    """How far metrics.jsonl was read. tail: the last bytes before `offset`, by which another file is known.
+
+    names: of the metrics in it.
+    """
 
     inode: int = 0
     offset: int = 0
@@ -247,6 +250,7 @@ class _Place:
     lines: int = 0
     kept: int = 0
     stride: int = 1
+    names: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -321,6 +325,7 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
     if place.stride != stride:
         database.execute("DELETE FROM points WHERE run = ?", (run,))
         touched = set(buckets)
+    place.names = sorted({*place.names, *(name for number in touched for name in buckets[number].sums)})
     database.executemany(
         "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [buckets[number].row(run, number) for number in sorted(touched)],

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import Request, Response
 from markupsafe import Markup
 
-from starpod.report.charts import COLOURS
 from starpod.report.figures import show
 from starpod.trainer.commands.train import commands
 from starpod.trainer.output import sections
@@ -54,7 +53,7 @@ def runs_page(site: Site, request: Request) -> Response:
         "runs.html", site=site, runs=shown, found=len(found), known=len(known), counts=counts, wanted=wanted,
         text=text, page=page, pages=-(-len(found) // SHOWN_RUNS), sorts=SORTS, order=order,
         pages_url=lambda place: query("/", status=wanted, text=text, sort=order, page=place),
-        folder=shlex.quote(str(site.index.folder)), most=MOST, colours=COLOURS,
+        folder=shlex.quote(str(site.index.folder)), most=MOST,
     )  # fmt: skip
 
 
