@@ -88,7 +88,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         "tests/trainer/data/test_batch.py::test_gradients_flow_back_to_their_tokens",
     ),
     "resume: random streams begin anew": (
-        f"{TRAINER}/run.py",
+        f"{TRAINER}/run/persistence.py",
         'restore_rng(state["rng"])',
         "restore_rng(capture_rng())",
         "tests/trainer/test_run.py::test_a_checkpoint_brings_back_the_random_streams",

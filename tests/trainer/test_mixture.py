@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,7 +19,6 @@ from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.evaluation.figures import overall
 from starpod.trainer.evaluation.statistics import interval_of_mean, wilson_interval
 from starpod.trainer.mixture import Mixture
-from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.seeds import SeedCursor
 from starpod.trainer.update import advantages_by_kind
@@ -203,16 +202,13 @@ class Tasks(ScriptedCollector):
 
 async def test_a_run_asks_the_same_environment_again_and_tells_of_each(tmp_path: Path) -> None:
     Tasks.seen = []
-    run = make_run(tmp_path, environments=TWO, algorithm="starpo-s", evaluation={"episodes": 4, "reference": []})
-    collectors = {
-        name: Tasks(fleet=run.collector.fleet, agents=run.collector.agents, task=Task("any", name=name), outcome=list)
-        for name in TWO
-    }
-    run.collector = cast(Any, Tasks)(
-        fleet=run.collector.fleet, agents=run.collector.agents, task=Task("any"), outcome=list, others=collectors
-    )
-    run.held_out.collectors = run.collector.by_task
-    run.ahead = Ahead(run.collector, 2, run.parallel)
+
+    def plays(**shared: Any) -> ScriptedCollector:
+        by_task = {name: Tasks(**shared | {"task": Task("any", name=name)}) for name in TWO}
+        return Tasks(**shared, others=by_task)
+
+    evaluation = {"episodes": 4, "reference": []}
+    run = make_run(tmp_path, plays=plays, environments=TWO, algorithm="starpo-s", evaluation=evaluation)
     run.begin_step()
     groups = await run.collect()
     assert Tasks.seen == ["lake", "arms", "lake", "lake", "arms"]

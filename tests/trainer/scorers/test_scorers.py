@@ -268,8 +268,7 @@ def test_rank_correlation_is_spearmans() -> None:
 
 async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None:
     values: dict[str, Any] = {"algorithm": {"preset": "dapo", "advantage": "istar"}, "scorer": "implicit"}
-    run = make_run(tmp_path, **values)
-    run.scorer = make("implicit")
+    run = make_run(tmp_path, turn_scorer=make("implicit"), **values)
     before = weights(run.scorer)
     run.begin_step()
     await run.learn(run.filter(groups()))
@@ -278,12 +277,11 @@ async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None
     run.save()
     loaded = run.output.checkpoints.latest()
     assert loaded is not None
-    again = make_run(tmp_path, **values)
-    again.scorer = make("implicit")
+    again = make_run(tmp_path, turn_scorer=make("implicit"), **values)
     again.restore(loaded)
     assert all(equal(weights(again.scorer), weights(run.scorer))) and again.scorer.fits == 1
-    other = make_run(tmp_path, **values | {"algorithm": {"preset": "dapo", "advantage": "agent_prm"}, "scorer": "q"})
-    other.scorer = make("q")
+    values |= {"algorithm": {"preset": "dapo", "advantage": "agent_prm"}, "scorer": "q"}
+    other = make_run(tmp_path, turn_scorer=make("q"), **values)
     with pytest.raises(ConfigError, match=r"scorer\.kind is q, and the run that is resumed has no such scorer"):
         other.restore(loaded)
 
