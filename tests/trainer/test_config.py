@@ -198,3 +198,14 @@ def test_images_are_refused_where_they_would_be_lost(words: list[str], message: 
     assert load_config("visual_lake").prompt.shows_images
     with pytest.raises(ConfigError, match=message):
         load_config("visual_lake", words)
+
+
+def test_another_context_drops_the_window_of_the_old_one(tmp_path: Path) -> None:
+    below, above = tmp_path / "below.yaml", tmp_path / "above.yaml"
+    below.write_text("base: tiny\nprompt: {context: split, window: 4, overlap: 2}\n")
+    above.write_text("base: below.yaml\nprompt: {context: full}\n")
+    several = "environments={lake: {id: frozen_lake-v1, prompt: {context: full}}}"
+    for config in (load_config(str(below), ["prompt.context=full"]), load_config(str(above))):
+        assert (config.prompt.context, config.prompt.window, config.prompt.overlap) == ("full", None, 0)
+    assert load_config(str(below), [several]).tasks[0].prompt.window is None
+    assert load_config(str(below), ["prompt.context=split"]).prompt.window == 4

@@ -41,7 +41,13 @@ def test_sizes_come_from_the_environment(tmp_path: Path) -> None:
     assert config.warm_start.actions == "expert"
     assert config.evaluation.reference == ("random", "expert")
     assert (config.stop.minutes, config.stop.iterations) == (1.0, job.values["stop"]["iterations"])
-    assert any("at most 12 turns: its expert took" in line for line in job.reasons)
+    told = "\n".join(job.explain(config))
+    for words in (
+        "at most 12 turns: its expert took",
+        "sees the whole episode so far",
+        "60 times, for 1 minutes or until",
+    ):
+        assert words in told
     wide = load_config(write(tmp_path, ("max_turns=12", "max_turns=500"), ("default=10", "default=4")))
     assert wide.environment.max_turns is not None and wide.environment.max_turns < 12
     assert wide.sampling.max_episode_tokens < config.sampling.max_episode_tokens
@@ -54,8 +60,33 @@ def test_the_job_fits_the_environment(tmp_path: Path) -> None:
     assert config.evaluation.reference == ("random",)
     config = load_config(write(tmp_path, ("max_turns=12", "max_turns=1")))
     assert (config.environment.max_turns, config.algorithm.advantage) == (1, "grpo")
-    config = load_config(write(tmp_path, ("The dial is at", "A dial of brass and iron, " * 12 + "is at")))
+
+
+LONG = ("The dial is at", "A dial of brass and iron, " * 12 + "is at")
+ENOUGH = ("        limits=Limits", "        fully_observed=True,\n        limits=Limits")
+
+
+def test_one_observation_is_shown_alone_only_where_the_environment_says_that_it_is_enough(tmp_path: Path) -> None:
+    def plan(source: str, *words: str) -> tuple[Config, str]:
+        context = next((word.partition("=")[2] for word in words if word.startswith("prompt.context=")), None)
+        job = choose_job(source, context)
+        config = load(source, words, explore=lambda _: job.values)
+        return config, next(line for line in job.explain(config) if line.startswith("the policy sees "))
+
+    config, told = plan(write(tmp_path, LONG))
+    assert config.prompt.context == "full" and "sees the whole episode so far (up to " in told
+    config, told = plan(write(tmp_path, LONG, ENOUGH))
     assert (config.prompt.context, config.prompt.window) == ("single_turn", 1)
+    assert "sees the present observation alone, since its spec says fully_observed" in told
+    short = config.sampling.max_episode_tokens
+    # What is told is what is trained, and what goes with a context goes with it.
+    config, told = plan(write(tmp_path, LONG, ENOUGH), "prompt.context=full")
+    assert (config.prompt.context, config.prompt.window) == ("full", None) and "the whole episode so far" in told
+    assert config.sampling.max_episode_tokens > 4 * short
+    config, told = plan(write(tmp_path, LONG, ENOUGH), "prompt.window=3", "prompt.context=window", "warm_start.steps=0")
+    assert (config.prompt.context, config.prompt.window) == ("window", 3) and "sees the last 3 turns at most" in told
+    config, told = plan(write(tmp_path, (LONG[0], LONG[1] * 12)))
+    assert config.prompt.context == "split" and f"the last {config.prompt.window} turns at most" in told
 
 
 def test_a_configuration_may_begin_from_a_file_beside_it(tmp_path: Path) -> None:

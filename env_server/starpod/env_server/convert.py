@@ -354,6 +354,7 @@ def spec_to(environment: type[Environment]) -> pb.EnvironmentSpec:
             score=overrides("score"),
             valid_actions=bool(spec.actions) or overrides("valid_actions"),
             state_key=True,
+            fully_observed=spec.fully_observed,
         ),
         concurrency=_CONCURRENCY[spec.concurrency],
         restores_versions=spec.restores,

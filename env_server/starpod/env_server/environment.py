@@ -154,6 +154,7 @@ class EnvironmentSpec:
     actions: every action by name where the set is fixed; matched whatever their case, handed to `step` as written here.
     grammar: how an action is written where there is no fixed set, for people and prompts.
     observation_modes: values of the option `observation`, where there is one.
+    fully_observed: whether an observation tells all that matters, so that a policy need not remember earlier ones.
     fork, snapshot: whether a live episode can be copied, and written as bytes: what `copy` and `get_state` do.
     restores: versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0".
     slow_reset: run `reset` on a thread although steps are inline (for starts that are searched for).
@@ -171,6 +172,7 @@ class EnvironmentSpec:
     tools: tuple[Tool, ...] = ()
     tensor: TensorSpec | None = None
     observation_modes: tuple[str, ...] = ()
+    fully_observed: bool = False
     render_modes: tuple[str, ...] = ("text",)
     limits: Limits = Limits()
     concurrency: Concurrency = Concurrency.INLINE

@@ -1013,6 +1013,7 @@ class EnvironmentCapabilities(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     VALID_ACTIONS_FIELD_NUMBER: _builtins.int
     STATE_KEY_FIELD_NUMBER: _builtins.int
+    FULLY_OBSERVED_FIELD_NUMBER: _builtins.int
     fork: _builtins.bool
     snapshot: _builtins.bool
     deterministic: _builtins.bool
@@ -1021,6 +1022,10 @@ class EnvironmentCapabilities(_message.Message):
     score: _builtins.bool
     valid_actions: _builtins.bool
     state_key: _builtins.bool
+    fully_observed: _builtins.bool
+    """An observation tells all that matters: equal observations, equal prospects, whatever came before. A policy may then
+    be shown the last observation alone. Not set: unknown, so what came before may have to be remembered.
+    """
     def __init__(
         self,
         *,
@@ -1031,10 +1036,11 @@ class EnvironmentCapabilities(_message.Message):
         score: _builtins.bool = ...,
         valid_actions: _builtins.bool = ...,
         state_key: _builtins.bool = ...,
+        fully_observed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deterministic", b"deterministic", "expert_action", b"expert_action", "fork", b"fork", "score", b"score", "snapshot", b"snapshot", "state_key", b"state_key", "valid_actions", b"valid_actions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deterministic", b"deterministic", "expert_action", b"expert_action", "fork", b"fork", "fully_observed", b"fully_observed", "score", b"score", "snapshot", b"snapshot", "state_key", b"state_key", "valid_actions", b"valid_actions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.evaluation.config import EvaluationConfig
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.prompt import PromptConfig, without_old_window
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.config import CollectConfig, EnvironmentConfig
 from starpod.trainer.scorers.config import ScorerConfig
@@ -449,6 +449,8 @@ def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | No
         if key in texts:
             raise ConfigError(f"{key} is given twice: {key}={texts[key]} and {word}")
         texts[key] = text
+    if isinstance(prompt := values.get("prompt"), dict) and "prompt.context" in texts:
+        values["prompt"] = without_old_window(prompt, texts["prompt.context"])
     for key in sorted(texts, key=lambda key: key.count(".")):
         _set(values, key.split("."), _value(key, texts[key]))
     return parse_config(values)
@@ -513,6 +515,7 @@ def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         if isinstance(old, dict) and isinstance(value, Mapping):
             # Changes to one preset make no sense in another.
+            old = without_old_window(old, value.get("context")) if key == "prompt" else old
             another = key == "algorithm" and value.get("preset", old.get("preset")) != old.get("preset")
             value = value if another else _merge(old, value)
         merged[key] = value

@@ -6,41 +6,91 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starpod.client import Fleet, Limits, StarpodError
 from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceFailed, ServiceRefused, started
 from starpod.trainer.agents.base import Task
-from starpod.trainer.models.config import TinyConfig
+from starpod.trainer.models.config import TinyConfig, model_title
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
 from starpod.v1 import environment_pb2 as pb
 
+if TYPE_CHECKING:
+    from starpod.trainer.config import Config
+
 _EPISODES = 64
 """Episodes that are played to find the sizes."""
 _MOST_TURNS = 32
 """Turns of an episode that nobody ended."""
 _MOST_TOKENS = 768
-"""Tokens of an episode up to which a reply sees all of it: longer ones take minutes to train on."""
+"""Tokens of an episode up to which a reply sees all of it although one observation is enough."""
+_MOST_CONTEXT = 4096
+"""Tokens up to which a reply sees all of an episode; of longer ones it sees the last turns, half of these at least."""
 _NOISE = 0.5
+_IMITATED, _COLLECTED = 12_288, 65_536
+"""Tokens of a step of the warm start, and of an iteration: half a second and five seconds on an idle core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A configuration as plain values, and why it is so, a line each."""
+    """A configuration as plain values, and what was found out about the environment.
+
+    lengths: turns of the episodes that its expert played, or, where it has none, random play.
+    """
 
     values: dict[str, Any]
-    reasons: tuple[str, ...]
+    path: Path
+    spec: pb.EnvironmentSpec
+    lengths: tuple[int, ...]
+
+    def explain(self, config: Config) -> list[str]:
+        """Return what will be trained and how, a line each. config: this one with the user's changes."""
+        spec, warm_start, collect, stop = self.spec, config.warm_start, config.collect, config.stop
+        who = "its expert" if spec.capabilities.expert_action else "random play"
+        own = spec.limits.max_turns
+        most = config.environment.max_turns
+        imitated = (
+            f"demonstrations of its expert, {warm_start.noise:.0%} of the moves random"
+            if warm_start.actions == "expert"
+            else "episodes at random, for the format of replies alone"
+        )
+        times = f"{collect.groups} groups of {collect.group_size} episodes, {stop.iterations} times"
+        ends = [f"for {stop.minutes:g} minutes"] if stop.minutes is not None else []
+        ends += [f"until {stop.success:.0%} are solved"] if stop.success is not None else []
+        return [
+            f"{spec.id} {spec.version} of {self.path.name}, with the model {model_title(config.model.name)}",
+            f"episodes of at most {most} turns: {who} took {min(self.lengths)} to {max(self.lengths)}, and "
+            + (f"its own limit is {own}" if own else "it has no limit of its own"),
+            f"the policy sees {self._seen(config)}, and replies with at most {config.sampling.max_reply_tokens} tokens",
+            f"first it imitates {warm_start.episodes} {imitated}" if warm_start.steps else "no warm start",
+            f"then {config.algorithm.preset} compares "
+            + (
+                "each turn with what a critic expected: rewards come over several turns"
+                if config.algorithm.needs_critic
+                else "each episode with others from the same start"
+            ),
+            ", ".join([times, " or ".join(ends)]) if ends else times,
+        ]
+
+    def _seen(self, config: Config) -> str:
+        prompt, tokens = config.prompt, f"(up to {config.sampling.max_episode_tokens} tokens)"
+        if prompt.context == "full" or prompt.window is None:
+            return f"the whole episode so far {tokens}"
+        if prompt.window > 1:
+            return f"the last {prompt.window} turns at most {tokens}"
+        declared = ", since its spec says fully_observed" * self.spec.capabilities.fully_observed
+        return f"the present observation alone{declared}"
 
 
-def choose_job(source: str) -> Job:
+def choose_job(source: str, context: str | None = None) -> Job:
     """The job for `FILE.py` or, where the file holds several environments, `FILE.py:ENVIRONMENT`.
 
-    Serves the file and plays some episodes of it: by its expert, where it has one. Raises ConfigError, for a mistake in
-    the file with its line.
+    Serves the file and plays some episodes of it: by its expert, where it has one. context: the `prompt.context` that
+    the user gave; None: one is chosen. Raises ConfigError, for a mistake in the file with its line.
     """
     file, _, name = source.partition(":")
     path = Path(file).resolve()
@@ -48,14 +98,14 @@ def choose_job(source: str) -> Job:
         raise ConfigError(f"no such file: {file}")
     try:
         with started("the environment service", "serve", "--environment-module", str(path), "--port", "0") as address:
-            return asyncio.run(_explore(path, name, address))
+            return asyncio.run(_explore(path, name, address, context))
     except ServiceRefused as error:
         raise ConfigError(error.said) from error
     except (StarpodError, ServiceFailed) as error:
         raise ConfigError(f"{path.name} cannot be played: {error}") from error
 
 
-async def _explore(path: Path, name: str, address: str) -> Job:
+async def _explore(path: Path, name: str, address: str, context: str | None) -> Job:
     async with Fleet(address) as fleet:
         spec = _chosen(path, name, await fleet.describe())
         names, can = tuple(spec.action_space.names), spec.capabilities
@@ -67,15 +117,15 @@ async def _explore(path: Path, name: str, address: str) -> Job:
             )
         noise = _NOISE if names or can.valid_actions else 0.0  # where no actions are listed none is drawn
         warm_start: dict[str, Any] = (
-            {"steps": 120, "batch_size": 32, "lr": 0.003, "noise": noise, "imitate_noise": True}
+            {"steps": 120, "lr": 0.003, "noise": noise, "imitate_noise": True}
             if can.expert_action
-            else {"steps": 80, "batch_size": 32, "lr": 0.003, "episodes": 500, "actions": "random", "noise": 0.0}
+            else {"steps": 80, "lr": 0.003, "episodes": 500, "actions": "random", "noise": 0.0}
         )
         own = spec.limits.max_turns
         task = Task(spec.id, limits=Limits(min(own or _MOST_TURNS, _MOST_TURNS), 1), actions=names)
         config = WarmStartConfig(**{**warm_start, "noise": 0.0})
         played = await collect_demonstrations(fleet, config, task, range(_EPISODES))
-        return _job(path, spec, warm_start, played)
+        return _job(path, spec, warm_start, played, context)
 
 
 def _chosen(path: Path, name: str, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
@@ -91,18 +141,24 @@ def _chosen(path: Path, name: str, specs: Sequence[pb.EnvironmentSpec]) -> pb.En
     return next(iter(newest.values()))
 
 
-def _job(path: Path, spec: pb.EnvironmentSpec, warm_start: dict[str, Any], played: Sequence[Demonstration]) -> Job:
+def _job(
+    path: Path,
+    spec: pb.EnvironmentSpec,
+    warm_start: dict[str, Any],
+    played: Sequence[Demonstration],
+    context: str | None,
+) -> Job:
     expert, own = spec.capabilities.expert_action, spec.limits.max_turns
     lengths = [len(each.episode.turns) for each in played]
     longest = max(lengths)
     # Twice what the expert needs: a policy that is still learning takes detours.
     turns = min(own or _MOST_TURNS, _MOST_TURNS, max(4, 2 * longest) if expert else 2 * longest if longest > 1 else 1)
-    reply, turn = _tokens(spec, warm_start, played)
+    reply, turn, usual = _tokens(spec, warm_start, played)
     whole = _rounded(1.25 * turns * turn)
-    alone = whole > _MOST_TOKENS
-    prompt = {"thinking": False} | ({"context": "single_turn", "window": 1} if alone else {})
-    tokens = _rounded(1.5 * turn) if alone else whole
-    groups, size, iterations, minutes = 32, 8, 60, 3
+    prompt, tokens = _chosen_prompt(spec, turn, whole) if context is None else ({}, whole)
+    size, iterations, minutes = 8, 60, 3
+    groups = min(max(_COLLECTED // int(size * usual), 8), 32)
+    warm_start = {**warm_start, "batch_size": min(max(_IMITATED // int(usual), 8), 32)}
     references = ["random"] * bool(spec.action_space.names or spec.capabilities.valid_actions) + ["expert"] * expert
     single = turns == 1
     values = {
@@ -114,7 +170,7 @@ def _job(path: Path, spec: pb.EnvironmentSpec, warm_start: dict[str, Any], playe
             "max_actions_per_turn": 1,
             "serve": ["--environment-module", str(path)],
         },
-        "prompt": prompt,
+        "prompt": {"thinking": False, **prompt},
         "sampling": {"max_reply_tokens": reply, "max_episode_tokens": tokens},
         "collect": {"groups": groups, "group_size": size},
         # Once most groups do alike, the few that are left would take full steps: a run fell from 98 % to 44 % so. An
@@ -131,38 +187,38 @@ def _job(path: Path, spec: pb.EnvironmentSpec, warm_start: dict[str, Any], playe
         "evaluation": {"every": 5, "episodes": 128, "reference": references},
         "stop": {"iterations": iterations, "minutes": minutes, "success": 0.99},
     }
-    who = "its expert" if expert else "random play"
-    limit = f"its own limit is {own}" if own else "it has no limit of its own"
-    episodes = warm_start.get("episodes", WarmStartConfig.model_fields["episodes"].default)
-    reasons = (
-        f"{spec.id} {spec.version} of {path.name}, with a policy from scratch on a CPU",
-        f"episodes of at most {turns} turns: {who} took {min(lengths)} to {longest}, and {limit}",
-        f"replies of {reply} tokens, {'the present turn alone' if alone else 'the whole episode'} in {tokens}",
-        f"warm start from {episodes} demonstrations of its expert, {warm_start['noise']:.0%} of the moves random"
-        if expert
-        else f"warm start from {episodes} episodes at random, for the format alone: it has no expert",
-        "each reply compared with others from the same start: one turn decides"
-        if single
-        else "StarPO-S with a critic: rewards come over several turns",
-        f"{groups} groups of {size} episodes, {iterations} times, for {minutes} minutes or until 99 % are solved",
-    )
-    return Job(values, reasons)
+    return Job(values, path, spec, tuple(lengths))
 
 
-def _tokens(spec: pb.EnvironmentSpec, warm_start: dict[str, Any], played: Sequence[Demonstration]) -> tuple[int, int]:
-    """Tokens to allow for a reply, and those of the longest turn, its reply included."""
+def _chosen_prompt(spec: pb.EnvironmentSpec, turn: int, whole: int) -> tuple[dict[str, Any], int]:
+    """Return what a reply sees, as keys of `prompt`, and its tokens.
+
+    Args:
+        turn: Tokens of the longest turn.
+        whole: Tokens of the longest episode.
+    """
+    if spec.capabilities.fully_observed and whole > _MOST_TOKENS:
+        return {"context": "single_turn", "window": 1}, _rounded(1.5 * turn)
+    if whole <= _MOST_CONTEXT:
+        return {}, whole
+    turns = max(2, _MOST_CONTEXT // turn)
+    return {"context": "split", "window": turns, "overlap": turns // 2}, _rounded(1.25 * turns * turn)
+
+
+def _tokens(
+    spec: pb.EnvironmentSpec, warm_start: dict[str, Any], played: Sequence[Demonstration]
+) -> tuple[int, int, float]:
+    """Return the tokens to allow for a reply, and those of the longest turn and the mean episode, replies included."""
     prompt = PromptConfig(style="compact", thinking=False)
     writer = DemonstrationWriter(WarmStartConfig(**warm_start), prompt, tuple(spec.action_space.names))
     from starpod.trainer.models.tiny import train_tokenizer  # which loads torch
 
     tokenizer = train_tokenizer(writer.texts(played), size=TinyConfig().vocabulary)
-    replies, seen = [], []
-    for each in played:
-        for turn in each.episode.turns:
-            replies.append(len(tokenizer.encode(writer.reply(turn))))
-            seen.append(len(tokenizer.encode(turn.observation)))
+    turns = [turn for each in played for turn in each.episode.turns]
+    replies = [len(tokenizer.encode(writer.reply(turn))) for turn in turns]
+    seen = [len(tokenizer.encode(turn.observation)) for turn in turns]
     reply = max(16, round(1.5 * max(replies)))
-    return reply, max(seen) + reply + 8
+    return reply, max(seen) + reply + 8, (sum(seen) + sum(replies) + 8 * len(turns)) / len(played)
 
 
 def _rounded(tokens: float) -> int:

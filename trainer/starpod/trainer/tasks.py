@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from starpod.client.spelling import nearest
 from starpod.trainer.evaluation.config import EvaluationConfig
-from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.prompt import PromptConfig, without_old_window
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.section import Section
@@ -73,8 +73,11 @@ def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any])
             raise ValueError(f"no key '{place}.{each}'{nearest(each, list(OWN_KEYS[key]))}")
         if each not in OWN_KEYS[key]:
             raise ValueError(f"{place}.{each} is the same for all environments: give {key}.{each}")
+    own = section.to_dict()
+    if key == "prompt":
+        own = without_old_window(own, values.get("context"))
     try:
-        return type(section).model_validate({**section.to_dict(), **values})
+        return type(section).model_validate({**own, **values})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([place, *map(str, first["loc"])])

@@ -93,17 +93,18 @@ def train(
         click.echo(f"given more than once, the last one counts: {', '.join(repeated)}", err=True)
         words = tuple(dict(zip(names, words, strict=True)).values())
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run
-    from starpod.trainer.environment_file import choose_job
+    from starpod.trainer.environment_file import Job, choose_job
     from starpod.trainer.output.sinks import check_sinks
     from starpod.trainer.rewards.reward import RewardError, Rewards
     from starpod.trainer.rollout.environment import check_installed
 
     def explore(file: str) -> Mapping[str, Any]:
-        job = choose_job(file)
-        reasons.extend(job.reasons)
+        job = choose_job(file, given.get("prompt.context"))
+        jobs.append(job)
         return job.values
 
-    reasons: list[str] = []
+    given = {key: text for key, _, text in (word.partition("=") for word in words)}
+    jobs: list[Job] = []
     try:
         resolved, resume = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore
@@ -117,7 +118,8 @@ def train(
             stage.algorithm.check_user_methods()
     except (ConfigError, RewardError) as error:
         raise click.UsageError(str(error)) from None
-    click.echo("".join(f"{line}\n" for line in reasons), nl=False, err=True)
+    for job in jobs:
+        click.echo("\n".join(job.explain(resolved)), err=True)
     if dry_run:
         from starpod.trainer.strict_yaml import dump_yaml
 

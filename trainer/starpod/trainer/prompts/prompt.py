@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +20,18 @@ conversation that grows to some turns and begins again with the pinned first one
 turns, told in one message."""
 
 OPENING = "You are an agent in an environment. You act turn by turn, and after each turn you see what came of it."
+
+
+def without_old_window(values: Mapping[str, Any], context: object) -> dict[str, Any]:
+    """Return the values of a prompt section without those that make sense in their own context alone.
+
+    context: the one that is to replace theirs; None: none is.
+    """
+    kept = dict(values)
+    if context not in (None, kept.get("context", "full")):
+        for name in ("window", "pinned", "overlap"):
+            kept.pop(name, None)
+    return kept
 
 
 class PromptConfig(Section):
