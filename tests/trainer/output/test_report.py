@@ -17,6 +17,7 @@ from benchmarks.training.comparison import EVALUATION, FORKS, RETURN, write_comp
 from starpod.report.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.words import withdrawal
 from tests.trainer.diagnostics.synthetic import WARNING, episode, write_run
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -123,6 +124,10 @@ def test_warnings_are_told_and_marked(tmp_path: Path) -> None:
     assert f"Step 66 {WARNING}" in page.text and "1 warning" in page.text
     # In each chart of learning, and for both widths in those of the signals, of success and of return.
     assert (tmp_path / "report.html").read_text().count('class="markhead"') == 7 + 2 * (5 + 2)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        over = withdrawal(WARNING.partition(" has")[0], "the task is solved")
+        file.write(json.dumps({"step": 101, "time": 9e9, "metrics": {}, "warnings": [over]}) + "\n")
+    assert "0 warnings" in read(write_report(tmp_path)).text
 
 
 def evaluated(folder: RunFolder, *successes: float, **more: Any) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from starpod.report.figures import duration, show
 from starpod.trainer.output.live import SHARE, LiveScreen, View, make_screen
 from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, step_line
-from starpod.trainer.output.words import final_line, metric, sparkline, trend
+from starpod.trainer.output.words import final_line, metric, sparkline, standing, trend, withdrawal
 from tests.trainer.diagnostics.synthetic import LADDER, episode, metrics_at
 
 EVALUATION = {"success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256, "reference": LADDER}
@@ -53,7 +53,10 @@ def tell(screen: Screen, *, steps: int = 30) -> None:
         screen.phase("collecting")
         screen.step(step, steps, metrics_at(step))
     screen.episode(episode(17, solved=True))
+    screen.at = steps
     screen.warn("the policy is echoing")
+    screen.warn("entropy has fallen to 20 % of its start: it hardly explores any more")
+    screen.warn(withdrawal("entropy", "it is at 90 % of its start again"))
     screen.evaluation(steps, EVALUATION)
     screen.done({"report": "runs/a/report.html"})
 
@@ -140,6 +143,7 @@ def test_the_screen_shows_everything_and_leaves_a_summary() -> None:
         assert words in shown
     assert "the policy is echoing" in shown and "frozen_lake-v1 · seed 17 · solved" in shown and "Down" in shown
     left = text_of(console)[drawn:]
+    assert "warning at step 30: the policy is echoing" in left and "entropy has fallen" not in left + shown
     assert "success 72 % (66 to 77 %)" in left and "report: runs/a/report.html" in left and "step 30/30" in left
     screen.close()
 
@@ -245,6 +249,14 @@ def test_numbers_read_well(value: float | None, kind: Any, text: str) -> None:
 def test_sparklines_take_any_values(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) <= width
     assert trend(values) in "↗↘→ "
+
+
+def test_a_warning_stands_until_it_is_withdrawn() -> None:
+    why = "it is over"
+    told = ["entropy has fallen", "Echo Trap: 2 of 4 signals", withdrawal("an Echo Trap", why), "entropy rose"]
+    assert standing(enumerate(told)) == [(0, told[0]), (3, told[3])]
+    assert standing(enumerate([*told, withdrawal("entropy", why)])) == [(0, told[0])]
+    assert standing([(9, withdrawal("entropy", why))]) == []
 
 
 def test_trends() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from starpod.report.charts import smooth
 from starpod.trainer.data.untrusted import open_regular, read_json
 from starpod.trainer.diagnostics.metrics import spent_in
+from starpod.trainer.output.words import standing
 from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word, spread
 from starpod.ui.reading import (
     DAMAGED,
@@ -374,7 +375,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     points = database.execute(
         "SELECT count, step, time, seconds, metrics FROM points WHERE run = ? ORDER BY bucket", (run,)
     ).fetchall()
-    warned = database.execute("SELECT step, text FROM warnings WHERE run = ?", (run,)).fetchall()
+    warned = standing(database.execute("SELECT step, text FROM warnings WHERE run = ?", (run,)).fetchall())
     success = [
         (row["step"], mean)
         for row in points
@@ -415,7 +416,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         "last": {name: _number(last[name]) for name in ("step", "success")} if last else None,
         "spark": [round(y, 4) for _, y in smooth([(x, y) for x, y in spread(success, SPARK)])],
         "warnings": len(warned),
-        "last_warning": [warned[-1]["step"], warned[-1]["text"]] if warned else None,
+        "last_warning": list(warned[-1]) if warned else None,
         "problems": problems,
     }
 

@@ -15,6 +15,7 @@ from typing import Any
 from starpod.report.figures import show
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.diagnostics.success import SuccessTrack
+from starpod.trainer.output.words import withdrawal
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,8 @@ class EchoTrap:
             if now >= bound / self._config.release and not success.solved:
                 return []
             track.firing = False
-            return [EchoWarning(step, "identical", now, "Withdrawn: the warning about groups of identical replies.")]
+            why = f"they are {show(now, 'share')} of those with reward deviation"
+            return [EchoWarning(step, "identical", now, withdrawal("groups of identical replies", why))]
         # A policy that becomes sure of what works repeats itself too.
         if now <= bound or success.holds or success.solved:
             return []
@@ -164,9 +166,9 @@ class EchoTrap:
                 step,
                 "identical",
                 now,
-                f"in {show(now, 'share')} of the groups with reward deviation all members gave the same replies: what "
-                f"differs is luck, and teaches nothing. To do: {drop}sample at a higher temperature, or raise the "
-                "entropy bonus.",
+                f"groups of identical replies: in {show(now, 'share')} of those with reward deviation all members gave "
+                f"the same replies, so what differs is luck, and teaches nothing. To do: {drop}sample at a higher "
+                "temperature, or raise the entropy bonus.",
             )
         ]
 
@@ -210,7 +212,7 @@ class EchoTrap:
         if track.firing and (back or excused):
             track.firing = False
             why = "the task is solved" if excused else f"it is at {_share(signal, ratio)} again"
-            return EchoWarning(step, signal.name, ratio, f"Withdrawn: the warning about {signal.words}; {why}.")
+            return EchoWarning(step, signal.name, ratio, withdrawal(signal.words, why))
         success = self._success
         # Updates that make a policy better are not unstable, however large; those without a number are not made.
         harmless = signal.rises and success.holds and math.isfinite(ratio)
@@ -249,8 +251,8 @@ class EchoTrap:
         firing = self._firing
         if len(firing) < self._config.verdict:
             told, self._trapped = self._trapped, False
-            text = "Withdrawn: the warning of an Echo Trap; fewer than {} of its signals hold."
-            return EchoWarning(step, "echo_trap", 1.0, text.format(self._config.verdict)) if told else None
+            text = withdrawal("an Echo Trap", f"fewer than {self._config.verdict} of its signals hold")
+            return EchoWarning(step, "echo_trap", 1.0, text) if told else None
         if self._trapped or self._success.holds or self._success.never:
             return None
         parts = [(signal, self._ratio(signal.name) or 0.0) for signal in firing]

@@ -31,6 +31,7 @@ from starpod.trainer.output.words import (
     metric,
     return_with_interval,
     sparkline,
+    standing,
     trend,
     with_interval,
 )
@@ -123,7 +124,7 @@ class LiveScreen(Screen):
     def warn(self, text: str) -> None:
         with self._lock:
             if text not in (known for _, known in self.view.warnings):
-                self.view.warnings.append((self.view.step, text))
+                self.view.warnings = standing([*self.view.warnings, (self.at, text)])
         self._draw()
 
     def done(self, summary: Mapping[str, Any]) -> None:

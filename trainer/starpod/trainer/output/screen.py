@@ -9,7 +9,15 @@ from typing import IO, Any, Self
 from starpod.report.console import visible
 from starpod.report.figures import Kind, duration, show
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.output.words import TASKS, by_task, is_graded, return_with_interval, short, with_interval
+from starpod.trainer.output.words import (
+    TASKS,
+    WITHDRAWN,
+    by_task,
+    is_graded,
+    return_with_interval,
+    short,
+    with_interval,
+)
 
 LINE: tuple[tuple[str, str, Kind], ...] = (
     ("success", "collect/success", "share"),
@@ -32,10 +40,11 @@ SHARES = (
 class Screen:
     """Interface of screens, and the one that shows nothing. Close it, or use it in a `with` statement.
 
-    doing: the present phase, for pages.
+    doing: the present phase, for pages. at: the step that has begun, to which warnings belong.
     """
 
     doing = ""
+    at = 0
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
         """title: what is trained. plan: what was decided, by name: model, environments, algorithm, budget.
@@ -112,7 +121,9 @@ class PlainScreen(Screen):
         self._say(f"{self._stamp()} {evaluation_line(step, summary)}")
 
     def warn(self, text: str) -> None:
-        if text not in self._warned:
+        if text.startswith(WITHDRAWN):
+            self._say(f"{self._stamp()} {text}")
+        elif text not in self._warned:
             self._warned.add(text)
             self._say(f"{self._stamp()} warning: {text}")
 

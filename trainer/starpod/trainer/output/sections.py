@@ -23,6 +23,7 @@ from starpod.trainer.output.words import (
     is_graded,
     metric,
     return_with_interval,
+    standing,
     with_interval,
 )
 
@@ -89,7 +90,7 @@ def headline(
     if measured:
         tiles.append(_tile(duration(wall_seconds(facts, measured)), "wall time"))
         tiles.append(_tile(f"{measured[-1]['step']:,}", "steps"))
-        warned = sum(len(line.get("warnings", ())) for line in lines)
+        warned = len(standing(_warned(lines)))
         tiles.append(_tile(str(warned), "warning" if warned == 1 else "warnings"))
     outcome = facts.get("ended", {}).get("outcome")
     told = " · ".join(text for text in (facts.get("model"), outcome) if text)
@@ -179,9 +180,13 @@ def _reference(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[st
     return found
 
 
+def _warned(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    return [(line["step"], text) for line in lines for text in line.get("warnings", ())]
+
+
 def warning_marks(lines: Sequence[Mapping[str, Any]]) -> list[Mark]:
     """Steps at which the run warned, to be marked in charts."""
-    return [Mark(line["step"], text) for line in lines for text in line.get("warnings", ())]
+    return [Mark(step, text) for step, text in _warned(lines)]
 
 
 def evaluation(evaluations: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -367,8 +372,8 @@ def learning(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def echo_trap(lines: Sequence[Mapping[str, Any]]) -> str:
-    warned = [(line["step"], text) for line in lines for text in line.get("warnings", ())]
-    charts = small_charts(lines, SIGNALS, [Mark(step, text) for step, text in warned], colour=3, large=True)
+    warned = _warned(lines)
+    charts = small_charts(lines, SIGNALS, warning_marks(lines), colour=3, large=True)
     if not charts:
         return ""
     said = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,27 @@ class Metric:
     label: str
     kind: Kind = "number"
     better: int = 0
+
+
+WITHDRAWN = "Withdrawn: the warning about "
+
+
+def withdrawal(subject: str, why: str) -> str:
+    """Return the text that withdraws the warning whose text begins with a subject, whatever article that has."""
+    return f"{WITHDRAWN}{subject}; {why}."
+
+
+def standing(warned: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the warnings, each a step and a text, without withdrawals and what these withdraw."""
+    left: list[tuple[int, str]] = []
+    for step, text in warned:
+        if not text.startswith(WITHDRAWN):
+            left.append((step, text))
+            continue
+        subject = text.removeprefix(WITHDRAWN).partition(";")[0].removeprefix("an ")
+        if withdrawn := next((each for each in reversed(left) if each[1].startswith(subject)), None):
+            left.remove(withdrawn)
+    return left
 
 
 METRICS = {
