@@ -12,6 +12,7 @@ from starpod.client import Fleet, Limits, StarpodError
 from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceFailed, ServiceRefused, started
 from starpod.trainer.agents.base import Task
+from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.models.config import TinyConfig, model_title
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
@@ -31,7 +32,7 @@ _MOST_TOKENS = 768
 _MOST_CONTEXT = 4096
 """Tokens up to which a reply sees all of an episode; of longer ones it sees the last turns, half of these at least."""
 _NOISE = 0.5
-_IMITATED, _COLLECTED = 12_288, 65_536
+_IMITATED, _COLLECTED = 12_288, 81_920
 """Tokens of a step of the warm start, and of an iteration: half a second and five seconds on an idle core."""
 
 
@@ -154,11 +155,12 @@ def _job(
     # Twice what the expert needs: a policy that is still learning takes detours.
     turns = min(own or _MOST_TURNS, _MOST_TURNS, max(4, 2 * longest) if expert else 2 * longest if longest > 1 else 1)
     reply, turn, usual = _tokens(spec, warm_start, played)
+    episode = turns * usual  # of a policy that has not learnt to end it earlier
     whole = _rounded(1.25 * turns * turn)
     prompt, tokens = _chosen_prompt(spec, turn, whole) if context is None else ({}, whole)
     size, iterations, minutes = 8, 60, 3
-    groups = min(max(_COLLECTED // int(size * usual), 8), 32)
-    warm_start = {**warm_start, "batch_size": min(max(_IMITATED // int(usual), 8), 32)}
+    groups = min(max(int(_COLLECTED / (size * episode)), 8), 32)
+    warm_start = {**warm_start, "batch_size": min(max(int(_IMITATED / episode), 8), 32)}
     references = ["random"] * bool(spec.action_space.names or spec.capabilities.valid_actions) + ["expert"] * expert
     single = turns == 1
     values = {
@@ -173,6 +175,8 @@ def _job(
         "prompt": {"thinking": False, **prompt},
         "sampling": {"max_reply_tokens": reply, "max_episode_tokens": tokens},
         "collect": {"groups": groups, "group_size": size},
+        # One each: with fewer, half of all prompts were read again, and collecting took ten times as long.
+        "engine": {"slots": max(groups * size, EngineConfig.model_fields["slots"].default)},
         # Once most groups do alike, the few that are left would take full steps: a run fell from 98 % to 44 % so. An
         # entropy bonus of 0.005 then outweighed what was left to learn: replies grew past their limit, 98 % fell to 47.
         "algorithm": {
@@ -208,7 +212,7 @@ def _chosen_prompt(spec: pb.EnvironmentSpec, turn: int, whole: int) -> tuple[dic
 def _tokens(
     spec: pb.EnvironmentSpec, warm_start: dict[str, Any], played: Sequence[Demonstration]
 ) -> tuple[int, int, float]:
-    """Return the tokens to allow for a reply, and those of the longest turn and the mean episode, replies included."""
+    """Return the tokens to allow for a reply, and those of the longest and the mean turn, replies included."""
     prompt = PromptConfig(style="compact", thinking=False)
     writer = DemonstrationWriter(WarmStartConfig(**warm_start), prompt, tuple(spec.action_space.names))
     from starpod.trainer.models.tiny import train_tokenizer  # which loads torch
@@ -218,7 +222,7 @@ def _tokens(
     replies = [len(tokenizer.encode(writer.reply(turn))) for turn in turns]
     seen = [len(tokenizer.encode(turn.observation)) for turn in turns]
     reply = max(16, round(1.5 * max(replies)))
-    return reply, max(seen) + reply + 8, (sum(seen) + sum(replies) + 8 * len(turns)) / len(played)
+    return reply, max(seen) + reply + 8, (sum(seen) + sum(replies)) / len(turns) + 8
 
 
 def _rounded(tokens: float) -> int:

@@ -206,7 +206,7 @@ class Run:
     def begin_step(self) -> None:
         self.persistence.begin_step()
         self.progress.step += 1
-        self.screen.at = self.progress.step
+        self.output.screen.at = self.progress.step
         self.metrics = {}
         self._began = perf_counter()
 
