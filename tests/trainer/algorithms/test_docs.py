@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 from starpod.trainer.algorithms.config import ESTIMATORS, PRESETS, AlgorithmConfig
+from starpod.trainer.algorithms.objectives import ClippedObjective
 from starpod.trainer.algorithms.sections import CorrectionConfig, FilterConfig, TurnClipConfig
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 
@@ -14,12 +15,14 @@ def preset_row(name: str) -> str:
     """A preset as its row of the table."""
     config = AlgorithmConfig(preset=name)
     kl, groups, correction = config.kl, config.filter, config.correction
-    dual = "-" if config.dual_clip is None else f"{config.dual_clip:g}"
+    clip = config.objective
+    assert isinstance(clip, ClippedObjective)
+    dual = "-" if clip.dual_clip is None else f"{clip.dual_clip:g}"
     kept = "all" if groups.value is None else f"{groups.strategy} {groups.value:g}"
     cells = [
         name,
         config.advantage + (", whitened" if config.whiten else ""),
-        f"{config.clip_low:.3g}, {config.clip_high:g}, {dual}",
+        f"{clip.clip_low:.3g}, {clip.clip_high:g}, {dual}",
         config.loss_average,
         "off" if kl.where == "off" else f"{kl.estimator} x {kl.coefficient:g} in {kl.where}",
         f"{config.entropy_coefficient:g}",

@@ -12,7 +12,7 @@ from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationEr
 
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
-from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.config import AlgorithmConfig, without_unused_keys
 from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.data.replay import ReplayConfig
@@ -269,8 +269,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _critic_is_weighed(self) -> Config:
         apart = self.model.detach_critic or self.model.critic == "separate"
-        default = AlgorithmConfig.model_fields["value_coefficient"].default
-        if self.algorithm.needs_critic and apart and self.algorithm.value_coefficient != default:
+        critic = self.algorithm.critic
+        if critic and apart and critic.value_coefficient != type(critic).model_fields["value_coefficient"].default:
             raise ValueError(
                 "algorithm.value_coefficient weighs the critic's loss beside the policy's, and this critic trains no "
                 "weight that the policy has: drop it (optimizer.critic_lr says how fast the critic learns), or set "
@@ -313,10 +313,11 @@ class Config(Section):
                     f"rewards.relations.{block} pays for the block {block}, which replies do not have: add it to "
                     "prompt.blocks"
                 )
-            if self.algorithm.advantage == "hae" and task.prompt.blocks[:2] != ("switch", "subgoal"):
+            first = self.algorithm.estimator.first_blocks
+            if task.prompt.blocks[: len(first)] != first:
                 raise ValueError(
-                    "algorithm.advantage hae reads a reply as switch, subgoal, action: let prompt.blocks begin with "
-                    "[switch, subgoal]"
+                    f"algorithm.advantage {self.algorithm.advantage} reads a reply as {', '.join(first)}, action: let "
+                    f"prompt.blocks begin with [{', '.join(first)}]"
                 )
         return self
 
@@ -397,6 +398,10 @@ def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
             _set(merged, key.split("."), value)
         except ConfigError as error:
             raise ValueError(f"{place}.set: {error}") from None
+    if isinstance(algorithm := merged.get("algorithm"), dict):
+        # A stage with another estimator or loss has no use for the keys of the run's own.
+        kept = {key.split(".")[1] for key in given if key.startswith("algorithm.")}
+        merged["algorithm"] = without_unused_keys(algorithm, kept)
     try:
         stage = parse_config(merged)
     except ConfigError as error:
@@ -555,7 +560,7 @@ def _explain(item: Any) -> str:
 def _siblings(place: Sequence[int | str]) -> list[str]:
     """The keys that stand where an unknown one was given."""
     section = _section(place[:-1])
-    return list(section.model_fields) if section is not None else []
+    return list(section.all_fields()) if section is not None else []
 
 
 def _section(place: Sequence[int | str]) -> Any:
@@ -565,6 +570,6 @@ def _section(place: Sequence[int | str]) -> Any:
         if (kind := get_origin(section)) in (dict, tuple):  # sections by name, or in a list
             section = get_args(section)[kind is dict]
             continue
-        field = section.model_fields.get(str(part)) if hasattr(section, "model_fields") else None
+        field = section.all_fields().get(str(part)) if hasattr(section, "all_fields") else None
         section = field.annotation if field is not None else None
     return section if hasattr(section, "model_fields") else None

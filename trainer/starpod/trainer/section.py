@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 
 def shipped() -> dict[str, Path]:
@@ -50,6 +51,11 @@ class Section(BaseModel):
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
             raise ValueError(f"{str(value).lower()} is not a value of this key")
         return value
+
+    @classmethod
+    def all_fields(cls) -> dict[str, FieldInfo]:
+        """Return the fields whose keys may be given."""
+        return dict(cls.model_fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as YAML and JSON hold them."""

@@ -416,7 +416,7 @@ class Learner:
     def _bootstrap(self, batch: Batch) -> Tensor:
         """The critic's value of what a truncated episode would have seen next; 0 for the others."""
         values = torch.zeros(len(batch), device=batch.device)
-        if not (self.algorithm.needs_critic and self.algorithm.bootstrap_truncated):
+        if self.algorithm.critic is None or not self.algorithm.critic.bootstrap_truncated:
             return values
         cut = [row for row, episode in enumerate(batch.episodes) if episode.tail and not episode.terminated]
         tails = [batch.episodes[row].tail for row in cut]
@@ -487,7 +487,9 @@ class Learner:
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
         found_BT = torch.zeros_like(weights_BT) if single else None
         # What a block says of an episode whose other turns lie in other blocks is completed by these.
-        present_BT = self._present_logprobs(batch, rows, proximal_BT) if algorithm.couples_turns else proximal_BT
+        present_BT = (
+            self._present_logprobs(batch, rows, proximal_BT) if algorithm.objective.couples_turns else proximal_BT
+        )
         sums, kl = Sums(self.parallel.device), kl_coefficients(algorithm.kl, rollout)
         if record is not None:
             record.forget(rows)
@@ -526,14 +528,15 @@ class Learner:
                 per_token_RT = per_token_RT - algorithm.entropy_coefficient * entropy_RT
             loss = (weights_BT[own] * per_token_RT)[inside_RT].sum()
             sums.add("update/loss", loss, mine)
-            if "critic" in components and returns_BT is not None and rollout.values_BT is not None:
+            critic = algorithm.critic
+            if "critic" in components and critic and returns_BT is not None and rollout.values_BT is not None:
                 assert scores.values_N is not None
                 several = self.algorithm.value_heads > 1
                 values_RT = _placed_values(unpacked, scores.values_N.float(), rollout.blocks_BT if several else None)
-                squared_RT = value_loss(values_RT, rollout.values_BT[own], returns_BT[own], algorithm.value_clip)
+                squared_RT = value_loss(values_RT, rollout.values_BT[own], returns_BT[own], critic.value_clip)
                 critic_loss = (value_weights_BT[own] * squared_RT)[inside_RT].sum()
                 sums.add("critic/loss", critic_loss, mine)
-                loss = loss + algorithm.value_coefficient * critic_loss
+                loss = loss + critic.value_coefficient * critic_loss
             (loss * float(mine)).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 uniform = inside_RT / mask_BT.sum()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
-from starpod.trainer.algorithms.gae import bilevel_gae, first_token, gae, trajectory_baseline
-from starpod.trainer.algorithms.hae import hae
 from starpod.trainer.algorithms.losses import kl_coefficients, kl_divergence
 from starpod.trainer.algorithms.terms import CreditTerm
-from starpod.trainer.algorithms.user_methods import user_estimator
 from starpod.trainer.data.batch import RolloutBatch
-from starpod.trainer.user_file import names_file
+
+if TYPE_CHECKING:
+    from starpod.trainer.algorithms.config import AlgorithmConfig
 
 VARIANCE_EPSILON = 1e-8
 """Added to the variance, so that advantages that differ by rounding alone stay near 0."""
@@ -41,6 +39,11 @@ class Advantages:
     returns_BT: Tensor | None
     value_mask_BT: Tensor
 
+    @classmethod
+    def over_values(cls, advantages_BT: Tensor, values_BT: Tensor, mask_BT: Tensor) -> Advantages:
+        """Return the advantages of a critic that should have said advantages + values at every sampled token."""
+        return cls(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
+
 
 def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advantages:
     """Advantages of all episodes of a collection, together: group statistics and whitening are over what is passed.
@@ -53,15 +56,9 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     rewards_BT = rollout.rewards_BT
     if config.kl.where == "reward":
         rewards_BT = penalised_rewards(config, rollout)
-    if config.needs_critic:
-        estimate = {"bilevel_gae": _bilevel_gae, "hae": _hae}.get(config.advantage, _gae)
-        advantages = estimate(config, rollout, rewards_BT)
-    elif names_file(config.advantage):
-        advantages = Advantages(user_estimator(config)(rollout, rewards_BT), None, mask_BT)
-    else:
-        advantages = Advantages(credit(config.credit_terms, rollout, rewards_BT), None, mask_BT)
+    advantages = config.estimator.estimate(config, rollout, rewards_BT)
     advantages_BT = advantages.advantages_BT
-    if config.whiten and config.advantage != "hae":  # which whitens each of its streams by itself
+    if config.whiten and not config.estimator.whitens_itself:
         advantages_BT = whiten(advantages_BT, mask_BT)
     returns_BT, dtype = advantages.returns_BT, rollout.old_logprobs_BT.dtype
     return Advantages(
@@ -105,61 +102,3 @@ def penalised_rewards(config: AlgorithmConfig, rollout: RolloutBatch) -> Tensor:
         raise ValueError("algorithm.kl.where is reward, but the reference policy's log-probabilities are missing")
     divergence_BT = kl_divergence(config.kl.estimator, rollout.old_logprobs_BT, rollout.ref_logprobs_BT)
     return rollout.rewards_BT - kl_coefficients(config.kl, rollout) * torch.where(rollout.mask_BT, divergence_BT, 0.0)
-
-
-# --- with a critic: config, rollout and rewards (with a KL penalty in them) to advantages -----------------------------
-
-
-def _gae(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-    values_BT, mask_BT = _values(rollout), rollout.mask_BT
-    if config.baseline == "trajectory":
-        advantages_BT, returns_BT = trajectory_baseline(
-            rewards_BT, values_BT, mask_BT, bootstrap_B=rollout.bootstrap_B, gamma=config.gamma
-        )
-        return Advantages(advantages_BT, returns_BT, first_token(mask_BT))
-    advantages_BT = gae(
-        rewards_BT, values_BT, mask_BT, bootstrap_B=rollout.bootstrap_B, gamma=config.gamma, lam=config.lam
-    )
-    return Advantages(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
-
-
-def _bilevel_gae(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-    values_BT, mask_BT = _values(rollout), rollout.mask_BT
-    advantages_BT = bilevel_gae(
-        rewards_BT,
-        values_BT,
-        mask_BT,
-        rollout.turns_BT,
-        bootstrap_B=rollout.bootstrap_B,
-        turn_gamma=config.turn_gamma,
-        turn_lam=config.turn_lam,
-        gamma=config.gamma,
-        lam=config.lam,
-    )
-    return Advantages(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
-
-
-def _hae(config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-    if rollout.blocks_BT is None or rollout.switches_BT is None:
-        raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
-    return Advantages(
-        *hae(
-            rewards_BT,
-            _values(rollout),
-            rollout.mask_BT,
-            rollout.turns_BT,
-            blocks_BT=rollout.blocks_BT,
-            switches_BT=rollout.switches_BT,
-            bootstrap_B=rollout.bootstrap_B,
-            turn_gamma=config.turn_gamma,
-            turn_lam=config.turn_lam,
-            segment_lam=config.segment_lam,
-            whiten=config.whiten,
-        )
-    )
-
-
-def _values(rollout: RolloutBatch) -> Tensor:
-    if rollout.values_BT is None:
-        raise ValueError("this estimator needs the critic's values, and the rollout has none")
-    return rollout.values_BT

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from starpod.client.spelling import nearest
+from starpod.trainer.algorithms.estimators import (
+    ESTIMATORS,
+    GAE,
+    HAE,
+    BilevelGAE,
+    CriticEstimator,
+    Estimator,
+    GiGPO,
+    ReinforcePlusPlus,
+    Terms,
+    TokenEstimator,
+    UserEstimator,
+)
+from starpod.trainer.algorithms.objectives import (
+    GSPO,
+    OBJECTIVES,
+    PPO,
+    ClippedObjective,
+    Objective,
+    UserObjective,
+)
 from starpod.trainer.algorithms.sections import (
     CorrectionConfig,
     DynamicSamplingConfig,
     FilterConfig,
-    GiGPOConfig,
     KLConfig,
     TurnClipConfig,
 )
@@ -119,10 +148,26 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 DEFAULT_PRESET = "starpo-s"
 
-WITH_CRITIC = ("gae", "bilevel_gae", "hae")
-ESTIMATORS = (*WITH_CRITIC, *TERMS, "terms")
-LOSSES = ("ppo", "gspo")
-WHITENED = (*WITH_CRITIC, "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+METHODS: tuple[type[Estimator | Objective], ...] = (
+    CriticEstimator,
+    TokenEstimator,
+    GAE,
+    BilevelGAE,
+    HAE,
+    ReinforcePlusPlus,
+    GiGPO,
+    Terms,
+    UserEstimator,
+    ClippedObjective,
+    PPO,
+    GSPO,
+    UserObjective,
+)
+"""Whoever declares keys that stand in `algorithm` beside those of `AlgorithmConfig`."""
+OWNERS = {
+    key: [kind for kind in METHODS if key in kind.model_fields] for method in METHODS for key in method.model_fields
+}
+"""The methods that have each of these keys."""
 
 # The field of a section that names its kind. Where a kind other than the preset's is asked for, what the preset says
 # about its own has no meaning.
@@ -141,54 +186,28 @@ class AlgorithmConfig(Section):
         description="Estimator; gae, bilevel_gae and hae have a critic, terms is algorithm.terms.",
         examples=[*ESTIMATORS, "FILE.py:NAME"],
     )
-    advantage_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
-    terms: tuple[CreditTerm, ...] = Field(default=(), description="What the estimator `terms` adds up.")
-    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token (gae, reinforce_plus_plus).")
-    lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda per token.")
-    turn_gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per turn (hae); 0.95 in bilevel_gae.")
-    turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn (bilevel_gae, hae).")
-    segment_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per segment; 0.95 in hae.")
     whiten: bool = Field(
         default=False,
         description="Normalises advantages over all tokens; on with a critic and in reinforce_plus_plus.",
     )
-    baseline: Literal["token", "trajectory"] = Field(
-        default="token", description="trajectory: the critic's value at the first token holds for all (gae)."
-    )
-    bootstrap_truncated: bool = Field(
-        default=False,
-        description="Continues truncated episodes by the critic's value.",
-    )
 
     loss: str = Field(
-        default="ppo", description="Ratios per token, or per episode (gspo).", examples=[*LOSSES, "FILE.py:NAME"]
+        default="ppo", description="Ratios per token, or per episode (gspo).", examples=[*OBJECTIVES, "FILE.py:NAME"]
     )
-    loss_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
-    clip_low: float = Field(default=0.2, ge=0, lt=1, description="Lower bound of ratios: 1 - clip_low.")
-    clip_high: float = Field(default=0.28, ge=0, description="Upper bound of ratios: 1 + clip_high.")
-    dual_clip: float | None = Field(
-        default=None, gt=1, description="Bound of ratios where the advantage is negative; null: none."
-    )
-    turn_clip: TurnClipConfig = TurnClipConfig()
     loss_average: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(
-        default="token-mean", description="Weights of tokens in the loss."
+        default="token-mean", description="Weights of tokens in the loss; seq-mean-token-mean in gspo."
     )
     mask_truncated: bool = Field(
         default=False, description="Leaves replies that a limit on tokens cut out of the policy's loss."
     )
     kl: KLConfig = KLConfig()
     entropy_coefficient: float = Field(default=0.001, ge=0, description="Weight of the entropy bonus.")
-    value_coefficient: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")
-    value_clip: float | None = Field(
-        default=None, gt=0, description="Bound of a value's move in an update; null: none."
-    )
 
     filter: FilterConfig = FilterConfig()
     filter_loss_scaling: Literal["none", "linear", "sqrt"] = Field(
         default="none", description="Scales the loss by the share of groups kept, or its root."
     )
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
-    gigpo: GiGPOConfig = GiGPOConfig()
     correction: CorrectionConfig = CorrectionConfig()
 
     epochs: int = Field(default=1, ge=1, description="Passes over a collection.")
@@ -199,6 +218,19 @@ class AlgorithmConfig(Section):
     mini_batch_size: int = Field(
         default=32, ge=1, description="Episodes of an optimiser step; a pass takes as many equal steps as come closest."
     )
+
+    _estimator: Estimator = PrivateAttr()
+    _objective: Objective = PrivateAttr()
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator that `advantage` names, with its keys."""
+        return self._estimator
+
+    @property
+    def objective(self) -> Objective:
+        """The loss that `loss` names, with its keys."""
+        return self._objective
 
     # --- what it needs -----------------------------------------------------------------------------------------------
 
@@ -212,34 +244,26 @@ class AlgorithmConfig(Section):
         With a single step they are those of that step's own forward pass, and ratios are exactly 1. Whatever needs
         values, whole episodes or penalised rewards needs them earlier.
         """
-        whole_episodes = self.couples_turns or (
+        whole_episodes = self.objective.couples_turns or (
             self.correction.mode in ("truncated", "masked") and self.correction.level == "sequence"
         )
         single = self.epochs * self.steps(episodes) == 1
         return not single or self.needs_critic or self.needs_reference or whole_episodes
 
     @property
-    def couples_turns(self) -> bool:
-        """Whether a token's loss depends on the present log-probabilities of its episode's other turns."""
-        return self.loss != "ppo"
+    def critic(self) -> CriticEstimator | None:
+        """The estimator, if it has a critic."""
+        return self._estimator if isinstance(self._estimator, CriticEstimator) else None
 
     @property
     def needs_critic(self) -> bool:
         """Whether values are learnt and used."""
-        return self.advantage in WITH_CRITIC
+        return self.critic is not None
 
     @property
     def credit_terms(self) -> tuple[CreditTerm, ...]:
-        """Terms of an estimator without a critic; empty with one."""
-        terms = (*TERMS.get(self.advantage, self.terms),)
-        if self.advantage == "gigpo":
-            own = self.gigpo
-            episode, step = (term.model_copy(update={"scale": "std" if own.normalise else "none"}) for term in terms)
-            step = step.model_copy(update={"weight": own.weight, "gamma": own.gamma})
-            return (episode, step) if own.weight else (episode,)
-        if self.advantage == "reinforce_plus_plus":
-            return tuple(term.model_copy(update={"gamma": self.gamma}) for term in terms)
-        return terms
+        """Terms of an estimator without a critic; empty with one, and for one of a user's file."""
+        return self.estimator.terms_of((*TERMS.get(self.advantage, ()),))
 
     @property
     def needs_reference(self) -> bool:
@@ -254,14 +278,14 @@ class AlgorithmConfig(Section):
     @property
     def blocks(self) -> frozenset[Block]:
         """Blocks of replies that are credited by themselves: their tokens must be known."""
-        if self.advantage == "hae":
-            return frozenset({"switch", "subgoal", "answer"})
+        if first := self.estimator.first_blocks:
+            return frozenset({*first, "answer"})
         return frozenset(term.block for term in self.credit_terms if term.block is not None)
 
     @property
     def value_heads(self) -> int:
         """Values that the critic gives for each token."""
-        return 3 if self.advantage == "hae" else 1
+        return max(1, self.estimator.heads)
 
     def check_user_methods(self) -> None:
         """Raise ConfigError if the estimator or the loss of a user's file cannot be used."""
@@ -272,142 +296,76 @@ class AlgorithmConfig(Section):
 
     # --- filling in and refusing -------------------------------------------------------------------------------------
 
-    @model_validator(mode="before")
     @classmethod
-    def _resolve(cls, values: Any) -> Any:
-        # The preset's values must be known before the base class reads a word.
+    def all_fields(cls) -> dict[str, FieldInfo]:
+        return {**{key: kinds[0].model_fields[key] for key, kinds in OWNERS.items()}, **cls.model_fields}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_methods(cls, values: Any, handler: ModelWrapValidatorHandler[AlgorithmConfig]) -> AlgorithmConfig:
         if isinstance(values, str):
             values = {cls.SHORTHAND: values}
         if not isinstance(values, Mapping):
-            return values
-        if "policy_loss" in values:  # the key's name before the first version
-            values = {"loss" if key == "policy_loss" else key: value for key, value in values.items()}
+            return handler(values)
+        values = {{"policy_loss": "loss"}.get(key, key): value for key, value in values.items()}  # its former name
         preset = values.get("preset", DEFAULT_PRESET)
         if not isinstance(preset, str) or preset not in PRESETS:
             raise ValueError(f"no algorithm preset {preset!r}{_nearest_preset(str(preset))}")
-        resolved = {**PRESETS[preset], **{key: _overlay(PRESETS[preset], key, values[key]) for key in values}}
-        advantage, loss = resolved.get("advantage", "gae"), resolved.get("loss", "ppo")
-        if advantage in WHITENED:
-            resolved.setdefault("whiten", True)
-        if advantage == "bilevel_gae":
-            resolved.setdefault("turn_gamma", 0.95)
-        if advantage == "hae":
-            resolved.setdefault("segment_lam", 0.95)
-        if loss == "gspo":
-            # The ratio of a whole sequence moves far less than that of a token (arXiv 2507.18071, section 5.1).
-            defaults = {"clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None, "loss_average": "seq-mean-token-mean"}
-            given = values if PRESETS[preset].get("loss") != "gspo" else resolved
-            resolved |= {key: value for key, value in defaults.items() if key not in given}
-        return resolved
-
-    @field_validator("advantage")
-    @classmethod
-    def _find_estimator(cls, text: str) -> str:
-        return known_or_located(text, ESTIMATORS, "estimator")
-
-    @field_validator("loss")
-    @classmethod
-    def _find_loss(cls, text: str) -> str:
-        return known_or_located(text, LOSSES, "loss")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> AlgorithmConfig:
-        for wrong, sentence in self._contradictions():
+        below = PRESETS[preset]
+        resolved = {"advantage": "gae", "loss": "ppo", **below}
+        resolved |= {key: _overlay(below, key, value) for key, value in values.items()}
+        for key, known, what in (("advantage", ESTIMATORS, "estimator"), ("loss", OBJECTIVES, "loss")):
+            resolved[key] = known_or_located(str(resolved[key]), [*known], what)
+        kinds = _chosen(resolved)
+        if resolved["loss"] != below.get("loss", "ppo"):  # the preset's bounds are for its own ratios
+            bounds = {*ClippedObjective.model_fields, *PPO.model_fields, "loss_average"}
+            resolved = {key: value for key, value in resolved.items() if key in values or key not in bounds}
+        own = [{key: value for key, value in resolved.items() if key in kind.model_fields} for kind in kinds]
+        common = {key: value for key, value in resolved.items() if key not in own[0] and key not in own[1]}
+        for key in sorted(OWNERS.keys() & common.keys()):
+            if key in values:
+                raise ValueError(_belongs(key, resolved))
+            del common[key]
+        estimator, objective = kinds[0].model_validate(own[0]), kinds[1].model_validate(own[1])
+        config = handler({"whiten": estimator.whitening[0], "loss_average": objective.loss_average, **common})
+        config._estimator, config._objective = estimator, objective
+        for wrong, sentence in config._contradictions():
             if wrong:
                 raise ValueError(sentence)
-        return self
+        return config
+
+    @model_serializer(mode="wrap")
+    def _with_keys_of_methods(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        methods = [method.model_dump(mode=info.mode) for method in (self.estimator, self.objective)]
+        return {**handler(self), **methods[0], **methods[1]}
 
     def _contradictions(self) -> list[tuple[bool, str]]:
-        advantage, critic = self.advantage, self.needs_critic
-        without = f"algorithm.advantage {advantage}"
-        fields = type(self).model_fields
+        without = f"algorithm.advantage {self.advantage}"
         terms = self.credit_terms
-        unscaled = names_file(advantage) or (advantage == "terms" and all(term.scale == "none" for term in terms))
-        clip = {name: PRESETS[self.preset].get(name, fields[name].default) for name in ("clip_low", "clip_high")}
+        clips = ("clip_low", "clip_high")
+        turn_clip = self.objective.turn_clip if isinstance(self.objective, PPO) else TurnClipConfig()
         return [
-            *(
-                (
-                    bool(parameters) and not names_file(chosen),
-                    f"algorithm.{key}_parameters belong to a function of a file, and algorithm.{key} is {chosen}: drop "
-                    "them",
-                )
-                for key, chosen, parameters in (
-                    ("advantage", advantage, self.advantage_parameters),
-                    ("loss", self.loss, self.loss_parameters),
-                )
-            ),
             (
-                self.whiten and advantage not in WHITENED and not unscaled,
+                self.whiten and (True not in self.estimator.whitening or any(term.scale != "none" for term in terms)),
                 f"algorithm.whiten would normalise twice: {without} is already relative to its group; set whiten to "
                 "false",
             ),
             (
-                not self.whiten and advantage in WHITENED and not critic,
+                not self.whiten and False not in self.estimator.whitening,
                 f"{without} is defined by its whitening: leave algorithm.whiten on",
             ),
             (
-                self.baseline == "trajectory" and advantage != "gae",
-                f"algorithm.baseline trajectory is a critic's value: {without} does not use it; set advantage to gae",
-            ),
-            (
-                self.baseline == "trajectory" and self.lam != 1,
-                "algorithm.baseline trajectory uses one value per episode and no lambda: set algorithm.lam to 1",
-            ),
-            (
-                self.value_clip is not None and not critic,
-                f"algorithm.value_clip limits a critic, and {without} has none: set value_clip to null",
-            ),
-            (
-                self.value_coefficient != fields["value_coefficient"].default and not critic,
-                f"algorithm.value_coefficient weighs a critic's loss, and {without} has none: drop it",
-            ),
-            (
-                self.bootstrap_truncated and not critic,
-                f"algorithm.bootstrap_truncated asks a critic, and {without} has none: set it to false",
-            ),
-            (
-                self.gamma != 1 and advantage not in ("gae", "bilevel_gae", "reinforce_plus_plus"),
-                f"{without} does not discount by token: set algorithm.gamma to 1",
-            ),
-            (
-                self.lam != 1 and advantage not in ("gae", "bilevel_gae"),
-                f"{without} has no lambda per token: set algorithm.lam to 1",
-            ),
-            (
-                (self.turn_gamma != 1 or self.turn_lam != 1) and advantage not in ("bilevel_gae", "hae"),
-                f"algorithm.turn_gamma and turn_lam belong to bilevel_gae and hae: {without} does not use them; set "
-                "both to 1",
-            ),
-            (
-                self.segment_lam != 1 and advantage != "hae",
-                f"algorithm.segment_lam belongs to hae: {without} has no segments; set it to 1",
-            ),
-            (
-                self.loss != "ppo" and self.turn_clip.kind != "off",
-                f"algorithm.turn_clip belongs to ppo, and algorithm.loss is {self.loss}: set turn_clip.kind to off, or "
-                "the loss to ppo",
-            ),
-            (
-                self.turn_clip.low is not None and (self.clip_low, self.clip_high) != (*clip.values(),),
+                turn_clip.low is not None
+                and any(
+                    getattr(self.objective, name) != PRESETS[self.preset].get(name, PPO.model_fields[name].default)
+                    for name in clips
+                ),
                 "algorithm.turn_clip.low and high take the place of clip_low and clip_high: give either",
             ),
-            *self._contradictions_of_order(),
+            *self._contradictions_of_order(turn_clip),
             (
                 self.filter_loss_scaling != "none" and self.filter.strategy == "none",
                 "algorithm.filter_loss_scaling scales by what a filter keeps: name a filter, or set it to none",
-            ),
-            (
-                self.gigpo != GiGPOConfig() and advantage != "gigpo",
-                f"algorithm.gigpo is set but {without} does not use it: set advantage to gigpo, or drop the section",
-            ),
-            (
-                bool(self.terms) and advantage != "terms",
-                f"algorithm.terms is set but {without} does not use it: set advantage to terms, or drop them",
-            ),
-            (
-                advantage == "terms" and not self.terms,
-                "algorithm.advantage terms adds up algorithm.terms, and there are none: give some, e.g. [{unit: turn, "
-                "score: to_go, key: [state]}]",
             ),
             (
                 self.kl.where == "reward" and bool(terms) and all(t.parts or t.unit == "criterion" for t in terms),
@@ -416,7 +374,7 @@ class AlgorithmConfig(Section):
             ),
         ]
 
-    def _contradictions_of_order(self) -> list[tuple[bool, str]]:
+    def _contradictions_of_order(self, turn_clip: TurnClipConfig) -> list[tuple[bool, str]]:
         turnwise = self.order != "together"
         whole = all(term.unit == "episode" and not term.parts for term in self.credit_terms)
         order = f"algorithm.order {self.order} takes a step on each turn"
@@ -436,10 +394,33 @@ class AlgorithmConfig(Section):
                 f"{order} with the episode's return: set algorithm.kl.where to loss or off",
             ),
             (
-                turnwise and self.turn_clip.kind != "off",
+                turnwise and turn_clip.kind != "off",
                 f"{order} and sees no other turn in it: set algorithm.turn_clip.kind to off",
             ),
         ]
+
+
+def _chosen(values: Mapping[str, Any]) -> tuple[type[Estimator], type[Objective]]:
+    """Return the estimator and the loss that these values of `algorithm` name."""
+    return ESTIMATORS.get(values["advantage"], UserEstimator), OBJECTIVES.get(values["loss"], UserObjective)
+
+
+def _belongs(key: str, values: Mapping[str, Any]) -> str:
+    """Return the sentence that refuses a key of a method that is not chosen."""
+    name = "advantage" if issubclass(OWNERS[key][0], Estimator) else "loss"
+    known: Mapping[str, type[Section]] = ESTIMATORS if name == "advantage" else OBJECTIVES
+    owners = [each for each, kind in known.items() if key in kind.model_fields] or ["FILE.py:NAME"]
+    return (
+        f"algorithm.{key} belongs to {', '.join(owners)}, and algorithm.{name} is {values[name]}: drop it, or set "
+        f"algorithm.{name} to {owners[0]}"
+    )
+
+
+def without_unused_keys(values: Mapping[str, Any], kept: Container[str]) -> dict[str, Any]:
+    """Return the values of `algorithm` without the keys of methods that they do not choose. kept: keys that stay."""
+    chosen = _chosen({"advantage": "gae", "loss": "ppo", **PRESETS.get(str(values.get("preset")), {}), **values})
+    unused = {key for key in OWNERS if key not in kept and not any(key in kind.model_fields for kind in chosen)}
+    return {key: value for key, value in values.items() if key not in unused}
 
 
 def _nearest_preset(name: str) -> str:

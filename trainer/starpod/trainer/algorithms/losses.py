@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.sections import CorrectionConfig, KLConfig, TurnClipConfig
 from starpod.trainer.algorithms.turns import turn_table
-from starpod.trainer.algorithms.user_methods import user_loss
 from starpod.trainer.data.batch import RolloutBatch
-from starpod.trainer.user_file import names_file
+
+if TYPE_CHECKING:
+    from starpod.trainer.algorithms.config import AlgorithmConfig
+    from starpod.trainer.algorithms.objectives import GSPO, PPO
 
 # --- averages ---------------------------------------------------------------------------------------------------------
 
@@ -158,33 +159,78 @@ def policy_loss(
     mask_BT: Tensor,
     turns_BT: Tensor,
 ) -> PolicyLoss:
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A) at each token; for A < 0 at most dual_clip |A| (arXiv 1912.09729).
+    """Return the loss of each token that `algorithm.loss` names.
 
-    logprobs_BT: under the policy that learns; the gradient's source. old_logprobs_BT: under the policy that ratios are
-    taken to. All are [B whole episodes, T]; turns_BT as in RolloutBatch. Log-ratios are held within 20.
-    Raises ConfigError for a loss of a user's file that cannot be loaded.
+    Args:
+        config: the section `algorithm`.
+        logprobs_BT: under the policy that learns, the gradient's source; of whole episodes, as all that follow.
+        old_logprobs_BT: under the policy that ratios are taken to.
+        advantages_BT: advantages of tokens.
+        mask_BT: bool, the sampled tokens.
+        turns_BT: as in RolloutBatch.
+
+    Raises:
+        ConfigError: for a loss of a user's file that cannot be loaded.
     """
-    advantages_BT, old_logprobs_BT = advantages_BT.detach(), old_logprobs_BT.detach()
-    if names_file(config.loss):
-        loss = user_loss(config)
-        return loss(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT=mask_BT, turns_BT=turns_BT)
-    log_ratio_BT = torch.where(mask_BT, clamped_difference(logprobs_BT, old_logprobs_BT), 0.0)
-    turn_clip = config.turn_clip
-    if config.loss == "gspo":
-        log_ratio_BT = stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(turns_BT))
-    ratio_BT = log_ratio_BT.exp()
+    return config.objective.per_token(
+        config, logprobs_BT, old_logprobs_BT.detach(), advantages_BT.detach(), mask_BT=mask_BT, turns_BT=turns_BT
+    )
 
-    if turn_clip.kind == "decay":
-        low, high = turn_bounds(turn_clip, config.clip_low, config.clip_high, turns_BT, ratio_BT.dtype)
-    else:
-        low, high = ratio_BT.new_tensor(config.clip_low), ratio_BT.new_tensor(config.clip_high)
+
+def ppo(
+    config: PPO,
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    *,
+    mask_BT: Tensor,
+    turns_BT: Tensor,
+) -> PolicyLoss:
+    """Return PPO's loss, whose bounds may go by turn; arguments as for `policy_loss`."""
+    low: Tensor | float = config.clip_low
+    high: Tensor | float = config.clip_high
+    if config.turn_clip.kind == "decay":
+        low, high = turn_bounds(config.turn_clip, config.clip_low, config.clip_high, turns_BT, logprobs_BT.dtype)
+    log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
+    return clipped_loss(log_ratio_BT, advantages_BT, mask_BT, low=low, high=high, dual_clip=config.dual_clip)
+
+
+def gspo(
+    config: GSPO, logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, *, mask_BT: Tensor
+) -> PolicyLoss:
+    """Return GSPO's loss; arguments as for `policy_loss`."""
+    log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
+    log_ratio_BT = stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(mask_BT, dtype=torch.int64))
+    return clipped_loss(
+        log_ratio_BT, advantages_BT, mask_BT, low=config.clip_low, high=config.clip_high, dual_clip=config.dual_clip
+    )
+
+
+def masked_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return log-ratios within [-20, 20], 0 outside the mask."""
+    return torch.where(mask_BT, clamped_difference(logprobs_BT, old_logprobs_BT), 0.0)
+
+
+def clipped_loss(
+    log_ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    low: Tensor | float,
+    high: Tensor | float,
+    dual_clip: float | None,
+) -> PolicyLoss:
+    """Return -min(rho A, clip(rho, 1 - low, 1 + high) A) at each token; for A < 0 at most dual_clip |A| (arXiv
+    1912.09729). low, high: one number each, or [B, T]."""
+    ratio_BT = log_ratio_BT.exp()
+    low, high = (bound if isinstance(bound, Tensor) else ratio_BT.new_tensor(bound) for bound in (low, high))
     loss_BT = torch.maximum(-ratio_BT * advantages_BT, -ratio_BT.clamp(1 - low, 1 + high) * advantages_BT)
     clipped_low_BT = mask_BT & (advantages_BT < 0) & (ratio_BT < 1 - low)
     clipped_high_BT = mask_BT & (advantages_BT > 0) & (ratio_BT > 1 + high)
-    if config.dual_clip is not None:
+    if dual_clip is not None:
         negative_BT = advantages_BT < 0
-        loss_BT = torch.where(negative_BT, torch.minimum(loss_BT, -config.dual_clip * advantages_BT), loss_BT)
-        clipped_high_BT = clipped_high_BT | (mask_BT & negative_BT & (ratio_BT > config.dual_clip))
+        loss_BT = torch.where(negative_BT, torch.minimum(loss_BT, -dual_clip * advantages_BT), loss_BT)
+        clipped_high_BT = clipped_high_BT | (mask_BT & negative_BT & (ratio_BT > dual_clip))
     loss_BT = torch.where(mask_BT, loss_BT, 0.0)
     return PolicyLoss(loss_BT, clipped_low_BT, clipped_high_BT, torch.where(mask_BT, ratio_BT.detach(), 1.0))
 

@@ -13,30 +13,19 @@ examples/own_methods.py has one of each.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.losses import policy_loss
 from starpod.trainer.data.batch import RolloutBatch
 from starpod.trainer.section import ConfigError
-from starpod.trainer.user_file import load, names_file
+from starpod.trainer.user_file import names_file
 
 if TYPE_CHECKING:
-    from starpod.trainer.algorithms.losses import PolicyLoss
-
-
-def user_estimator(config: AlgorithmConfig) -> Callable[[RolloutBatch, Tensor], Tensor]:
-    """Return the estimator that `algorithm.advantage` names, with its parameters. Raises ConfigError."""
-    return functools.partial(load("algorithm.advantage", config.advantage), **config.advantage_parameters)
-
-
-def user_loss(config: AlgorithmConfig) -> Callable[..., PolicyLoss]:
-    """Return the loss that `algorithm.loss` names, with its parameters. Raises ConfigError."""
-    return functools.partial(load("algorithm.loss", config.loss), **config.loss_parameters)
+    from starpod.trainer.algorithms.config import AlgorithmConfig
 
 
 def check_user_methods(config: AlgorithmConfig) -> None:
@@ -49,7 +38,8 @@ def check_user_methods(config: AlgorithmConfig) -> None:
     shape = rollout.mask_BT.shape
     if names_file(config.advantage):
         place = f"algorithm.advantage {config.advantage}"
-        advantages_BT = _tried(place, user_estimator(config), rollout, rollout.rewards_BT)
+        advantages = _tried(place, config.estimator.estimate, config, rollout, rollout.rewards_BT)
+        advantages_BT = advantages.advantages_BT
         if not (isinstance(advantages_BT, Tensor) and advantages_BT.shape == shape and advantages_BT.isfinite().all()):
             raise ConfigError(
                 f"{place} must return a tensor of one finite advantage per token, [{shape[0]}, {shape[1]}] for "
@@ -60,7 +50,8 @@ def check_user_methods(config: AlgorithmConfig) -> None:
         logprobs_BT = rollout.old_logprobs_BT.clone().requires_grad_()
         loss = _tried(
             place,
-            user_loss(config),
+            policy_loss,
+            config,
             logprobs_BT,
             rollout.old_logprobs_BT,
             torch.ones(shape),
@@ -77,6 +68,8 @@ def check_user_methods(config: AlgorithmConfig) -> None:
 def _tried(place: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     try:
         return function(*arguments, **keywords)
+    except ConfigError:  # it cannot be loaded
+        raise
     except Exception as error:
         raise ConfigError(f"{place} fails on two made-up episodes: {type(error).__name__}: {error}") from error
 

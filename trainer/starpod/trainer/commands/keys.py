@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
+from pydantic.fields import FieldInfo
 
 from starpod.client.spelling import nearest
-from starpod.trainer.algorithms.config import DEFAULT_PRESET, PRESETS, AlgorithmConfig
+from starpod.trainer.algorithms.config import DEFAULT_PRESET, METHODS, PRESETS, AlgorithmConfig
 from starpod.trainer.config import Config
 from starpod.trainer.section import ConfigError, Section
 
@@ -21,7 +22,10 @@ def explain(wanted: str = "") -> str:
     Raises ConfigError where there is no such key.
     """
     formatter = click.HelpFormatter(max_width=120)
-    presets = [dict(sections(AlgorithmConfig(preset=name), "algorithm")) for name in PRESETS]
+    presets = [
+        {(prefix, type(section)): section for prefix, section in sections(AlgorithmConfig(preset=name), "algorithm")}
+        for name in PRESETS
+    ]
     known = []
     for prefix, section in sections(Config()):
         rows = []
@@ -31,7 +35,9 @@ def explain(wanted: str = "") -> str:
             known += [key, prefix]
             if isinstance(value, Section) or not f"{key}.".startswith(f"{wanted}.".lstrip(".")):
                 continue
-            differs = name != "preset" and any(getattr(other.get(prefix, section), name) != value for other in presets)
+            differs = name != "preset" and any(
+                getattr(other.get((prefix, type(section)), section), name) != value for other in presets
+            )
             default = "required" if field.is_required() else choices(field.annotation, value, differs, field.examples)
             rows.append((key, f"{field.description} [{default}]"))
         if rows:
@@ -51,6 +57,11 @@ def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]
     Where users name sections themselves, one stands for them, under NAME; for those of a list, under [].
     """
     yield prefix, section
+    if isinstance(section, AlgorithmConfig):
+        for method in METHODS:
+            chosen = next((each for each in (section.estimator, section.objective) if isinstance(each, method)), None)
+            values = {name: getattr(chosen, name) for name in method.model_fields} if chosen else {}
+            yield from sections(method.model_construct(**values), prefix)
     for name, value in section:
         key = f"{prefix}.{name}".lstrip(".")
         if isinstance(value, Section):
@@ -69,8 +80,12 @@ def own_keys(section: Section) -> list[str]:
     return [
         name
         for name, field in type(section).model_fields.items()
-        if field.is_required() or not any(name in base.model_fields for base in bases)
+        if field.is_required() or not any(_same(field, base.model_fields.get(name)) for base in bases)
     ]
+
+
+def _same(field: FieldInfo, other: FieldInfo | None) -> bool:
+    return other is not None and field.default == other.default
 
 
 def choices(annotation: Any, default: Any, differs: bool, named: Sequence[str] | None = None) -> str:

@@ -377,6 +377,13 @@ class RolloutBatch:
         """Undiscounted return of each episode."""
         return torch.where(self.mask_BT, self.rewards_BT, 0.0).sum(1) + self.inherited_B()
 
+    @property
+    def known_values_BT(self) -> Tensor:
+        """values_BT. Raises ValueError without a critic."""
+        if self.values_BT is None:
+            raise ValueError("this estimator needs the critic's values, and the rollout has none")
+        return self.values_BT
+
     def inherited_B(self, parts: Sequence[str] = (), without: Sequence[str] = ()) -> Tensor:
         """Rewards of shared turns. parts: of these alone; empty: of all but those `without`."""
         sums = [

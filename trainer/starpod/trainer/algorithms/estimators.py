@@ -1,0 +1,244 @@
+"""Estimators of advantages: keys, defaults and needs of each one, and what it computes.
+
+A key that an estimator declares here stands in the configuration's `algorithm`, and is refused beside another
+estimator. Torch is loaded when something is estimated: a wrong configuration is refused before that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from starpod.trainer.algorithms.sections import GiGPOConfig
+from starpod.trainer.algorithms.terms import TERMS, CreditTerm
+from starpod.trainer.prompts.grammar import Block
+from starpod.trainer.section import Section
+from starpod.trainer.user_file import load
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from starpod.trainer.algorithms.advantages import Advantages
+    from starpod.trainer.algorithms.config import AlgorithmConfig
+    from starpod.trainer.data.batch import RolloutBatch
+
+
+class Estimator(Section):
+    """An estimator without a critic and without keys: the credit terms that stand beside its name in the table."""
+
+    heads: ClassVar[int] = 0
+    """Values that the critic gives for each token; 0: there is no critic."""
+    whitening: ClassVar[tuple[bool, ...]] = (False,)
+    """Values that `algorithm.whiten` may have, the default first."""
+    whitens_itself: ClassVar[bool] = False
+    """Whether `estimate` normalises as `algorithm.whiten` says, instead of the caller."""
+    first_blocks: ClassVar[tuple[Block, ...]] = ()
+    """Blocks that `prompt.blocks` must begin with, which are credited by themselves."""
+
+    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
+        """Return the credit terms; none with a critic or of a user's file. table: those of the estimator's name."""
+        return table
+
+    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+        """Return advantages, not whitened.
+
+        Args:
+            config: the section that the estimator is part of.
+            rollout: the episodes of one environment.
+            rewards_BT: their rewards, less the KL penalty where there is one.
+        """
+        from starpod.trainer.algorithms.advantages import Advantages
+        from starpod.trainer.algorithms.credit import credit
+
+        return Advantages(credit(config.credit_terms, rollout, rewards_BT), None, rollout.mask_BT)
+
+
+class ReinforcePlusPlus(Estimator):
+    """Estimator reinforce_plus_plus: the rewards from a token on."""
+
+    whitening: ClassVar[tuple[bool, ...]] = (True,)
+
+    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token.")
+
+    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
+        return tuple(term.model_copy(update={"gamma": self.gamma}) for term in table)
+
+
+class ReinforcePlusPlusBaseline(Estimator):
+    """Estimator reinforce_plus_plus_baseline: the return less the group's mean."""
+
+    whitening: ClassVar[tuple[bool, ...]] = (True,)
+
+
+class GiGPO(Estimator):
+    """Estimator gigpo."""
+
+    gigpo: GiGPOConfig = GiGPOConfig()
+
+    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
+        own = self.gigpo
+        episode, step = (term.model_copy(update={"scale": "std" if own.normalise else "none"}) for term in table)
+        step = step.model_copy(update={"weight": own.weight, "gamma": own.gamma})
+        return (episode, step) if own.weight else (episode,)
+
+
+class Terms(Estimator):
+    """Estimator terms: the sum of credit terms that are written out."""
+
+    whitening: ClassVar[tuple[bool, ...]] = (False, True)
+
+    terms: tuple[CreditTerm, ...] = Field(default=(), description="What is added up.")
+
+    @model_validator(mode="after")
+    def _has_terms(self) -> Terms:
+        if not self.terms:
+            raise ValueError(
+                "algorithm.advantage terms adds up algorithm.terms, and there are none: give some, e.g. [{unit: turn, "
+                "score: to_go, key: [state]}]"
+            )
+        return self
+
+    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
+        return self.terms
+
+
+class UserEstimator(Estimator):
+    """An estimator of a user's file. user_methods.py says what it is given and returns."""
+
+    whitening: ClassVar[tuple[bool, ...]] = (False, True)
+
+    advantage_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
+
+    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
+        return ()
+
+    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+        from starpod.trainer.algorithms.advantages import Advantages
+
+        function = load("algorithm.advantage", config.advantage)
+        return Advantages(function(rollout, rewards_BT, **self.advantage_parameters), None, rollout.mask_BT)
+
+
+class CriticEstimator(Estimator):
+    """Estimators with a critic."""
+
+    heads: ClassVar[int] = 1
+    whitening: ClassVar[tuple[bool, ...]] = (True, False)
+
+    bootstrap_truncated: bool = Field(default=False, description="Continues truncated episodes by the critic's value.")
+    value_coefficient: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")
+    value_clip: float | None = Field(
+        default=None, gt=0, description="Bound of a value's move in an update; null: none."
+    )
+
+    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
+        return ()
+
+
+class TokenEstimator(CriticEstimator):
+    """Estimators gae and bilevel_gae."""
+
+    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token.")
+    lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per token.")
+
+
+class GAE(TokenEstimator):
+    """Estimator gae: generalised advantage estimation over tokens."""
+
+    baseline: Literal["token", "trajectory"] = Field(
+        default="token", description="trajectory: the critic's value at the first token holds for all."
+    )
+
+    @model_validator(mode="after")
+    def _has_one_baseline(self) -> GAE:
+        if self.baseline == "trajectory" and self.lam != 1:
+            raise ValueError(
+                "algorithm.baseline trajectory uses one value per episode and no lambda: set algorithm.lam to 1"
+            )
+        return self
+
+    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+        from starpod.trainer.algorithms.advantages import Advantages
+        from starpod.trainer.algorithms.gae import first_token, gae, trajectory_baseline
+
+        values_BT, mask_BT, bootstrap_B = rollout.known_values_BT, rollout.mask_BT, rollout.bootstrap_B
+        if self.baseline == "trajectory":
+            advantages_BT, returns_BT = trajectory_baseline(
+                rewards_BT, values_BT, mask_BT, bootstrap_B=bootstrap_B, gamma=self.gamma
+            )
+            return Advantages(advantages_BT, returns_BT, first_token(mask_BT))
+        advantages_BT = gae(rewards_BT, values_BT, mask_BT, bootstrap_B=bootstrap_B, gamma=self.gamma, lam=self.lam)
+        return Advantages.over_values(advantages_BT, values_BT, mask_BT)
+
+
+class BilevelGAE(TokenEstimator):
+    """Estimator bilevel_gae: over turns, and inside each turn over tokens."""
+
+    turn_gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
+    turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn.")
+
+    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+        from starpod.trainer.algorithms.advantages import Advantages
+        from starpod.trainer.algorithms.gae import bilevel_gae
+
+        values_BT, mask_BT = rollout.known_values_BT, rollout.mask_BT
+        advantages_BT = bilevel_gae(
+            rewards_BT,
+            values_BT,
+            mask_BT,
+            rollout.turns_BT,
+            bootstrap_B=rollout.bootstrap_B,
+            turn_gamma=self.turn_gamma,
+            turn_lam=self.turn_lam,
+            gamma=self.gamma,
+            lam=self.lam,
+        )
+        return Advantages.over_values(advantages_BT, values_BT, mask_BT)
+
+
+class HAE(CriticEstimator):
+    """Estimator hae: over turns inside a segment that follows one subgoal, and over segments."""
+
+    heads: ClassVar[int] = 3
+    whitens_itself: ClassVar[bool] = True
+    first_blocks: ClassVar[tuple[Block, ...]] = ("switch", "subgoal")
+
+    turn_gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per turn.")
+    turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn.")
+    segment_lam: float = Field(default=0.95, ge=0, le=1, description="Lambda per segment.")
+
+    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+        from starpod.trainer.algorithms.advantages import Advantages
+        from starpod.trainer.algorithms.hae import hae
+
+        if rollout.blocks_BT is None or rollout.switches_BT is None:
+            raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
+        return Advantages(
+            *hae(
+                rewards_BT,
+                rollout.known_values_BT,
+                rollout.mask_BT,
+                rollout.turns_BT,
+                blocks_BT=rollout.blocks_BT,
+                switches_BT=rollout.switches_BT,
+                bootstrap_B=rollout.bootstrap_B,
+                turn_gamma=self.turn_gamma,
+                turn_lam=self.turn_lam,
+                segment_lam=self.segment_lam,
+                whiten=config.whiten,
+            )
+        )
+
+
+ESTIMATORS: dict[str, type[Estimator]] = {
+    "gae": GAE,
+    "bilevel_gae": BilevelGAE,
+    "hae": HAE,
+    **dict.fromkeys(TERMS, Estimator),
+    "gigpo": GiGPO,
+    "reinforce_plus_plus": ReinforcePlusPlus,
+    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
+    "terms": Terms,
+}
+"""Estimators by name."""
