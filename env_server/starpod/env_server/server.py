@@ -37,6 +37,7 @@ from starpod.env_server.transports.service import EnvironmentService
 from starpod.v1 import environment_pb2 as pb
 
 if TYPE_CHECKING:
+    from starpod.env_server.transports.exchange import Carried
     from starpod.env_server.transports.http.server import HTTPServer
     from starpod.env_server.transports.mcp.service import MCPService
 
@@ -247,6 +248,9 @@ class EnvironmentServer:
         except ImportError as error:
             hint = "from a clone of the repository: pip install '.[http]'"
             raise ServerError(f"--http needs its extra; {hint}") from error
+        carried: list[Carried] = [await self._start_mcp()] if http.mcp else []
+        if http.ors:  # last: it takes all other paths
+            carried.append(ORSService(self._service, self.worker))
         service = HTTPService(
             self._service,
             self.worker,
@@ -254,8 +258,7 @@ class EnvironmentServer:
             self._open,
             hosts=(self.config.host, *http.hosts),
             endpoints=http.endpoints,
-            mcp=await self._start_mcp() if http.mcp else None,
-            ors=ORSService(self._service, self.worker) if http.ors else None,
+            carried=carried,
         )
         try:
             self._http = HTTPServer(service, self.config, http.port, self._count_hang_ups)

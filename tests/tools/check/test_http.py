@@ -14,7 +14,7 @@ from starpod.client.transport import TLS, Transport
 from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
-from starpod.env_server.transports.http import exchange
+from starpod.env_server.transports import exchange
 from tests.env_server.troublesome import Walk
 from tests.hostile.conftest import http_url
 from tests.skipped import not_by_time

@@ -22,9 +22,9 @@ from starpod.env_server.limits import Tenant
 from starpod.env_server.sessions.requests import count_json
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.encoding import STREAM_VALUES, read_json, write_json
-from starpod.env_server.transports.http.exchange import Exchange, Refused
+from starpod.env_server.transports.exchange import Exchange, Refused
 from starpod.env_server.transports.service import EnvironmentService, server_version
-from starpod.env_server.transports.tools import actions_of, turn_tools
+from starpod.env_server.transports.tools import actions_of, turn_tools, whole_number
 from starpod.v1 import environment_pb2 as pb
 
 SPLITS = {"train": range(1_000), "test": range(1_000_000, 1_000_200)}
@@ -57,13 +57,28 @@ class _Played:
 class ORSService:
     """Answers the standard's paths, which stand at the server's root."""
 
+    name = "ORS"
+
     def __init__(self, service: EnvironmentService, worker: Worker) -> None:
         self._service = service
         self._worker = worker
         self._played: dict[tuple[str, str], _Played] = {}
 
+    def claims(self, path: str) -> bool:
+        return True
+
+    def admit(self, exchange: Exchange) -> None:
+        if (key := exchange.header("x-api-key")) and not exchange.header("authorization"):
+            exchange.metadata.append(("authorization", f"Bearer {key}"))
+
+    def has_body(self, exchange: Exchange) -> bool:
+        """Some of its requests have none. A page of another site cannot send their header."""
+        return not (exchange.header("content-length") in ("", "0") and exchange.header(_SESSION))
+
     async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
         """Raises CallError, and Refused for what is no path of the standard."""
+        self._worker.count_received(tenant, len(body))
+        tenant.take_calls(1, len(body))
         if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
             raise bad_argument("request", f"holds more than {STREAM_VALUES} JSON values")
         given = _object(body)
@@ -161,7 +176,7 @@ class ORSService:
             raise bad_argument("env_name", "is no text")
         environment = self._id(name or "")
         # The id is the key: a repeated request has the same session.
-        fields = {"environment_id": environment, "seed": _number("seed", task.get("seed", 0), 2**64), "key": id}
+        fields = {"environment_id": environment, "seed": whole_number("seed", task.get("seed", 0), 2**64), "key": id}
         opening = json.dumps({**fields, "options": task.get("options", {})}).encode()
         reply: pb.OpenResponse = await self._service.ask(
             tenant, read_json(pb.OpenRequest, opening, self._worker.limits)
@@ -276,7 +291,7 @@ def _split(given: Json) -> range:
 
 def _seed(given: Json) -> int:
     seeds = _split(given)
-    return seeds[_number("index", given.get("index"), len(seeds))]
+    return seeds[whole_number("index", given.get("index"), len(seeds))]
 
 
 def _place(given: Json, name: str) -> int | None:
@@ -295,9 +310,3 @@ def _index(given: Json) -> int | None:
     if not isinstance(value, str) or not _INDEX.fullmatch(value) or int(value) >= 2**32:
         raise bad_argument("task_id", "is none that this server gave")
     return int(value)
-
-
-def _number(name: str, value: object, end: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
-        raise bad_argument(name, f"is no whole number from 0 to {end - 1}")
-    return value

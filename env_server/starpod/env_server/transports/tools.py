@@ -47,3 +47,10 @@ def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]
     if tool in (each.name for each in spec.action_space.tools):
         return [pb.Action(tool_call=pb.ToolCall(name=tool, arguments_json=json.dumps(dict(arguments))))]
     raise bad_argument("name", f"is {tool[:80]!r}, which is no tool of {spec.id}")
+
+
+def whole_number(name: str, value: object, end: int) -> int:
+    """Return the value of an argument that is a whole number from 0 to below `end`. Raises BAD_ARGUMENT."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
+        raise bad_argument(name, f"is no whole number from 0 to {end - 1}")
+    return value

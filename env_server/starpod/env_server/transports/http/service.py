@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -16,23 +17,32 @@ from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.timing import begin, clock
 from starpod.env_server.transports.admission import OpenAdmission, OpenCalls, receive_in_time
 from starpod.env_server.transports.encoding import max_bytes, read_json, write_json
-from starpod.env_server.transports.http.exchange import Exchange, Headers, Receive, Refused, Scope, Send, write_status
+from starpod.env_server.transports.exchange import (
+    Carried,
+    Exchange,
+    Headers,
+    Receive,
+    Refused,
+    Scope,
+    Send,
+    write_status,
+)
 from starpod.env_server.transports.http.openapi import openapi
 from starpod.env_server.transports.http.page import Page
 from starpod.env_server.transports.http.routes import Route, find
 from starpod.env_server.transports.service import Body, EnvironmentService
 from starpod.v1 import environment_pb2 as pb
 
-if TYPE_CHECKING:
-    from starpod.env_server.transports.mcp.service import MCPService
-    from starpod.env_server.transports.ors import ORSService
-
 HEALTH, OPENAPI, PAGE = "/v1/health", "/openapi.json", "/docs"
+Work = Callable[[Tenant], Awaitable[bytes | None]]
 _SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
 
 class HTTPService:
-    """Serves the contract's methods and their health. hosts: names that a Host header may have, besides addresses."""
+    """Serves the contract's methods, their health and the protocols that are carried beside them.
+
+    hosts: names that a Host header may have, besides addresses.
+    """
 
     def __init__(
         self,
@@ -43,8 +53,7 @@ class HTTPService:
         *,
         hosts: tuple[str, ...],
         endpoints: tuple[str, ...],
-        mcp: MCPService | None = None,
-        ors: ORSService | None = None,
+        carried: Sequence[Carried] = (),
     ) -> None:
         self._service = service
         self._worker = worker
@@ -52,8 +61,7 @@ class HTTPService:
         self._open = strangers
         self._hosts = frozenset(name.lower() for name in ("localhost", *hosts))
         self._endpoints = endpoints
-        self._mcp = mcp
-        self._ors = ors
+        self._carried = carried
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._worker.share.accepted()
@@ -64,16 +72,14 @@ class HTTPService:
                 async with self._open.take_turn(exchange.peer):
                     await self._answer_anyone(exchange, scope)
                 return
-            if self._mcp is not None and f"{exchange.path}/".startswith("/mcp/"):
-                self._mcp.check(exchange)
-                await self._serve_mcp(self._mcp, exchange, scope, send)
-                return
             found = find(exchange.path)
-            if found is None and self._ors is not None:
-                await self._serve_ors(self._ors, exchange)
-                return
             if found is None:
-                raise Refused(HTTPStatus.NOT_FOUND, _no_such("path", exchange.path))
+                protocol = next((each for each in self._carried if each.claims(exchange.path)), None)
+                if protocol is None:
+                    raise Refused(HTTPStatus.NOT_FOUND, _no_such("path", exchange.path))
+                protocol.admit(exchange)
+                await self._call(exchange, protocol.name, functools.partial(self._carry, protocol, exchange))
+                return
             route, value = found
             if exchange.verb != route.verb:
                 error = _no_such("method", exchange.verb)
@@ -84,10 +90,10 @@ class HTTPService:
         except CallError as error:
             await exchange.fail(error)
             return
+        work: Work = functools.partial(self._unary, exchange, route, value)
         if route.method.server_streaming:
-            await self._stream(exchange)
-        else:
-            await self._unary(exchange, route, value)
+            work = functools.partial(self._stream, exchange)
+        await self._call(exchange, route.name, work)
 
     async def _answer_anyone(self, exchange: Exchange, scope: Scope) -> None:
         """Answers a request that needs no token."""
@@ -113,110 +119,60 @@ class HTTPService:
         except CallError as beyond:
             await exchange.fail(beyond)
 
-    async def _fail(
-        self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
-    ) -> None:
-        """Answers a call that failed; one without a valid token as any request of a stranger."""
-        if error.reason == "UNAUTHENTICATED":
-            await self._refuse(exchange, error, status, headers)
-        else:
-            await exchange.fail(error, status, headers)
-
-    async def _unary(self, exchange: Exchange, route: Route, value: str) -> None:
+    async def _call(self, exchange: Exchange, name: str, work: Work) -> None:
+        """Do a call's work for its tenant, and answer with what it returns, if anything, or with its error."""
         timing = begin(clock())
         status: HTTPStatus | None = None
-        with self._service.tracer.span(route.name, exchange.metadata):
+        with self._service.tracer.span(name, exchange.metadata):
             try:
                 with self._calls.hold(exchange.metadata) as tenant:
-                    body = await self._receive(exchange, route, tenant)
-
-                    async def read(tenant: Tenant) -> Message:
-                        request = read_json(route.request, body.take() or b"{}", self._worker.limits)
-                        if route.field:
-                            setattr(request, route.field, value)
-                        return request
-
-                    reply = await self._service.answer(route.name, tenant, body.size, read)
-                    with tenant.working:
-                        data = self._write(reply)
-                await exchange.respond(data, headers=timing.trailer())
+                    reply = await work(tenant)
+                if reply is not None:
+                    await exchange.respond(reply, headers=timing.trailer())
                 return
             except ConnectionError:
                 return
             except Refused as refused:
                 failure, status = refused.error, refused.status
-                self._worker.metrics.error(route.name, failure.reason)
+                self._worker.metrics.error(name, failure.reason)
             except Exception as error:
-                failure = self._service.failure(route.name, error)
-            await self._fail(exchange, failure, status, timing.trailer())
-
-    async def _stream(self, exchange: Exchange) -> None:
-        """A Stream of one message, whose replies come as events while they finish."""
-        events = _Events(exchange)
-        with self._service.tracer.span("Stream", exchange.metadata):
-            try:
-                with self._calls.hold(exchange.metadata) as tenant:
-                    body = await self._receive(exchange, None, tenant)
-                    await self._worker.share.wait(tenant)
-                    with tenant.working:
-                        request = read_json(pb.StreamRequest, body.take(), self._worker.limits)
-                        events.request = request.SerializeToString()
-                    del request
-                    await self._service.stream(events, exchange.metadata, exchange.peer)
-                await events.end()
-                return
-            except ConnectionError:
-                return
-            except Refused as refused:
-                self._worker.metrics.error("Stream", refused.error.reason)
-                await exchange.fail(refused.error, refused.status)
-                return
-            except Exception as error:
-                failure = self._service.failure("Stream", error)
-            if events.started:
-                await events.fail(failure)
+                failure = self._service.failure(name, error)
+            if exchange.streaming:
+                await exchange.send_event(write_status(failure.status()), "error")
+                await exchange.end_events()
+            elif failure.reason == "UNAUTHENTICATED":  # as any request of a stranger
+                await self._refuse(exchange, failure, status, timing.trailer())
             else:
-                await self._fail(exchange, failure)
+                await exchange.fail(failure, status, timing.trailer())
 
-    async def _serve_mcp(self, mcp: MCPService, exchange: Exchange, scope: Scope, send: Send) -> None:
-        with self._service.tracer.span("MCP", exchange.metadata):
-            try:
-                with self._calls.hold(exchange.metadata) as tenant:
-                    body = await self._receive(exchange, None, tenant)
-                    await mcp.serve(scope, body.take(), send, tenant)
-                return
-            except ConnectionError:
-                return
-            except Refused as refused:
-                self._worker.metrics.error("MCP", refused.error.reason)
-                await exchange.fail(refused.error, refused.status)
-                return
-            except CallError as error:
-                failure = self._service.failure("MCP", error)
-            await self._fail(exchange, failure)
+    async def _unary(self, exchange: Exchange, route: Route, value: str, tenant: Tenant) -> bytes:
+        body = await self._receive(exchange, route, tenant)
 
-    async def _serve_ors(self, ors: ORSService, exchange: Exchange) -> None:
-        if (key := exchange.header("x-api-key")) and not exchange.header("authorization"):
-            exchange.metadata.append(("authorization", f"Bearer {key}"))
-        with self._service.tracer.span("ORS", exchange.metadata):
-            try:
-                with self._calls.hold(exchange.metadata) as tenant:
-                    # Some of its requests have no body. A page of another site cannot send their header.
-                    empty = exchange.header("content-length") in ("", "0") and exchange.header("x-session-id")
-                    body = Body(b"") if empty else await self._receive(exchange, None, tenant)
-                    self._worker.count_received(tenant, body.size)
-                    tenant.take_calls(1, body.size)
-                    await ors.answer(exchange, body.take(), tenant)
-                return
-            except ConnectionError:
-                return
-            except Refused as refused:
-                self._worker.metrics.error("ORS", refused.error.reason)
-                await exchange.fail(refused.error, refused.status)
-                return
-            except Exception as error:
-                failure = self._service.failure("ORS", error)
-            await self._fail(exchange, failure)
+        async def read(tenant: Tenant) -> Message:
+            request = read_json(route.request, body.take() or b"{}", self._worker.limits)
+            if route.field:
+                setattr(request, route.field, value)
+            return request
+
+        reply = await self._service.answer(route.name, tenant, body.size, read)
+        with tenant.working:
+            return self._write(reply)
+
+    async def _stream(self, exchange: Exchange, tenant: Tenant) -> None:
+        """A Stream of one message, whose replies come as events while they finish."""
+        body = await self._receive(exchange, None, tenant)
+        await self._worker.share.wait(tenant)
+        with tenant.working:
+            request = read_json(pb.StreamRequest, body.take(), self._worker.limits)
+            events = _Events(exchange, request.SerializeToString())
+        del request
+        await self._service.stream(events, exchange.metadata, exchange.peer)
+        await exchange.start_events()
+        await exchange.end_events()
+
+    async def _carry(self, protocol: Carried, exchange: Exchange, tenant: Tenant) -> None:
+        body = await self._receive(exchange, None, tenant) if protocol.has_body(exchange) else Body(b"")
+        await protocol.answer(exchange, body.take(), tenant)
 
     async def _receive(self, exchange: Exchange, route: Route | None, tenant: Tenant) -> Body:
         if exchange.verb != "POST":
@@ -249,35 +205,19 @@ class HTTPService:
 
 
 class _Events:
-    """A Stream's connection: one message in, server-sent events out. started: whether the response has begun."""
+    """A Stream's connection: one message in, server-sent events out."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, request: bytes) -> None:
         self._exchange = exchange
-        self.started = False
-        self.request = b""
+        self._request = request
 
     async def read(self) -> Any:
-        if not self.request:
-            return grpc.aio.EOF
-        data, self.request = self.request, b""
-        return data
+        data, self._request = self._request, b""
+        return data or grpc.aio.EOF
 
     async def write(self, message: pb.StreamResponse) -> None:
-        await self._start()
+        await self._exchange.start_events()
         await self._exchange.send_event(write_json(message))
-
-    async def fail(self, failure: CallError) -> None:
-        await self._exchange.send_event(write_status(failure.status()), "error")
-        await self._exchange.end_events()
-
-    async def end(self) -> None:
-        await self._start()
-        await self._exchange.end_events()
-
-    async def _start(self) -> None:
-        if not self.started:
-            self.started = True
-            await self._exchange.start_events()
 
 
 def _no_such(what: str, value: str) -> CallError:

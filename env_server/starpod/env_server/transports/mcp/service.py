@@ -32,11 +32,11 @@ from starpod.env_server.limits import Tenant
 from starpod.env_server.sessions.requests import count_json
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.encoding import STREAM_VALUES, read_json
-from starpod.env_server.transports.http.exchange import Exchange, Refused, Scope, Send
-from starpod.env_server.transports.http.exchange import Message as Sent
+from starpod.env_server.transports.exchange import Exchange, Refused
+from starpod.env_server.transports.exchange import Message as Sent
 from starpod.env_server.transports.mcp.tools import failure_of, list_tools, meta_of, picture_of, result_of
 from starpod.env_server.transports.service import EnvironmentService, server_version
-from starpod.env_server.transports.tools import actions_of
+from starpod.env_server.transports.tools import actions_of, whole_number
 from starpod.v1 import environment_pb2 as pb
 
 PATH = "/mcp"
@@ -91,6 +91,8 @@ class _Caller:
 class MCPService:
     """Serves MCP's streamable HTTP at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME. Use while `run` runs."""
 
+    name = "MCP"
+
     def __init__(self, service: EnvironmentService, worker: Worker) -> None:
         self._service = service
         self._worker = worker
@@ -112,14 +114,21 @@ class MCPService:
             ready.set()
             await asyncio.Event().wait()
 
-    def check(self, exchange: Exchange) -> None:
+    def claims(self, path: str) -> bool:
+        return f"{path}/".startswith(f"{PATH}/")
+
+    def has_body(self, exchange: Exchange) -> bool:
+        return True
+
+    def admit(self, exchange: Exchange) -> None:
         """Refuses what is no request of MCP here, by its headers. Raises Refused."""
         if exchange.verb != "POST":
             problem = f"is {exchange.verb[:20]}; there are no streams and sessions of MCP here to get or delete"
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, bad_argument("method", problem), (("allow", "POST"),))
 
-    async def serve(self, scope: Scope, body: bytes, send: Send, tenant: Tenant) -> None:
+    async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
         """Answers a request whose body has been received. Raises OVERLOADED, UNKNOWN_ENVIRONMENT and BAD_ARGUMENT."""
+        scope, send = exchange.scope, exchange.send
         if _TOOL_CALL not in body:  # which count as the calls that they become
             self._worker.count_received(tenant, len(body))
             tenant.take_calls(1, len(body))
@@ -208,7 +217,7 @@ class MCPService:
                 return closed, result_of(None, {"closed": True})
         given = {name: value for name, value in arguments.items() if name != "step_index"}
         actions = [] if "actions" in more else actions_of(self._spec(caller), tool, given)
-        index = _number("step_index", arguments.get("step_index", played.step_index), 2**32)
+        index = whole_number("step_index", arguments.get("step_index", played.step_index), 2**32)
         step = self._read(pb.StepRequest, played, {"epoch": played.epoch, "step_index": index, **more})
         step.actions.extend(actions)
         reply: pb.StepResponse = await self._ask(caller, step)
@@ -230,7 +239,7 @@ class MCPService:
         if not more or "image" in arguments:
             fields["want"] = {**want, "image": arguments.get("image") is True}
         if arguments.get("seed") is not None:
-            fields["seed"] = _number("seed", arguments["seed"], 2**64)
+            fields["seed"] = whole_number("seed", arguments["seed"], 2**64)
         options = arguments.get("options")
         if options is not None:
             if not isinstance(options, dict):
@@ -314,9 +323,3 @@ def _expect_one(request: Any) -> Any:
     if request.count > 1:
         raise bad_argument("count", f"is {request.count}; a name is that of one session")
     return request
-
-
-def _number(name: str, value: object, end: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
-        raise bad_argument(name, f"is no whole number from 0 to {end - 1}")
-    return value

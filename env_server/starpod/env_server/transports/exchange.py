@@ -1,4 +1,7 @@
-"""One HTTP request and its response: headers that are looked at before the body, the body within bounds, errors."""
+"""One request over HTTP and its response, for every protocol that HTTP carries here.
+
+Headers are looked at before the body, the body is bounded, and errors are google.rpc.Status as JSON.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import ipaddress
 import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from google.rpc import code_pb2, status_pb2
 
 from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.limits import Tenant
 from starpod.env_server.transports.encoding import body_too_large, write_json
 
 Scope = MutableMapping[str, Any]
@@ -51,16 +55,21 @@ class Refused(Exception):
 
 
 class Exchange:
-    """One request of ASGI and its response. metadata: its headers, as gRPC calls them."""
+    """One request of ASGI and its response.
+
+    metadata: its headers, as gRPC calls them. streaming: whether its response has begun as server-sent events.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.send = send
+        self.streaming = False
         self.verb: str = scope["method"]
         self.path: str = scope["raw_path"].decode("ascii")
         self.metadata = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         client = scope["client"] or ("", 0)
         self.peer = f"ipv6:[{client[0]}]:{client[1]}" if ":" in client[0] else f"ipv4:{client[0]}:{client[1]}"
         self._receive = receive
-        self._send = send
         self._read = False
 
     def header(self, name: str) -> str:
@@ -118,10 +127,10 @@ class Exchange:
         length = (("content-length", str(len(body))),)
         await self._start(status, content_type, (*length, *headers, *closing))
         if closing:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self.send({"type": "http.response.body", "body": body, "more_body": True})
             await self._linger()
             body = b""
-        await self._send({"type": "http.response.body", "body": body})
+        await self.send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()) -> None:
         """Responds with google.rpc.Status as JSON."""
@@ -137,19 +146,22 @@ class Exchange:
         await self.respond(write_status(error.status()), status, more)
 
     async def start_events(self) -> None:
-        """Begins a response of server-sent events."""
+        """Begins a response of server-sent events. Harmless to repeat."""
+        if self.streaming:
+            return
+        self.streaming = True
         await self._start(HTTPStatus.OK, "text/event-stream", (("cache-control", "no-store"),))
 
     async def send_event(self, data: bytes, name: str = "") -> None:
         event = b"event: %s\n" % name.encode() if name else b""
-        await self._send({"type": "http.response.body", "body": b"%sdata: %s\n\n" % (event, data), "more_body": True})
+        await self.send({"type": "http.response.body", "body": b"%sdata: %s\n\n" % (event, data), "more_body": True})
 
     async def end_events(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
+        await self.send({"type": "http.response.body", "body": b""})
 
     async def _start(self, status: HTTPStatus, content_type: str, headers: Headers) -> None:
         encoded = [(name.encode(), value.encode()) for name, value in (("content-type", content_type), *headers)]
-        await self._send({"type": "http.response.start", "status": int(status), "headers": encoded})
+        await self.send({"type": "http.response.start", "status": int(status), "headers": encoded})
 
     async def _linger(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -161,3 +173,21 @@ class Exchange:
 def write_status(status: status_pb2.Status) -> bytes:
     """An error as JSON."""
     return write_json(status)
+
+
+class Carried(Protocol):
+    """Another protocol that HTTP carries beside the contract's own paths. name: for metrics and traces."""
+
+    name: str
+
+    def claims(self, path: str) -> bool:
+        """Whether a path that is none of the contract's belongs to this protocol."""
+
+    def admit(self, exchange: Exchange) -> None:
+        """Look at a request's headers before the caller is known. Raises Refused."""
+
+    def has_body(self, exchange: Exchange) -> bool:
+        """Whether a POST brings a body, which is then received within bounds."""
+
+    async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
+        """Answer a request. Raises CallError, and Refused for what HTTP has a status of its own for."""
