@@ -131,8 +131,8 @@ def test_servers_take_turns_also_with_one_that_starts_late(monkeypatch: pytest.M
         nothing = EnvironmentReport(spec.id, "")
         return Entry(spec, address, nothing, nothing)
 
-    def told(found: int = 0, entry: Entry | None = None) -> None:
-        ready.extend([found] if found else [])
+    def told(hosted: int = 0, entry: Entry | None = None) -> None:
+        ready.extend([hosted] if hosted else [])
 
     monkeypatch.setattr(hub, "examine", examine)
     everything = [["one"], ["other"], ["late"]]

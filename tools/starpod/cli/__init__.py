@@ -1,1 +1,1 @@
-"""The `starpod` command: its subcommands, and those that list, describe and play environments."""
+"""The `starpod` command, and its subcommands that list, describe and play environments."""

@@ -1,4 +1,4 @@
-"""`starpod dev`: an environment's file, served, shown in a browser, and checked each time it is saved."""
+"""`starpod dev`: serve an environment's file, show it in a browser, and check it each time it is saved."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _POLL_SECONDS = 0.2
 
 @click.command()
 @click.argument("file", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Of the server; 0: any free.")
+@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Server's port; 0: any free.")
 @click.option(
     "--open/--no-open",
     "opens",
     default=DESKTOP,
-    help="Open the page in the browser. Default: where there is a desktop.",
+    help="Open the page in the browser. Default: if there is a desktop.",
 )
 def dev(file: Path, port: int, opens: bool) -> None:
     """Serve the environments of FILE.py, check them each time it is saved, and show a page to play them on.
 
-    Goes on until Ctrl-C. A mistake in the file is told with its line, and the next save is waited for.
+    Runs until Ctrl-C. A mistake in the file is reported with its line, and the command waits for the next save.
     """
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as site:
         page = ""
         while True:
-            saved = _saved(file)
-            # Without a drain: open games are replayed on the next server, which has the same address.
+            saved = _saved_at(file)
+            # No drain: the page replays open games on the next server, which has the same address.
             words = ("serve", "--environment-module", str(file), "--port", str(port), "--drain", "0")
             try:
                 with started("the environment service", *words) as address:
@@ -45,12 +45,12 @@ def dev(file: Path, port: int, opens: bool) -> None:
                     _check(file, address)
                     _await_save(file, saved)
             except ServiceFailed as error:
-                _tell(error.said, colour="red")
+                _print_line(error.said, colour="red")
                 _await_save(file, saved)
 
 
 def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
-    """Start the live site and returns the address of the first environment's page; why there is none, without one."""
+    """Start the live site and return the address of the first environment's page, or the reason if it cannot start."""
     with SyncFleet(address) as fleet:
         first = fleet.describe()[0].id
     click.echo(f"serving on {address}")
@@ -64,30 +64,32 @@ def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
 
 
 def _check(file: Path, address: str) -> None:
-    """Tell which requirements the server does not meet."""
+    """Print the requirements that the server does not meet."""
     command = [sys.executable, "-P", "-m", "starpod.cli.main", "check", address, "--reward", "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         report = json.loads(done.stdout)
     except ValueError:
-        _tell(done.stderr.strip() or f"the check ended with status {done.returncode}", colour="red")
+        _print_line(done.stderr.strip() or f"the check ended with status {done.returncode}", colour="red")
         return
     results = [result for environment in report["environments"] for result in environment["results"]]
     for result in results:
         if result["status"] in ("failed", "error"):
             colour = "red" if result["strength"] == "MUST" else "yellow"
-            _tell(f"{result['id']} {result['strength']} {result['title']}\n    {result['message']}", colour=colour)
+            _print_line(
+                f"{result['id']} {result['strength']} {result['title']}\n    {result['message']}", colour=colour
+            )
     met = sum(result["status"] == "passed" for result in results)
     if report["passed"]:
-        _tell(f"{file.name} keeps the contract: {met} requirements shown", colour="green")
+        _print_line(f"{file.name} keeps the contract: {met} requirements shown", colour="green")
 
 
-def _tell(text: str, *, colour: str) -> None:
+def _print_line(text: str, *, colour: str) -> None:
     click.echo(f"{time.strftime('%H:%M:%S')} {click.style(text, fg=colour)}")
 
 
-def _saved(file: Path) -> int:
-    """When the file was last written; 0 while an editor replaces it."""
+def _saved_at(file: Path) -> int:
+    """Return when the file was last written, or 0 while an editor replaces it."""
     try:
         return file.stat().st_mtime_ns
     except FileNotFoundError:
@@ -95,5 +97,5 @@ def _saved(file: Path) -> int:
 
 
 def _await_save(file: Path, before: int) -> None:
-    while _saved(file) in (before, 0):
+    while _saved_at(file) in (before, 0):
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""One played session: its turns so far, hints, and turns taken back."""
+"""A game: one played session with its turns, hints, and a way to take turns back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ SEPARATOR = "||"
 
 
 class NotPossible(Exception):
-    """What the player asked for cannot be done; the message says why. Nothing has changed."""
+    """A request of the player cannot be met; the message says why. Nothing has changed."""
 
 
 class Game:
     """A session with the list of its turns.
 
-    observation: what the agent sees now. transition: of the last turn, None after a reset.
-    turns: the sub-actions of each turn so far. reward: their sum.
+    Attributes:
+        observation: what the agent sees now.
+        transition: the last turn's transition; None after a reset.
+        turns: the actions of each turn so far.
+        reward: the sum of rewards so far.
     """
 
     transition: pb.Transition | None
@@ -54,7 +57,7 @@ class Game:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(*(() if error is None else (grpc.RpcError,))):  # what went wrong first is told
+        with contextlib.suppress(*(() if error is None else (grpc.RpcError,))):  # report the first error, not this one
             self._server.call(self._server.stub.Close, pb.CloseRequest(session_ids=[self._session_id]))
 
     @property
@@ -62,11 +65,11 @@ class Game:
         return self.transition is not None and (self.transition.terminated or self.transition.truncated)
 
     def parse(self, line: str) -> list[pb.Action]:
-        """A typed turn as sub-actions. Raises NotPossible with the nearest names."""
+        """Parse a typed turn into actions. Raise NotPossible with the nearest names if one is unknown."""
         return [self._parse_action(part.strip()) for part in line.split(SEPARATOR)]
 
     def play(self, actions: Sequence[pb.Action]) -> pb.Transition:
-        """Play one turn. Raises NotPossible if the episode is over."""
+        """Play one turn. Raise NotPossible if the episode is over."""
         if self.over:
             raise NotPossible("the episode is over: again, new, undo or quit")
         request = pb.StepRequest(
@@ -81,7 +84,7 @@ class Game:
         return response.transition
 
     def hint(self) -> str:
-        """The expert's next action. Raises NotPossible where there is none."""
+        """Return the expert's next action as text. Raise NotPossible if there is none."""
         if not self.spec.capabilities.expert_action:
             raise NotPossible(f"{self.spec.id} has no expert")
         if not self.observation.HasField("expert_action"):
@@ -89,7 +92,7 @@ class Game:
         return action_text(self.observation.expert_action)
 
     def undo(self) -> None:
-        """Take the last turn back: starts again and plays all turns but the last."""
+        """Take the last turn back by replaying the episode without it. Raise NotPossible if that cannot be done."""
         if not self.spec.capabilities.deterministic:
             raise NotPossible(f"{self.spec.id} is not deterministic: its turns cannot be taken back")
         if not self.turns:
@@ -104,11 +107,11 @@ class Game:
         self._reset(self.seed, self._dynamics_seed)
 
     def new(self) -> None:
-        """Start another episode, with a seed that the server draws."""
+        """Start another episode with a seed that the server draws."""
         self._reset(None, None)
 
     def picture(self) -> str:
-        """The state as text: Render's where there is one, else what the agent sees."""
+        """Return the state as text: rendered if the environment can render text, else as the agent sees it."""
         if "text" not in self.spec.render_modes:
             return "\n".join(map(part_text, self.observation.parts))
         request = pb.RenderRequest(session_id=self._session_id, mode="text")
@@ -156,7 +159,7 @@ class Game:
 
 
 def action_text(action: pb.Action) -> str:
-    """An action as the player would type it."""
+    """Return an action as the player would type it."""
     match action.WhichOneof("kind"):
         case "tool_call":
             return f"{action.tool_call.name} {action.tool_call.arguments_json or '{}'}"
@@ -168,7 +171,7 @@ def action_text(action: pb.Action) -> str:
 
 
 def part_text(part: pb.Part) -> str:
-    """A piece of an observation as text; what is not text is named."""
+    """Return a part of an observation as text, or a short description of a part that is no text."""
     match part.WhichOneof("kind"):
         case "image":
             return f"[{part.image.mime}, {len(part.image.data):,} bytes]"

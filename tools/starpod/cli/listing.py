@@ -1,4 +1,4 @@
-"""`starpod list` and `starpod describe`: what a server hosts."""
+"""`starpod list` and `starpod describe`: show what a server hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
         _print_json([_as_dict(spec) for spec in response.environments])
         return
     console = safe_console()
-    roomy = console.width >= _ROOMY_COLUMNS  # otherwise `describe` tells the capabilities
+    roomy = console.width >= _ROOMY_COLUMNS  # on a narrow screen only `describe` shows the capabilities
     table = Table(title=escape(f"{response.server_name} {response.server_version}"), title_justify="left")
     for heading, whole in (("Environment", True), ("Version", True), ("Title", False)):
         table.add_column(heading, no_wrap=whole)
@@ -52,8 +52,8 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
     console.print(f"{sessions}, {workers}{state}", highlight=False)
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s'[: number != 1]}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s'[: number != 1]}"
 
 
 @click.command()
@@ -127,7 +127,7 @@ def _capabilities(spec: pb.EnvironmentSpec) -> list[str]:
 
 
 def _as_dict(spec: pb.EnvironmentSpec) -> dict[str, Any]:
-    """The spec with its JSON texts opened up."""
+    """Return the spec as JSON values, with the JSON texts in it parsed."""
     fields: dict[str, Any] = MessageToDict(
         spec, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -136,6 +136,6 @@ def _as_dict(spec: pb.EnvironmentSpec) -> dict[str, Any]:
 
 
 def _print_json(value: Any) -> None:
-    # Escaped in JSON's own way where a terminal would obey it; the value stays the same.
+    # Control characters are escaped as JSON does it, so that a terminal does not execute them.
     text = json.dumps(value, indent=2, ensure_ascii=False)
     click.echo("".join(c if c == visible(c) else f"\\u{ord(c):04x}" for c in text))

@@ -16,13 +16,13 @@ import click
 
 from starpod.cli.polling import prefer_poller
 
-# Its message is the help of a group that was called without a command. Before 8.2, click prints that help itself.
-click.IntRange.name, click.FloatRange.name = "integer", "number"  # "'x' is not a valid integer range", says click
+# click 8.2 raises this for a group without a command, with its help as the message. Earlier versions print the help.
+click.IntRange.name, click.FloatRange.name = "integer", "number"  # instead of "'x' is not a valid integer range"
 NO_COMMAND: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 def _convert_path(path: click.Path, value: Any, *place: Any) -> Any:
-    # Path("") is the working folder, which nobody means who passes an unset variable of the shell.
+    # Path("") is the working folder. The user more likely passed an unset variable of the shell.
     if value == "":
         path.fail("the name is empty: give one, or leave this out", *place)
     return _CONVERT_PATH(path, value, *place)
@@ -33,7 +33,13 @@ click.Path.convert = _convert_path  # type: ignore[assignment, method-assign]
 
 
 class Subcommand:
-    """Where a subcommand lives (`module:attribute`), its line in `starpod --help`, and the extra it needs."""
+    """A subcommand that is not imported yet.
+
+    Args:
+        target: where its click command is, as `module:attribute`.
+        summary: its line in `starpod --help`.
+        extra: the extra of the package that it needs.
+    """
 
     def __init__(self, target: str, summary: str, extra: str = "") -> None:
         self.module, _, self.attribute = target.partition(":")
@@ -41,7 +47,7 @@ class Subcommand:
         self.extra = extra
 
     def load(self) -> click.Command:
-        """Import it. Raises ClickException if a package of its extra is missing."""
+        """Import the command. Raise ClickException if a package of its extra is missing."""
         try:
             module = importlib.import_module(self.module)
         except ModuleNotFoundError as error:
@@ -83,7 +89,7 @@ SUBCOMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called, not when help lists them."""
+    """A group that imports a command when it is called, not when help lists it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUBCOMMANDS)
@@ -97,7 +103,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in SUBCOMMANDS and not name.startswith("-"):
-            from starpod.client.spelling import nearest  # loads gRPC, which `prefer_poller` must come before
+            from starpod.client.spelling import nearest  # not at the top: it loads gRPC, after `prefer_poller`
 
             raise click.UsageError(f"no command {name!r}{nearest(name, list(SUBCOMMANDS))}", ctx)
         return super().resolve_command(ctx, args)
@@ -125,10 +131,10 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def reach_loopback_directly() -> None:
-    """Keep proxies (http_proxy and others) away from calls to this machine, here and in all programs that we start."""
-    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    values = {"no_proxy": spared, "NO_PROXY": spared}
-    if (preferred := os.environ.get("no_grpc_proxy")) is not None:  # noqa: SIM112 - gRPC reads it in lower case alone
+    """Exclude this machine from proxies (http_proxy and others), in this process and in programs that it starts."""
+    exceptions = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    values = {"no_proxy": exceptions, "NO_PROXY": exceptions}
+    if (preferred := os.environ.get("no_grpc_proxy")) is not None:  # noqa: SIM112 - gRPC reads only this spelling
         values["no_grpc_proxy"] = preferred
     for variable, value in values.items():
         names = [name.strip() for name in value.split(",") if name.strip()]
@@ -138,23 +144,23 @@ def reach_loopback_directly() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exits: 0 done, 1 it ran and something failed, 2 the call was wrong.
+    """Run the command line and exit with 0 (done), 1 (something failed) or 2 (wrong call).
 
-    Errors are one line on standard error; `--debug` anywhere on the line shows the traceback instead.
+    Errors are one line on standard error. With `--debug` anywhere on the command line, the traceback is shown instead.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
+    arguments_given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments_given
     prefer_poller()
     reach_loopback_directly()
     if not debug:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log, beside our line that says the same
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would log what our error message says
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks ends nothing
-    words, output = [word for word in words if word != "--debug"], sys.stdout
-    sys.argv[1:] = words  # what `serve` hands on to its workers
+            stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack characters
+    arguments_given, output = [word for word in arguments_given if word != "--debug"], sys.stdout
+    sys.argv[1:] = arguments_given  # `serve` passes them to its workers
     try:
-        status = starpod.main(words, prog_name="starpod", standalone_mode=False)
+        status = starpod.main(arguments_given, prog_name="starpod", standalone_mode=False)
     except click.exceptions.Abort:
         status = 130
     except NO_COMMAND as error:
@@ -164,8 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _print_error(error.format_message(), debug)
         status = error.exit_code
     except SystemExit as error:
-        # Where the reader of our output has gone, such as `head`, click replaces the stream and rich raises from the
-        # error, both with status 1. Other programs end by SIGPIPE.
+        # If the reader of the output has ended, such as `head`, click replaces the stream and rich raises SystemExit,
+        # both with status 1. Other programs end by SIGPIPE.
         gone = sys.stdout is not output or isinstance(error.__context__, BrokenPipeError)
         status = 128 + signal.SIGPIPE if gone else error.code
     except Exception as error:
@@ -181,11 +187,11 @@ def _sentence(error: Exception) -> str:
 
 
 def _print_error(message: str, debug: bool) -> None:
-    """One line, or the traceback of the error that is being handled."""
+    """Print an error as one line, or the traceback of the error that is being handled."""
     if debug:
         traceback.print_exc()
     else:
-        from starpod.report.console import visible  # with rich, which is not needed until then
+        from starpod.report.console import visible  # imports rich, which is slow
 
         print("starpod:", visible(" ".join(message.split())), file=sys.stderr)
 

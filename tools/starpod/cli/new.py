@@ -1,4 +1,4 @@
-"""`starpod new`: the files that an environment of one's own begins from."""
+"""`starpod new`: write the files with which a new environment begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 FILES = {"environment": "{file}.py", "configuration": "{file}.yaml", "test": "test_{file}.py"}
-"""File by the template that it is made from."""
+"""Pattern of a file's name, by the template it is made from."""
 _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
 
 
@@ -26,12 +26,13 @@ _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
     show_default=True,
-    help="Where the files are written.",
+    help="Folder for the files.",
 )
 def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
     """Write an environment NAME in one file, a configuration to train on it and a test.
 
-    They can be served, checked and trained at once: turn a dial to where a vault opens. Make them yours from there.
+    They can be served, checked and trained at once: the agent turns a dial to the mark where a vault opens. Change
+    them from there.
     """
     file = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", file) or keyword.iskeyword(file):
@@ -39,9 +40,9 @@ def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
     if file in ("starpod", "test") or file in sys.stdlib_module_names or _is_installed(file):
         raise click.UsageError(f"{file}.py would hide a module of that name: choose another one")
     title = file.replace("_", " ").capitalize()
-    filled = {"file": file, "id": f"{file}-v1", "title": title, "name": title.title().replace(" ", "")}
+    values = {"file": file, "id": f"{file}-v1", "title": title, "name": title.title().replace(" ", "")}
     texts = {
-        folder / pattern.format(**filled): fill(template, filled, options=with_options, expert=with_expert)
+        folder / pattern.format(**values): fill(template, values, options=with_options, expert=with_expert)
         for template, pattern in FILES.items()
     }
     if existing := [str(path) for path in texts if path.exists()]:
@@ -51,24 +52,24 @@ def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
     environment, configuration, test = texts
     click.echo(
-        f"{environment}  the environment {filled['id']}\n{configuration}  how to train on it\n{test}  its test\n\n"
+        f"{environment}  the environment {values['id']}\n{configuration}  how to train on it\n{test}  its test\n\n"
         f"starpod dev {environment}    # play it in a browser; it is checked each time you save\n"
         f"starpod train {environment}  # a tiny policy learns it"
     )
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a module of that name can be imported from elsewhere than the working folder."""
+    """Return whether a module of that name can be imported from elsewhere than the working folder."""
     finder = importlib.machinery.PathFinder()
     return finder.find_spec(name, [path for path in sys.path if path not in ("", os.getcwd())]) is not None
 
 
-def fill(template: str, values: dict[str, str], **wanted: bool) -> str:
-    """A template's text. Lines that begin with `[WORD]` or `[no WORD]` are there if that is wanted, or is not."""
+def fill(template: str, values: dict[str, str], **parts: bool) -> str:
+    """Return a template's text. A line after `[WORD]` is kept if `parts[WORD]`, and one after `[no WORD]` if not."""
     lines = []
     for line in resources.files("starpod.cli").joinpath(f"templates/{template}.txt").read_text("utf-8").splitlines():
         if condition := _CONDITION.match(line):
-            if wanted[condition[2]] == bool(condition[1]):
+            if parts[condition[2]] == bool(condition[1]):
                 continue
             line = line[condition.end() :]
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""`starpod play`: an environment as a game in the terminal, over the wire."""
+"""`starpod play`: an environment as a game in the terminal, played over the network."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ from starpod.report.form import fields
 from starpod.v1 import environment_pb2 as pb
 
 Reader = Callable[[Mapping[str, str]], str | None]
-"""Returns the next line without its end, None at the end of the input. The mapping gives arrow keys a meaning: `up`,
-`down`, `left` and `right` to the line that they stand for."""
+"""Returns the next line without its end, or None at the end of the input.
+
+The mapping has the line that an arrow key (`up`, `down`, `left`, `right`) stands for."""
 
 _ARROW_KEYS = {"A": "up", "B": "down", "C": "right", "D": "left"}
 _END = "\x04"
@@ -62,7 +63,7 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the start; the server draws one if absent.")
 @OPTIONS
 @VERSION
-@click.option("--web", is_flag=True, help="In a browser: tell the address of its page, and go on until Ctrl-C.")
+@click.option("--web", is_flag=True, help="Play in a browser: print the address of the page and run until Ctrl-C.")
 def play(
     connection: AbstractContextManager[Connection],
     environment: str,
@@ -73,17 +74,17 @@ def play(
 ) -> None:
     """Play ENVIRONMENT on the server at ADDRESS (host:port).
 
-    Type an action and Enter, or use the arrow keys where the actions are directions. Several actions of one turn are
-    separated by ||. Further words: hint, undo, again, new, help, quit. If standard input is no terminal, each of its
-    lines is one turn.
+    Type an action and Enter, or use the arrow keys if the actions are directions. Separate several actions of one turn
+    by ||. Further words: hint, undo, again, new, help, quit. If standard input is no terminal, each of its lines is
+    one turn.
     """
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # the session is closed all the same
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # exit through the code that closes
+        signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with connection as server:
         spec = find_environment(hosted(server), environment, version)
         if web:
-            _play_in_browser(spec, _filled(spec, parse_options(spec, assignments), seed), version)
+            _play_in_browser(spec, _form_values(spec, parse_options(spec, assignments), seed), version)
             return
         with (
             Game(server, spec, parse_options(spec, assignments), seed) as game,
@@ -92,32 +93,32 @@ def play(
             Screen(game, safe_console(highlight=False), clears=interactive).run(read)
 
 
-def _filled(spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None) -> dict[str, str]:
-    """What the page's form is filled with. Raises UsageError for an option that it has no field for."""
+def _form_values(spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None) -> dict[str, str]:
+    """Return the initial values of the page's form. Raise UsageError for an option that the form cannot hold."""
     known = {field.name for field in fields(spec.options_schema_json)}
     if missing := sorted(options.keys() - known):
         raise click.UsageError(f"a page's form has no field for {missing[0]}: play it in the terminal, without --web")
-    given = {"seed": seed, **{f"option-{name}": value for name, value in options.items()}}
+    values = {"seed": seed, **{f"option-{name}": value for name, value in options.items()}}
     boxes = {True: "on", False: ""}
     return {
         name: boxes[value] if isinstance(value, bool) else str(value)
-        for name, value in given.items()
+        for name, value in values.items()
         if value is not None
     }
 
 
-def _play_in_browser(spec: pb.EnvironmentSpec, given: Mapping[str, str], version: str) -> None:
+def _play_in_browser(spec: pb.EnvironmentSpec, values: Mapping[str, str], version: str) -> None:
     """Serve the environment's page until Ctrl-C."""
     if version:
         raise click.UsageError("a page plays the newest version: leave --version or --web out")
-    called = click.get_current_context().params
+    parameters = click.get_current_context().params
     words = []
     for name in ("token_file", "ca", "certificate", "key"):
-        if called[name]:
-            words += [f"--{name.replace('_', '-')}", str(called[name])]
+        if parameters[name]:
+            words += [f"--{name.replace('_', '-')}", str(parameters[name])]
     try:
-        with contextlib.suppress(KeyboardInterrupt), live_site(called["address"], words) as site:
-            show(f"{site}play/{spec.id}" + (f"?{urlencode(given)}" if given else ""), opens=DESKTOP)
+        with contextlib.suppress(KeyboardInterrupt), live_site(parameters["address"], words) as site:
+            show(f"{site}play/{spec.id}" + (f"?{urlencode(values)}" if values else ""), opens=DESKTOP)
             while True:
                 time.sleep(60)
     except ServiceFailed as error:
@@ -142,16 +143,16 @@ class Screen:
                 self._console.print("[bold]>[/] ", end="")
             line = read(self._shortcuts)
             if not self._clears and line is not None:
-                self._console.print(Text(f"> {line}", style="bold"))  # nobody else echoes it
+                self._console.print(Text(f"> {line}", style="bold"))  # no terminal has echoed the line
             if line is None or not self._execute(line.strip()):
                 return
 
     def _execute(self, line: str) -> bool:
-        """Execute one line. Returns False to quit."""
+        """Execute one line. Return False to quit."""
         game = self._game
         command = line.lower() if line.lower() in COMMANDS else ""
         if line.lower() in (name.lower() for name in game.spec.action_space.names):
-            command = ""  # an action of that name comes first
+            command = ""  # an action with a command's name takes precedence
         if command == "quit":
             return False
         try:
@@ -232,7 +233,7 @@ class Screen:
 
 
 def _describe_turn(actions: Sequence[pb.Action], transition: pb.Transition, number: int) -> Text:
-    """One line: what each sub-action did and what it earned."""
+    """Describe a turn in one line: what each action did and earned."""
     text = Text(f"Turn {number}: ")
     for index, (action, outcome) in enumerate(zip(actions, transition.outcomes, strict=True)):
         if index:
@@ -246,14 +247,14 @@ def _describe_turn(actions: Sequence[pb.Action], transition: pb.Transition, numb
             text.append(" changed nothing", style="yellow")
         if outcome.executed:
             text.append(f" ({outcome.reward:+g})", style="green" if outcome.reward > 0 else "")
-    held = [name for name, holds in transition.criteria.items() if holds]
-    if held:
-        text.append(f"; held: {', '.join(held)}")
+    criteria = [name for name, holds in transition.criteria.items() if holds]
+    if criteria:
+        text.append(f"; held: {', '.join(criteria)}")
     return text
 
 
 def _colour(picture: str) -> Text:
-    """Colours the usual symbols of a board; other text stays as it is."""
+    """Colour the usual symbols of a board; other text stays as it is."""
     text = Text(picture)
     lines = [line for line in picture.splitlines() if line.strip()]
     if len(lines) >= 3 and not any(character.islower() for line in lines for character in line):
@@ -267,14 +268,14 @@ def _colour(picture: str) -> Text:
 
 
 def read_line(shortcuts: Mapping[str, str]) -> str | None:
-    """The next line of standard input as it is."""
+    """Return the next line of standard input unchanged."""
     line = sys.stdin.readline()
     return line.rstrip("\n") if line else None
 
 
 @contextlib.contextmanager
 def keys() -> Iterator[Reader]:
-    """A reader of the terminal on standard input: an arrow key on an empty line returns its shortcut at once.
+    """Yield a reader of the terminal, for which an arrow key on an empty line returns its shortcut at once.
 
     The terminal delivers single keys until the context ends, so that keys typed ahead are not lost between turns.
     """
@@ -282,17 +283,17 @@ def keys() -> Iterator[Reader]:
     import tty
 
     terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
+    saved_settings = termios.tcgetattr(terminal)
     tty.setcbreak(terminal)
     key = _keys(terminal)
     try:
         yield lambda shortcuts: _edit_line(key, shortcuts, sys.stdout)
     finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, saved_settings)
 
 
 def _keys(terminal: int) -> Callable[[], str]:
-    """Read one key: a character, an arrow's name, or the empty string at the end of the input."""
+    """Return a function that reads one key: a character, an arrow's name, or an empty text at the end of the input."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def character() -> str:

@@ -1,4 +1,4 @@
-"""The live site beside a command of the terminal: started, and opened where there is a desktop."""
+"""The live site, started for a command in the terminal and opened if there is a desktop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ DESKTOP = bool(sys.platform == "darwin" or os.environ.get("DISPLAY") or os.envir
 
 @contextlib.contextmanager
 def live_site(address: str, words: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the address of a live site over the server at `address`, which ends with the context.
+    """Start a live site for the server at `address`, yield its URL, and stop it at the end.
 
-    words: further ones of its call, such as what the server asks of its callers. Raises ServiceFailed with its own
-    words where it does not start, as without the extra `ui`.
+    Args:
+        address: address of the server.
+        words: further arguments of `starpod ui`, such as credentials for the server.
+
+    Raises:
+        ServiceFailed: The site does not start, for example without the extra `ui`. It has the site's own message.
     """
     call = ("ui", "runs", "--address", address, "--port", "0", "--index", ":memory:", *words)
     with started("the live site", *call) as site:
@@ -27,7 +31,7 @@ def live_site(address: str, words: Sequence[str] = ()) -> Iterator[str]:
 
 
 def show(page: str, *, opens: bool) -> None:
-    """Tell where the page is, and opens it in the browser if asked to."""
+    """Print the address of the page, and open it in the browser if asked to."""
     click.echo(f"play it at {page}")
     if opens:
         click.launch(page)

@@ -1,4 +1,4 @@
-"""The gateway's HTTP: routes, keys, bounds on requests, and errors in the shape of the API that was called."""
+"""The gateway over HTTP: routes, keys, limits of requests, and errors in the form of the API that was called."""
 
 from __future__ import annotations
 
@@ -30,50 +30,53 @@ from starpod.gateway.turns import Turns
 from starpod.report.site import known_host, whole
 
 MOST_BODY_BYTES = 8 * 2**20
-"""Of a request, by default: the longest context is far shorter."""
+"""Default limit of a request's body. The longest context is far shorter."""
 _HEARTBEAT_SECONDS = 5.0
-"""After which a reply that is still being sampled begins as a stream, and as often says that it lives."""
+"""A reply not sampled after this time begins as a stream, with a comment as often to show that it is alive."""
 _LINGER_SECONDS = 2.0
-"""How long the rest of a body is received that nobody reads."""
+"""Seconds for which the rest of an unread body is received and discarded."""
 _LARGE_BODY_BYTES = 2**18
 _LARGE_BODIES = 4
-"""Large bodies that are received at a time: their memory is bounded, however many arrive. Other bodies never wait."""
+"""Number of large bodies received at the same time, which bounds their memory. Smaller bodies never wait."""
 _BODY_SECONDS = 60.0
-"""Time for a body to arrive, so that nobody keeps one of those places for long."""
+"""Time limit for receiving a body, so that a slow client cannot keep one of the _LARGE_BODIES places."""
 _SIGNATURE = 32
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _large_bodies = Turns(_LARGE_BODIES)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Host(Protocol):
-    """Whoever holds the sessions."""
+    """The owner of the sessions."""
 
     def find(self, name: str) -> Session:
-        """The session of that name. Raises Refused."""
+        """Return the session with this name. Raise Refused if there is none."""
 
 
 class Keys:
-    """API keys. Without a token a key is the session's name; with one it ends in a signature that the token makes, so
-    that only who has the token gives out keys."""
+    """API keys of sessions.
+
+    Without a token, a key is the session's name. With one it also has a signature, so that only the owner of the
+    token can create keys.
+    """
 
     def __init__(self, token: str = "") -> None:
         self._token = token.encode()
 
     def key(self, name: str) -> str:
-        """The API key of a session."""
+        """Return the API key of a session."""
         return f"{name}.{self._sign(name)}" if self._token else name
 
     def name(self, key: str) -> str:
-        """The session that a key names. Raises Refused."""
+        """Return the session that a key names. Raise Refused for an invalid key."""
         name, _, signature = key.rpartition(".") if self._token else (key, "", "")
         if not name or (self._token and not hmac.compare_digest(signature.encode(), self._sign(name).encode())):
             raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no session of this gateway")
         return name
 
     def admits(self, key: str) -> bool:
-        """Whether it is the token, with which sessions are begun, rewarded and ended."""
+        """Return whether a key is the token, which allows to begin, reward and end sessions."""
         return not self._token or hmac.compare_digest(key.encode(), self._token)
 
     def _sign(self, name: str) -> str:
@@ -90,10 +93,16 @@ def create_app(
     more: Mapping[tuple[str, str], Endpoint] | None = None,
     mounted: Mapping[str, ASGIApp] | None = None,
 ) -> Starlette:
-    """The application over the sessions of a host.
+    """Return the application that serves the sessions of a host.
 
-    model: the name that it lists. hosts: names by which it may be called, besides localhost and addresses. more:
-    further endpoints by method and path. mounted: whole applications by path.
+    Args:
+        host: the owner of the sessions.
+        model: the model name that it lists.
+        keys: the API keys; None: session names.
+        hosts: host names by which it may be called, besides localhost and addresses.
+        most_body_bytes: limit of a request's body.
+        more: further endpoints by method and path.
+        mounted: whole applications by path.
     """
     keys = keys or Keys()
     chat, messages = ChatCompletions(), Messages()
@@ -105,7 +114,7 @@ def create_app(
 
     def complete(dialect: Dialect) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            name = keys.name(key_of(request))  # first: a stranger's body is not received
+            name = keys.name(key_of(request))  # first: the body of a caller without a key is not received
             ask = dialect.read(await read_json(request, most_body_bytes))
             session = host.find(name)
             reply = asyncio.ensure_future(session.complete(ask))
@@ -113,7 +122,7 @@ def create_app(
                 return JSONResponse(dialect.write(ask, await reply))
             await asyncio.wait((reply,), timeout=_HEARTBEAT_SECONDS)
             if reply.done():
-                reply.result()  # an error has a status of its own while nothing was sent
+                reply.result()  # raise its error now: once the stream has begun, the status cannot change
             return StreamingResponse(_stream(dialect, ask, reply), media_type="text/event-stream")
 
         return endpoint
@@ -129,7 +138,7 @@ def create_app(
 
     def dialect_of(request: Request) -> Dialect:
         path = request.url.path
-        return next((each for each in dialects[::-1] if path.startswith(each.path)), chat)
+        return next((dialect for dialect in dialects[::-1] if path.startswith(dialect.path)), chat)
 
     def guarded(endpoint: Endpoint) -> Endpoint:
         async def call(request: Request) -> Response:
@@ -140,59 +149,59 @@ def create_app(
                 return await endpoint(request)
             except Refused as refused:
                 unread = request.method == "POST" and not getattr(request.state, "body_read", False)
-                return _failed(dialect_of(request), refused, unread=unread)
+                return _error_response(dialect_of(request), refused, unread=unread)
             except RecursionError:
-                return _failed(dialect_of(request), bad_request("the request is nested too deeply"))
+                return _error_response(dialect_of(request), bad_request("the request is nested too deeply"))
 
         return call
 
     async def not_found(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
-        known = f"the gateway has no {request.method} {request.url.path[:100]}"
-        return _failed(dialect_of(request), Refused(status, "not_found", known))
+        message = f"the gateway has no {request.method} {request.url.path[:100]}"
+        return _error_response(dialect_of(request), Refused(status, "not_found", message))
 
-    async def broken(request: Request, error: Exception) -> Response:
+    async def internal_error(request: Request, error: Exception) -> Response:
         refused = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", f"{type(error).__name__}: {error}")
-        return _failed(dialect_of(request), refused)
+        return _error_response(dialect_of(request), refused)
 
     return Starlette(
         routes=[
             *(Route(path, guarded(endpoint), methods=[method]) for (method, path), endpoint in endpoints.items()),
-            *(Route(path, _Guarded(inner, hosts)) for path, inner in (mounted or {}).items()),
+            *(Route(path, _HostGuard(inner, hosts)) for path, inner in (mounted or {}).items()),
         ],
-        exception_handlers={HTTPException: not_found, Exception: broken},
+        exception_handlers={HTTPException: not_found, Exception: internal_error},
     )
 
 
 def key_of(request: Request) -> str:
-    """The key that a request brings, as either API sends it; empty without one."""
+    """Return the API key of a request, in either API's header; empty without one."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
 
 
-async def read_json(request: Request, most: int = MOST_BODY_BYTES) -> dict[str, Any]:
-    """Return the object in a request's body. Raises Refused, for a long one before it is received."""
+async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[str, Any]:
+    """Return the object in a request's body. Raise Refused, for a long body before it is received."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # what a page of another site cannot send unasked
+    if kind != "application/json":  # browsers send this type to another site only if that site allows it
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", "send JSON, with content-type: application/json")
     length = request.headers.get("content-length")
-    known = most if length is None else whole(length, most)
-    if known is None:
-        raise _too_large(most)
-    large = known > _LARGE_BODY_BYTES
+    length = max_bytes if length is None else whole(length, max_bytes)
+    if length is None:
+        raise _too_large(max_bytes)
+    large = length > _LARGE_BODY_BYTES
     async with _large_bodies.turn(key_of(request)) if large else nullcontext():
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                data = await _receive(request, most)
+                data = await _receive(request, max_bytes)
         except TimeoutError:
             message = f"the body did not arrive within {_BODY_SECONDS:.0f} seconds; send it again"
             raise Refused(HTTPStatus.REQUEST_TIMEOUT, "body_timeout", message) from None
         request.state.body_read = True
         try:
-            # Python would read NaN and infinities, which no reply can repeat.
-            body = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
-            if _HALF.search(data):  # half of a surrogate pair is no text that a prompt can hold
+            # Python would parse NaN and infinities, which JSON replies cannot contain.
+            body = json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite_float)
+            if _SURROGATE_ESCAPE.search(data):  # half of a surrogate pair cannot be encoded in a prompt
                 json.dumps(body, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise bad_request(f"the body is not JSON: {error}", "invalid_json") from error
@@ -201,30 +210,30 @@ async def read_json(request: Request, most: int = MOST_BODY_BYTES) -> dict[str, 
     return body
 
 
-async def _receive(request: Request, most: int) -> bytes:
+async def _receive(request: Request, max_bytes: int) -> bytes:
     data = bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > most:
-            raise _too_large(most)
+        if len(data) > max_bytes:
+            raise _too_large(max_bytes)
     return bytes(data)
 
 
-def _too_large(most: int) -> Refused:
-    return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", f"a body has at most {most} bytes")
+def _too_large(max_bytes: int) -> Refused:
+    return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", f"a body has at most {max_bytes} bytes")
 
 
-def _no_number(word: str) -> Any:
+def _refuse_constant(word: str) -> Any:
     raise ValueError(f"{word} is no number of JSON")
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     number = float(text)
-    return number if math.isfinite(number) else _no_number(text[:40])
+    return number if math.isfinite(number) else _refuse_constant(text[:40])
 
 
-class _Guarded:
-    """An application that answers to the gateway's names alone. A class, which a route calls as ASGI."""
+class _HostGuard:
+    """ASGI application that refuses unknown host names. A class, because a route calls functions with a request."""
 
     def __init__(self, inner: ASGIApp, hosts: Collection[str]) -> None:
         self._inner = inner
@@ -242,7 +251,7 @@ async def _health(request: Request) -> Response:
 
 
 async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> AsyncIterator[bytes]:
-    """The engine gives whole replies: until it does, comments keep the connection alive."""
+    """Send comments to keep the connection alive until the reply is sampled, then its events."""
     while not reply.done():
         yield b": sampling\n\n"
         await asyncio.wait((reply,), timeout=_HEARTBEAT_SECONDS)
@@ -251,17 +260,19 @@ async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> 
     except Refused as refused:
         yield dialect.failure_event(refused)
         return
-    for each in dialect.events(ask, answer):
-        yield each
+    for event in dialect.events(ask, answer):
+        yield event
 
 
-def _failed(dialect: Dialect, refused: Refused, *, unread: bool = False) -> Response:
-    return (_Unread if unread else JSONResponse)(dialect.failure(refused), refused.status)
+def _error_response(dialect: Dialect, refused: Refused, *, unread: bool = False) -> Response:
+    return (_EarlyErrorResponse if unread else JSONResponse)(dialect.failure(refused), refused.status)
 
 
-class _Unread(JSONResponse):
-    """The response to a request whose body is not read: a connection that is closed before its rest was received is
-    reset, and loses its response."""
+class _EarlyErrorResponse(JSONResponse):
+    """Response to a request whose body was not read.
+
+    It discards the body for a while: a connection that is closed with unread data is reset, and the response is lost.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [*self.raw_headers, (b"connection", b"close")]

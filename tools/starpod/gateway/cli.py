@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     type=click.Choice(["torch", "vllm", "vllm_remote"]),
     default="torch",
     show_default=True,
-    help="What samples; see docs/training.md#engines.",
+    help="Engine that samples; see docs/training.md#engines.",
 )
-@click.option("--url", "urls", multiple=True, metavar="URL", help="vllm_remote: a server. Repeatable.")
+@click.option("--url", "urls", multiple=True, metavar="URL", help="Server of vllm_remote. Repeatable.")
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     default="gateway",
     show_default=True,
-    help="Where sessions and episodes are kept.",
+    help="Folder for sessions and episodes.",
 )
 @click.option(
     "--gateway-token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the token that begins sessions and signs API keys; needed beyond this machine.",
+    help="File with the token that begins sessions and signs API keys; required if others can reach the gateway.",
 )
-@click.option("--temperature", type=click.FloatRange(0), help="Of sampling. [default: the run's, or 1]")
-@click.option("--max-tokens", type=click.IntRange(1), help="Of a reply. [default: the run's, or 400]")
+@click.option("--temperature", type=click.FloatRange(0), help="Temperature of sampling. [default: the run's, or 1]")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of a reply. [default: the run's, or 400]")
 @click.option("--context", type=click.IntRange(2), help="Tokens of prompt and reply. [default: the run's, or 3600]")
-@click.option("--max-sessions", type=click.IntRange(1), default=1024, show_default=True, help="Sessions at once.")
+@click.option("--max-sessions", type=click.IntRange(1), default=1024, show_default=True, help="Maximum live sessions.")
 @click.option(
     "--idle-minutes",
     type=click.FloatRange(0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Without a call for so long a session is ended as failed: its agent may be dead.",
+    help="End a session without a call for this long as failed: its agent may be dead.",
 )
-@click.option("--max-body-mib", type=click.IntRange(1), default=8, show_default=True, help="MiB of a request.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random streams.")
+@click.option("--max-body-mib", type=click.IntRange(1), default=8, show_default=True, help="MiB of a request's body.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random streams.")
 def gateway(
     model: str,
     host: str,
@@ -141,7 +141,7 @@ async def _serve(
 
 
 def _claim_output() -> TextIO:
-    """Standard output, for the address alone: what an engine prints goes to standard error."""
+    """Reserve standard output for the address, and send what an engine prints to standard error."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return output

@@ -1,4 +1,4 @@
-"""The small API with which sessions are begun, rewarded and ended by whoever runs agents."""
+"""The HTTP API with which the owner of the gateway begins, rewards and ends sessions."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _TEXTS = ("environment", "version", "task", "instructions")
 _NUMBERS = ("group", "member", "seed")
 _MOST_NUMBER = 2**53 - 1
 _MOST_REWARD = 1e30
-"""In size: sums of rewards stay finite, in single precision, too."""
+"""Limit of a reward's size, so that sums of rewards stay finite even in single precision."""
 
 
 def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
-    """POST and GET /sessions, GET /sessions/NAME, POST /sessions/NAME/reward and /end."""
+    """Return the endpoints under /sessions: begin, list, show, reward and end."""
 
-    def admit(request: Request) -> None:
+    def require_token(request: Request) -> None:
         if not keys.admits(key_of(request)):
             raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_token", "bring the gateway's token as a bearer token")
 
     async def begin(request: Request) -> Response:
-        admit(request)
+        require_token(request)
         body = await read_json(request)
         values: dict[str, Any] = {name: value for name in _TEXTS if (value := field(body, name, str)) is not None}
         for name in _NUMBERS:
@@ -40,15 +40,15 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
         return JSONResponse(_facts(records.begin(field(body, "name", str, ""), values), keys))
 
     async def count(request: Request) -> Response:
-        admit(request)
+        require_token(request)
         return JSONResponse(records.counts())
 
     async def show(request: Request) -> Response:
-        admit(request)
+        require_token(request)
         return JSONResponse(_facts(records.record(request.path_params["name"]), keys))
 
     async def reward(request: Request) -> Response:
-        admit(request)
+        require_token(request)
         body = await read_json(request)
         value = field(body, "value", (int, float), math.nan)
         if not abs(value) <= _MOST_REWARD:
@@ -58,7 +58,7 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
         return JSONResponse(_facts(record, keys))
 
     async def end(request: Request) -> Response:
-        admit(request)
+        require_token(request)
         body = await read_json(request)
         values: Mapping[str, Any] = {
             "end": field(body, "end", str, ""),

@@ -1,4 +1,4 @@
-"""The environment of an agent's episode over HTTP: GET /environment, POST /environment/step, with its API key."""
+"""HTTP endpoints with which an agent plays its episode: GET /environment and POST /environment/step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starpod.gateway.requests import bad_request, field
 
 
 def endpoints(playing: Callable[[str], OutsideAgent], keys: Keys | None = None) -> dict[tuple[str, str], Endpoint]:
-    """The two endpoints. playing: the episode of a name; raises Refused."""
+    """Return the two endpoints. playing: returns the agent of a session name, or raises Refused."""
     names = keys or Keys()
 
     async def observe(request: Request) -> Response:
@@ -21,8 +21,8 @@ def endpoints(playing: Callable[[str], OutsideAgent], keys: Keys | None = None) 
 
     async def step(request: Request) -> Response:
         body = await read_json(request)
-        given = field(body, "actions", (list, str), [])
-        actions = [given] if isinstance(given, str) else given
+        value = field(body, "actions", (list, str), [])
+        actions = [value] if isinstance(value, str) else value
         if not all(isinstance(action, str) for action in actions):
             raise bad_request("`actions` must be a list of texts", "invalid_type")
         index = field(body, "step_index", int)

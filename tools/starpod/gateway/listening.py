@@ -1,4 +1,4 @@
-"""The gateway's socket in an event loop that does more than serve it, such as a trainer's."""
+"""The gateway's socket in an event loop that has other work too, such as a trainer's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _STARTED_SECONDS = 0.01
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to whoever runs the event loop."""
+        """Do not handle signals: the owner of the event loop does."""
         yield
 
 
 @asynccontextmanager
 async def listening(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve an ASGI application while the context lasts, and yields its URL, without a slash at the end."""
+    """Serve an ASGI application while the context lasts. Yield its URL, without a slash at the end."""
     config = uvicorn.Config(
         app,
         loop="none",

@@ -1,6 +1,6 @@
-"""The environment of an agent's episode as an MCP server at /mcp, for the session that its API key names.
+"""An MCP server at /mcp with which an agent plays the episode of the session that its API key names.
 
-Tools: `observe` and `step`. Who opened the episode begins and ends it, so there is no `reset`.
+Its tools are `observe` and `step`. There is no `reset`, because the trainer begins and ends the episode.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from starpod.gateway.played import OutsideAgent
 from starpod.gateway.requests import Refused
 
 PATH = "/mcp"
-_STEP_INDEX = "The turn's number, `step_index` of the last result: the same again has the same result."
+_STEP_INDEX = "Number of the turn: `step_index` of the last result. Repeating a step returns the same result."
 
 
 def installed() -> bool:
-    """Whether the package of the protocol is."""
+    """Return whether the packages of MCP are installed."""
     return importlib.util.find_spec("mcp") is not None and importlib.util.find_spec("mcp_types") is not None
 
 
 @asynccontextmanager
 async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = None) -> AsyncIterator[ASGIApp]:
-    """The server as an ASGI application, while the context lasts. playing: the episode of a name; raises Refused."""
+    """Return the ASGI application, while the context lasts. playing: returns a session's agent, or raises Refused."""
     from mcp.server.lowlevel import Server
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp_types import (
@@ -47,30 +47,30 @@ async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = Non
         return playing(names.name(key_of(context.request)))
 
     async def list_tools(context: Any, _: PaginatedRequestParams | None) -> ListToolsResult:
-        told = episode(context).observe()
-        item: dict[str, Any] = {"type": "string", **({"enum": told["actions"]} if told["actions"] else {})}
+        state = episode(context).observe()
+        item: dict[str, Any] = {"type": "string", **({"enum": state["actions"]} if state["actions"] else {})}
         properties = {
             "actions": {"type": "array", "items": item},
             "step_index": {"type": "integer", "minimum": 0, "description": _STEP_INDEX},
         }
         schema = {"type": "object", "properties": properties, "required": ["actions"]}
-        nothing: dict[str, Any] = {"type": "object", "properties": {}}
+        no_arguments: dict[str, Any] = {"type": "object", "properties": {}}
         return ListToolsResult(
             tools=[
-                Tool(name="observe", description="Shows the present state.", input_schema=nothing),
-                Tool(name="step", description=f"Plays one turn. {told['instructions']}", input_schema=schema),
+                Tool(name="observe", description="Shows the present state.", input_schema=no_arguments),
+                Tool(name="step", description=f"Plays one turn. {state['instructions']}", input_schema=schema),
             ]
         )
 
     async def call_tool(context: Any, params: CallToolRequestParams) -> CallToolResult:
-        given = params.arguments or {}
+        arguments = params.arguments or {}
         try:
             playing = episode(context)
             match params.name:
                 case "observe":
                     result = playing.observe()
                 case "step":
-                    result = await playing.step(_texts(given.get("actions")), _index(given.get("step_index")))
+                    result = await playing.step(_texts(arguments.get("actions")), _index(arguments.get("step_index")))
                 case _:
                     raise ValueError(f"there is no tool {params.name[:80]!r}; use observe or step")
         except (Refused, ValueError) as error:
@@ -81,27 +81,27 @@ async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = Non
 
     server: Server[Any] = Server("starpod", on_list_tools=list_tools, on_call_tool=call_tool)
     manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
-    running, over = asyncio.Event(), asyncio.Event()
+    running, stop = asyncio.Event(), asyncio.Event()
 
     async def run() -> None:
         async with manager.run():
             running.set()
-            await over.wait()
+            await stop.wait()
 
-    # A task of its own: a task group here would wrap what the caller's block raises.
+    # A task group here would wrap exceptions of the caller's block, so this uses a plain task.
     task = asyncio.create_task(run())
     await running.wait()
     try:
         yield manager.handle_request
     finally:
-        over.set()
+        stop.set()
         await task
 
 
 def _texts(actions: object) -> list[str]:
     if isinstance(actions, str):
         return [actions]
-    if not isinstance(actions, list) or not all(isinstance(each, str) for each in actions):
+    if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
         raise ValueError("`actions` is no list of texts")
     return actions
 

@@ -1,7 +1,7 @@
-"""An agent outside: its requests for replies and its steps come over HTTP, and become moves of an episode.
+"""An outside agent: its requests for replies and its steps arrive over HTTP and become moves of an episode.
 
-A turn is a reply with the step that came after it. A reply that another one follows is a turn without a step; a further
-step after the same reply is a turn without ids.
+A turn is a reply and the step after it. A reply followed by another reply is a turn without a step. A second step
+after the same reply is a turn without token ids.
 """
 
 from __future__ import annotations
@@ -22,26 +22,34 @@ from starpod.trainer.data.episode import Episode
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """A step that was asked for. result: what came of it, for whoever asked."""
+    """A step that an agent asked for."""
 
     index: int
     actions: tuple[str, ...]
     result: asyncio.Future[dict[str, Any]]
+    """Resolves to the step's result, for the request that waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The agent makes no further request. failed: what went wrong; empty where nothing did.
-    refused: whether it would go wrong each time."""
+    """The agent has ended and makes no further requests."""
 
     failed: str = ""
+    """What went wrong; empty if nothing did."""
     refused: bool = False
+    """Whether the same failure would happen in every episode."""
 
 
 class OutsideAgent(Agent):
-    """Plays one episode by what an agent outside asks for.
+    """An agent that plays one episode as an outside program asks.
 
-    key: the name of its session, which its API key is. stream: as in `Session`.
+    Args:
+        key: name of the session, which is also its API key.
+        sampler: how replies are sampled.
+        environment: the environment's session.
+        task: the task of the episode.
+        stream: as in `Session`.
+        order: as in `Session`.
     """
 
     def __init__(
@@ -63,16 +71,16 @@ class OutsideAgent(Agent):
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         self._episode = episode
-        self._tell()
+        self._answer_last_step()
         while self._left is None:
             match await self._events.get():
                 case Replied() as replied:
-                    before, self._reply = self._reply, replied
-                    if before is not None:
-                        return _move(before, None)
+                    reply, self._reply = self._reply, replied
+                    if reply is not None:
+                        return _move(reply, None)
                 case Step() as step:
-                    before, self._reply = self._reply, None
-                    return _move(before, step.actions)
+                    reply, self._reply = self._reply, None
+                    return _move(reply, step.actions)
                 case Left() as left:
                     self._left = left
         if self.session.broken is not None:
@@ -80,26 +88,26 @@ class OutsideAgent(Agent):
         if self._left.failed and not self.session.full:
             raise (AgentRefused if self._left.refused else AgentError)(self._left.failed)
         if self._reply is not None:
-            before, self._reply = self._reply, None
-            return _move(before, None)
+            reply, self._reply = self._reply, None
+            return _move(reply, None)
         return Stop("context" if self.session.full else "")
 
     def close(self) -> None:
         self._over = True
-        self._tell()
+        self._answer_last_step()
         self.session.close("its episode is over")
         while not self._events.empty():
             event = self._events.get_nowait()
             if isinstance(event, Step) and not event.result.done():
                 event.result.set_exception(_over(self.session.name))
 
-    def _tell(self) -> None:
-        """Answer the step that was played."""
+    def _answer_last_step(self) -> None:
+        """Send the result of the last step to the request that waits for it."""
         if self._last is not None and not self._last.result.done():
             if self._episode is not None and self._episode.failed:
                 refused = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "environment_lost", self._episode.error)
                 self._last.result.set_exception(refused)
-                self._last.result.exception()  # nobody may wait any more
+                self._last.result.exception()  # mark it as retrieved, in case no request waits any more
             else:
                 self._last.result.set_result(self._result())
 
@@ -120,11 +128,11 @@ class OutsideAgent(Agent):
     # --- the agent's side ---------------------------------------------------------------------------------------------
 
     def leave(self, failed: str = "", *, refused: bool = False) -> None:
-        """The agent is gone."""
+        """Report that the agent has ended."""
         self._events.put_nowait(Left(failed, refused))
 
     def observe(self) -> dict[str, Any]:
-        """The present state, and what an agent has to be told once."""
+        """Return the present state and the facts that an agent needs once, such as instructions."""
         limits = limits_left(self._environment)
         return {
             "environment": self._environment.environment_id,
@@ -135,7 +143,15 @@ class OutsideAgent(Agent):
         }
 
     async def step(self, actions: Sequence[str], index: int | None) -> dict[str, Any]:
-        """One turn. index: its number from 0; the same again has the same result. None: a new one. Raises Refused."""
+        """Play one turn.
+
+        Args:
+            actions: the actions of the turn.
+            index: number of the turn from 0; None: the next one. Repeating the last turn returns the same result.
+
+        Raises:
+            Refused: The turn is out of order, or the episode is over.
+        """
         last = self._last
         if last is not None and index == last.index:
             if last.actions != tuple(actions):

@@ -1,4 +1,4 @@
-"""Training on the episodes of programs: a process for each episode, which plays through a gateway of the run."""
+"""Training on episodes of programs: each episode has a process, which plays through a gateway of the run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.prompts.conversation import Template
 
 _GRACE_SECONDS = 5.0
-"""For a program to end by itself when its episode is over, and then for its supervisor."""
+"""Time for a program to end by itself after its episode, and then for its supervisor."""
 
 
 class Programs:
-    """The programs of a run, and the gateway that they play through. url: its address."""
+    """The programs of a run, and the gateway at `url` that they play through."""
 
     def __init__(self, config: ProgramConfig) -> None:
         self.config = config
@@ -46,11 +46,11 @@ class Programs:
         self._layouts: dict[int, Layout] = {}
 
     def find(self, name: str) -> Session:
-        """As `Host.find`."""
+        """Return the session with this name. Raise Refused if its episode is not being played."""
         return self.playing(name).session
 
     def playing(self, name: str) -> OutsideAgent:
-        """The episode of that name. Raises Refused."""
+        """Return the agent whose session has this name. Raise Refused if its episode is not being played."""
         if (agent := self._playing.get(name)) is None:
             raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no episode that is played")
         return agent
@@ -62,7 +62,7 @@ class Programs:
         self._playing.pop(agent.session.name, None)
 
     def layout(self, template: Template) -> Layout:
-        """Of a policy's tokenizer. A program's prompts are its own, so nothing is prefilled."""
+        """Return the layout of a policy's tokenizer. Programs write their own prompts, so it has no reply prefix."""
         key = id(template.tokenizer)
         if key not in self._layouts:
             self._layouts[key] = Layout(Template(template.tokenizer))
@@ -71,7 +71,7 @@ class Programs:
 
 @asynccontextmanager
 async def programs(config: ProgramConfig) -> AsyncIterator[Wrap]:
-    """Serve a gateway on this machine while the context lasts, for the programs of a run."""
+    """Serve a gateway on this machine while the context lasts. Yield a function that wraps a run's agents."""
     running = Programs(config)
     async with AsyncExitStack() as stack:
         tools = {mcp.PATH: await stack.enter_async_context(mcp.served(running.playing))} if mcp.installed() else {}
@@ -79,7 +79,8 @@ async def programs(config: ProgramConfig) -> AsyncIterator[Wrap]:
         running.url = await stack.enter_async_context(listening(app))
         try:
             yield lambda agents: ProgramAgents(
-                **{each.name: getattr(agents, each.name) for each in fields(EngineAgents)}, programs=running
+                **{attribute.name: getattr(agents, attribute.name) for attribute in fields(EngineAgents)},
+                programs=running,
             )
         finally:
             for task in running.ending:
@@ -98,7 +99,7 @@ class ProgramAgents(EngineAgents):
 
 
 class ProgramAgent(OutsideAgent):
-    """One episode's process."""
+    """An agent that plays one episode through a process."""
 
     def __init__(self, shared: ProgramAgents, environment: Environment, task: Task, group: int) -> None:
         sampler = Sampler(
@@ -108,7 +109,7 @@ class ProgramAgent(OutsideAgent):
             seed=shared.seed,
             temperature=shared.temperature,
         )
-        # Not to be guessed: whoever knows it plays this episode.
+        # Random, because whoever knows the key can play this episode.
         key = uuid.uuid4().hex
         stream = f"{shared.purpose}/{group}/{environment.member}"
         super().__init__(key, sampler, environment, task, stream=stream, order=group)
@@ -137,7 +138,7 @@ class ProgramAgent(OutsideAgent):
             self.leave(f"{type(error).__name__}: {error}")
 
     async def _run(self) -> None:
-        """The process from its start to its end, which is soon after that of the episode."""
+        """Run the process until it ends, or until soon after its episode has ended."""
         command, url, key = self._programs.config.command, self._programs.url, self.session.name
         environment = {
             **os.environ,
@@ -154,7 +155,7 @@ class ProgramAgent(OutsideAgent):
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the trainer alone
+            start_new_session=True,  # Ctrl-C is handled by the trainer only
         )
         assert process.stdin is not None and process.stdout is not None
         reading = asyncio.create_task(process.stdout.read())
@@ -163,7 +164,7 @@ class ProgramAgent(OutsideAgent):
             await asyncio.wait((reading, finished), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait((reading,), timeout=_GRACE_SECONDS)
         finally:
-            process.stdin.close()  # the supervisor ends whatever still runs
+            process.stdin.close()  # makes the supervisor end all processes that still run
             await asyncio.wait((reading,), timeout=_GRACE_SECONDS)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -1,8 +1,8 @@
-"""Sessions of a gateway that runs by itself: begun, rewarded and ended by their callers, and written as episodes.
+"""Sessions of a gateway that runs by itself: its callers begin, reward and end them; each becomes an episode.
 
-Each session has a journal, a line for each event, written before anybody hears of it; a gateway that was killed goes on
-from the journals. A session that is over becomes a line in the file of its group, in the trainer's format, and is
-written by replacing that file whole, so that ending it twice leaves one episode.
+Each session has a journal with a line per event, which is written before the event is acknowledged. A gateway that was
+killed restores its sessions from the journals. When a session ends, it becomes a line in the episode file of its group,
+in the trainer's format. That file is replaced as a whole, so that ending a session twice leaves one episode.
 """
 
 from __future__ import annotations
@@ -30,31 +30,30 @@ from starpod.trainer.data.files import read_episodes, write_episodes
 logger = logging.getLogger(__name__)
 
 MOST_SESSIONS = 1024
-"""Sessions at once, by default."""
+"""Default limit of live sessions."""
 
 
 @dataclass(eq=False)
 class Record:
-    """One session's episode, as far as it has come. rewarded: keys of the rewards that were given.
-
-    called: when it was called last, by `time.monotonic`.
-    """
+    """One live session with its episode so far."""
 
     session: Session
     episode: Episode
     journal: Path
     rewarded: set[str] = field(default_factory=set)
+    """Keys of the rewards that were given, each of which counts once."""
     called: float = field(default_factory=time.monotonic)
+    """When the session was last called."""
 
     def log(self, kind: str, **values: Any) -> None:
-        """Raises OSError, and leaves the journal as it was."""
+        """Append a line to the journal. Raise OSError if that fails, with the journal unchanged."""
         line = json.dumps({"kind": kind, **values}, ensure_ascii=False) + "\n"
         before = self.journal.stat().st_size if self.journal.exists() else 0
         try:
             with self.journal.open("a", encoding="utf-8") as file:
                 file.write(line)
         except OSError:
-            # A full disk takes a part of a line, to which the next one would be joined.
+            # A full disk may have taken part of the line: remove it, or the next line would be joined to it.
             with suppress(OSError):
                 os.truncate(self.journal, before)
             raise
@@ -62,48 +61,55 @@ class Record:
     def took(self, replied: Replied) -> None:
         self.called = time.monotonic()
         self.log("reply", **replied.to_json())
-        self._note(replied)
+        self._append_turn(replied)
 
-    def _note(self, replied: Replied) -> None:
+    def _append_turn(self, replied: Replied) -> None:
         turn = replied.turn
         turn.parts = {"environment": 0.0}
         self.episode.turns.append(turn)
 
     def reward(self, value: float, key: str) -> None:
-        """Add a reward to the last reply's turn; once for each `key`."""
+        """Add a reward to the turn of the last reply. A repeated `key` adds nothing."""
         if key and key in self.rewarded:
             return
         if not self.episode.turns:
             raise Refused(HTTPStatus.CONFLICT, "no_reply", "there is no reply yet that a reward could be for")
         self.log("reward", value=value, key=key)
-        self._pay(value, key)
+        self._add_reward(value, key)
 
-    def _pay(self, value: float, key: str) -> None:
+    def _add_reward(self, value: float, key: str) -> None:
         turn = self.episode.turns[-1]
         turn.parts["environment"] += value
         turn.reward += value
         self.rewarded.add(key)
 
     def replay(self, values: dict[str, Any]) -> None:
-        """Take over a line of the journal."""
+        """Apply a line of the journal."""
         match values.pop("kind"):
             case "reply":
                 replied = Replied.from_json(values)
                 self.session.restore(replied)
-                self._note(replied)
+                self._append_turn(replied)
             case "reward":
-                self._pay(values["value"], values["key"])
+                self._add_reward(values["value"], values["key"])
             case "end":
                 _finish(self.episode, values)
 
 
 class Records:
-    """The sessions of a gateway, in a folder: `sessions` holds their journals, `episodes` the groups' files.
+    """The sessions of a gateway, in a folder with their journals (`sessions`) and the episodes by group (`episodes`).
 
-    Each session is one member of a group, and no other session ever is.
+    Each session is one member of a group, and that place is never given to another session. Call `restore` before use.
 
-    begins_unknown: whether an API key that nobody has begun a session for begins one. Use `restore` first.
-    idle_seconds: after so long without a call a session is ended, as failed. abandoned: how many were.
+    Args:
+        sampler: how replies are sampled.
+        folder: the folder.
+        most: limit of live sessions.
+        begins_unknown: whether an unknown API key begins a session.
+        idle_seconds: a session without a call for this long is ended as failed.
+
+    Attributes:
+        abandoned: number of sessions ended for lack of calls.
     """
 
     def __init__(
@@ -128,16 +134,16 @@ class Records:
         (folder / "sessions").mkdir(parents=True, exist_ok=True)
 
     def restore(self) -> None:
-        """Take the journals over. A last line that is cut was heard of by nobody, and is dropped.
+        """Restore sessions from the journals. A cut last line is dropped, because its event was never acknowledged.
 
-        A session with another line that cannot be read ends as failed, and its journal is kept aside.
+        If another line cannot be read, the session ends as failed and its journal is kept under another name.
         """
         sessions = self.folder / "sessions"
-        for over in sessions.glob("*.over"):
-            left = json.loads(over.read_text(encoding="utf-8"))
-            self._over[over.stem] = left["reward"]
-            self.abandoned += left.get("abandoned", False)
-            self._hold(over.stem, left["group"], left["member"])
+        for over_file in sessions.glob("*.over"):
+            values = json.loads(over_file.read_text(encoding="utf-8"))
+            self._over[over_file.stem] = values["reward"]
+            self.abandoned += values.get("abandoned", False)
+            self._reserve_place(over_file.stem, values["group"], values["member"])
         for unreadable in sessions.glob("*.unreadable"):
             self._over.setdefault(unreadable.stem, 0.0)
         for journal in sorted(sessions.glob("*.jsonl")):
@@ -162,16 +168,18 @@ class Records:
                 else:
                     record.replay(values)
                 number += 1
-        except Exception as error:  # whatever is wrong with it, the other sessions go on
-            kept = journal.with_suffix(".unreadable")
-            logger.warning("%s, line %d: %r; its session ends as failed. Kept as %s", journal, number, error, kept.name)
+        except Exception as error:  # a bad journal must not stop the other sessions
+            kept_file = journal.with_suffix(".unreadable")
+            logger.warning(
+                "%s, line %d: %r; its session ends as failed. Kept as %s", journal, number, error, kept_file.name
+            )
             if record is None:
                 self._over[name] = 0.0
             else:
                 problem = f"line {number} of the session's journal cannot be read"
                 _finish(record.episode, {"end": "failed", "success": None, "error": problem})
                 self._write(name, record, abandoned=False)
-            journal.replace(kept)
+            journal.replace(kept_file)
             return
         if record is not None and record.episode.end:
             abandoned = values.get("abandoned", False)
@@ -180,7 +188,7 @@ class Records:
             journal.unlink()
 
     def find(self, name: str) -> Session:
-        """The session of an API key. Raises Refused."""
+        """Return the session with this name, and begin it if that is allowed. Raise Refused."""
         if name in self._live or name in self._over:
             return self.record(name).session
         if not self.begins_unknown:
@@ -188,9 +196,15 @@ class Records:
         return self.begin(name, {}).session
 
     def begin(self, name: str, values: Mapping[str, Any]) -> Record:
-        """A session; one that was begun before as it is. Raises Refused, and OSError.
+        """Begin a session, or return the record of a live one with this name.
 
-        values: fields of its episode. Without a group it gets one of its own, without a member the group's next one.
+        Args:
+            name: name of the session; empty: a random one.
+            values: fields of its episode. Defaults: a new group, and the next free member of the group.
+
+        Raises:
+            Refused: The name is malformed or was used before, the place is taken, or too many sessions are live.
+            OSError: The journal cannot be written.
         """
         name = name or f"s-{uuid.uuid4().hex}"
         if not NAME.fullmatch(name):
@@ -200,7 +214,7 @@ class Records:
         if name in self._live:
             return self.record(name)
         if name in self._over:
-            raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over; begin one of another name")
+            raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over; begin one with another name")
         if len(self._live) >= self.most:
             raise Refused(
                 HTTPStatus.TOO_MANY_REQUESTS, "too_many_sessions", f"{self.most} sessions run: end some first"
@@ -212,28 +226,28 @@ class Records:
         if (holder := self._members.get((group, member))) is not None:
             taken = f"member {member} of group {group} is the session {holder}"
             raise Refused(HTTPStatus.CONFLICT, "member_taken", f"{taken}: give another, or none for the next free one")
-        begun = {"environment": EXTERNAL, **values, "group": group, "member": member}
-        record = self._add(name, begun)
+        fields = {"environment": EXTERNAL, **values, "group": group, "member": member}
+        record = self._add(name, fields)
         try:
-            record.log("begin", **begun)
+            record.log("begin", **fields)
         except OSError:
             del self._live[name], self._members[group, member]
             raise
         return record
 
     def record(self, name: str) -> Record:
-        """A live session's record, which counts as a call of it. Raises Refused."""
+        """Return a live session's record and count this as a call of the session. Raise Refused if it is not live."""
         if name in self._over:
             raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over")
         if (record := self._live.get(name)) is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "no_session", f"there is no session {name!r} that goes on")
+            raise Refused(HTTPStatus.NOT_FOUND, "no_session", f"there is no live session {name!r}")
         record.called = time.monotonic()
         return record
 
     def end(self, name: str, values: Mapping[str, Any]) -> float:
-        """End a session, writes its episode, returns the return. One that is over stays as it is. Raises Refused."""
-        if (over := self._over.get(name)) is not None:
-            return over
+        """End a session, write its episode and return its return. Ending it again changes nothing. Raise Refused."""
+        if (total_reward := self._over.get(name)) is not None:
+            return total_reward
         record = self.record(name)
         end = str(values.get("end") or "terminal")
         if end not in get_args(End):
@@ -242,17 +256,17 @@ class Records:
         return record.episode.total_reward
 
     def counts(self) -> dict[str, int]:
-        """How many sessions go on, and may; how many are over, and were abandoned among them."""
+        """Return the numbers of live sessions, their limit, ended sessions, and abandoned ones among these."""
         return {"live": len(self._live), "most": self.most, "over": len(self._over), "abandoned": self.abandoned}
 
     async def watch(self) -> None:
-        """End what nobody calls any more, until it is cancelled."""
+        """End idle sessions regularly, until cancelled."""
         while True:
             await asyncio.sleep(min(60.0, self.idle_seconds / 4))
             self.end_idle(time.monotonic())
 
     def end_idle(self, now: float) -> None:
-        """End the sessions that were called too long ago, as lost by the infrastructure: their agents may be dead."""
+        """End sessions without recent calls as lost by the infrastructure, because their agents may be dead."""
         for name, record in list(self._live.items()):
             idle = now - record.called
             if idle > self.idle_seconds and not record.session.sampling:
@@ -270,33 +284,33 @@ class Records:
     def _add(self, name: str, begun: Mapping[str, Any]) -> Record:
         fields = {key: value for key, value in begun.items() if key != "kind"}
         episode = Episode(**fields)
-        self._hold(name, episode.group, episode.member)
+        self._reserve_place(name, episode.group, episode.member)
         session = Session(name, self.sampler, took=lambda replied: record.took(replied))
         record = Record(session, episode, self.folder / "sessions" / f"{name}.jsonl")
         self._live[name] = record
         return record
 
-    def _hold(self, name: str, group: int, member: int) -> None:
-        """The group's number is not given anew, nor its member."""
+    def _reserve_place(self, name: str, group: int, member: int) -> None:
+        """Prevent that a group number or a member of a group is given again."""
         self._groups = max(self._groups, group + 1)
         self._members[group, member] = name
 
     def _write(self, name: str, record: Record, *, abandoned: bool) -> None:
-        """Put the episode into its group's file, in its own place where a kill came after it was written."""
+        """Put the episode into its group's file. Replace an earlier copy, in case of a kill right after the writing."""
         episode = record.episode
         file = self.folder / "episodes" / f"group-{episode.group:08d}.jsonl"
         others = list(read_episodes(file)) if file.exists() else []
-        members = [each for each in others if each.member != episode.member] + [episode]
-        write_episodes(file, sorted(members, key=lambda each: each.member))
+        members = [other for other in others if other.member != episode.member] + [episode]
+        write_episodes(file, sorted(members, key=lambda other: other.member))
         record.session.close("it was ended")
         del self._live[name]
         self._over[name] = episode.total_reward
-        # Neither the name is given anew, nor its place.
+        # This file remembers that the name and the place were used.
         place = {"group": episode.group, "member": episode.member}
-        left = {**place, "reward": episode.total_reward, "abandoned": abandoned}
-        over = record.journal.with_suffix(".over")
-        over.with_suffix(".tmp").write_text(json.dumps(left), encoding="utf-8")
-        over.with_suffix(".tmp").replace(over)
+        facts = {**place, "reward": episode.total_reward, "abandoned": abandoned}
+        over_file = record.journal.with_suffix(".over")
+        over_file.with_suffix(".tmp").write_text(json.dumps(facts), encoding="utf-8")
+        over_file.with_suffix(".tmp").replace(over_file)
 
 
 def _finish(episode: Episode, values: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Requests, answers and refusals, as they are before and after each API's own spelling."""
+"""Requests, answers and errors in a form that does not depend on the API that the client speaks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from starpod.trainer.data.episode import Finish
 Role = Literal["system", "user", "assistant", "tool"]
 
 MOST_MESSAGES = 10_000
-"""Messages of a request: 250,000 empty ones would take 15 s of the event loop."""
+"""Limit of messages in a request. For example, 250,000 empty ones would block the event loop for 15 s."""
 
 
 class Refused(Exception):
-    """A request that gets an error instead of a reply.
+    """A request is answered with an error.
 
-    code: a short name for programs. Where `status` is 5xx, 409 or 429 the clients' own retries ask again.
+    Clients retry by themselves if the status is 5xx, 409 or 429.
+
+    Args:
+        status: the HTTP status.
+        code: a short name of the error, for programs.
+        message: what went wrong, and what to do.
     """
 
     def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
@@ -36,59 +41,61 @@ def bad_request(message: str, code: str = "invalid_value") -> Refused:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of a reply. arguments: a JSON object as text."""
+    """A tool call in a reply."""
 
     name: str
     arguments: str
+    """A JSON object as text."""
     id: str = ""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a conversation. text: of all its text parts. calls: of an assistant."""
+    """One message of a conversation."""
 
     role: Role
     text: str
+    """The texts of all parts."""
     calls: tuple[Call, ...] = ()
+    """Tool calls of an assistant's message."""
 
     @cached_property
     def key(self) -> bytes:
-        """Equal for messages that mean the same: however a client spells a reply that it sends back, it is known."""
-        calls = [(call.name, _loaded(call.arguments)) for call in self.calls]
+        """Key that messages of equal meaning share, so that a reply is recognised however a client formats it."""
+        calls = [(call.name, _parse_arguments(call.arguments)) for call in self.calls]
         return _digest([self.role, self.text.strip(), calls])
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whether a reply calls a tool: as the model likes (`auto`), not at all (`none`), or in any case (`required`).
-
-    name: of the tool that must be called; empty for any.
-    """
+    """Whether a reply calls a tool."""
 
     kind: Literal["auto", "none", "required"] = "auto"
+    """auto: as the model likes; none: not at all; required: in any case."""
     name: str = ""
+    """Name of the tool that must be called; empty: any."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A request for one reply. Raises Refused for more than `MOST_MESSAGES`.
-
-    tools: as OpenAI's chat completions describe them. choice: whether one of them is to be called.
-    max_tokens: of the reply; None: the gateway's limit.
-    one_call: whether the reply ends with its first tool call.
-    stop: texts that end the reply. seed: distinguishes requests that are otherwise equal.
-    stream: whether the reply is wanted as events, with_usage: and the count of tokens at their end.
-    """
+    """A request for one reply. Raises Refused for more than `MOST_MESSAGES` messages."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools in the form of OpenAI's chat completions."""
     choice: Choice = Choice()
     one_call: bool = False
+    """Whether the reply ends with its first tool call."""
     max_tokens: int | None = None
+    """Limit of the reply's tokens; None: the gateway's limit."""
     stop: tuple[str, ...] = ()
+    """Texts that end the reply."""
     seed: str = ""
+    """Distinguishes requests that are otherwise equal, so that they get different replies."""
     stream: bool = False
+    """Whether the client wants the reply as events."""
     with_usage: bool = False
+    """Whether the events end with the token counts."""
     model: str = ""
 
     def __post_init__(self) -> None:
@@ -97,7 +104,7 @@ class Ask:
 
     @cached_property
     def history(self) -> tuple[bytes, ...]:
-        """A key for the conversation up to each of its messages, that one included, and for the tools."""
+        """Keys of the conversation, one up to and including each message. They also depend on the tools."""
         key = _digest([dict(tool) for tool in self.tools])
         keys = []
         for message in self.messages:
@@ -107,38 +114,37 @@ class Ask:
 
     @cached_property
     def characters(self) -> int:
-        """Number of characters of all that a prompt may show: texts, tool calls and tools."""
+        """Number of characters that a prompt may show: texts, tool calls and tools."""
         calls = (call for message in self.messages for call in message.calls)
         texts = sum(len(message.text) for message in self.messages)
         return texts + sum(len(call.name) + len(call.arguments) for call in calls) + len(str(self.tools or ""))
 
     @property
     def key(self) -> bytes:
-        """Equal for a request that is repeated."""
+        """Key that is equal for repeated requests."""
         asked = [self.history[-1].hex(), asdict(self.choice), self.max_tokens, self.stop, self.seed]
         return _digest([*asked, "one call"] if self.one_call else asked)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A sampled reply as its client sees it.
-
-    number: among the session's, from 1. text: without reasoning and tool calls. finish: as in `Turn`. stop: the stop
-    text that ended it; empty where none did.
-    cached_tokens: those of the prompt that were part of an earlier one or its reply.
-    """
+    """A sampled reply as its client sees it."""
 
     id: str
     number: int
+    """Index among the session's replies, from 1."""
     text: str
+    """The reply without reasoning and tool calls."""
     thought: str | None
     calls: tuple[Call, ...]
     finish: Finish
     prompt_tokens: int
     reply_tokens: int
     cached_tokens: int
+    """Number of the prompt's tokens that were part of an earlier prompt or its reply."""
     created: int
     stop: str = ""
+    """The stop text that ended the reply; empty if none did."""
 
     @property
     def message(self) -> Message:
@@ -146,7 +152,7 @@ class Answer:
 
 
 def extended(history: bytes, message: Message) -> bytes:
-    """The key of a conversation that goes on with a message."""
+    """Return the key of a conversation with one more message."""
     return hashlib.blake2b(history + message.key, digest_size=16).digest()
 
 
@@ -155,8 +161,8 @@ def _digest(value: object) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _loaded(arguments: str) -> Any:
-    """Return the value of a call's arguments: clients write 1.0 as 1, and no arguments as an empty text."""
+def _parse_arguments(arguments: str) -> Any:
+    """Parse a call's arguments, so that equal ones compare equal: clients write 1.0 as 1, and {} as an empty text."""
     try:
         return json.loads(arguments.strip() or "{}", parse_float=_number, strict=False)
     except ValueError:
@@ -172,19 +178,19 @@ def _number(text: str) -> int | float:
 
 
 def field(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-    """A field of a request's body; `default` where it is absent or null. Raises Refused for another type."""
+    """Return a field of a request's body, or `default` if it is absent or null. Raise Refused for another type."""
     value = body.get(name)
     if value is None:
         return default
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join(_JSON_NAMES[each] for each in kinds)
+        names = " or ".join(_JSON_NAMES[one_type] for one_type in kinds)
         raise bad_request(f"`{name}` must be {names}", "invalid_type")
     return value
 
 
 def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """A list of objects in a request's body; empty where it is absent. Raises Refused."""
+    """Return a list of objects in a request's body, empty if it is absent. Raise Refused for anything else."""
     values: Sequence[Any] = field(body, name, list, [])
     if not all(isinstance(value, dict) for value in values):
         raise bad_request(f"`{name}` must be a list of objects", "invalid_type")
@@ -192,7 +198,7 @@ def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def count(body: Mapping[str, Any], *names: str) -> int | None:
-    """A positive number under the first of these names that is given. Raises Refused."""
+    """Return the positive number in the first of these fields that is present. Raise Refused for other numbers."""
     for name in names:
         value = field(body, name, int)
         if value is not None:
@@ -203,20 +209,27 @@ def count(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def refuse_given(body: Mapping[str, Any], **allowed: object) -> None:
-    """Raises Refused for fields whose effect the gateway could not give, unless they ask for what it does anyway."""
+    """Raise Refused for unsupported fields, unless they have the value in `allowed`, which asks for nothing."""
     for name, value in allowed.items():
         if name in body and body[name] is not None and body[name] != value:
             raise bad_request(f"`{name}` is not supported by this gateway; leave it out", "unsupported_parameter")
 
 
-def choice_of(given: object, tools: Collection[Mapping[str, Any]], kinds: Mapping[str, Choice], name: str) -> Choice:
-    """The choice that `tool_choice` means. kinds: those that are told in a word, each dialect's own.
+def choice_of(value: object, tools: Collection[Mapping[str, Any]], kinds: Mapping[str, Choice], name: str) -> Choice:
+    """Return what `tool_choice` means.
 
-    name: of the tool, where one is named. Raises Refused for what is none of these, or cannot be met.
+    Args:
+        value: the field's value.
+        tools: the request's tools.
+        kinds: choices by the word for them in the client's API.
+        name: name of the tool that `tool_choice` names; empty if it names none.
+
+    Raises:
+        Refused: The value is not valid, or the tool does not exist.
     """
-    choice = Choice("required", name) if name else kinds.get(str(given))
+    choice = Choice("required", name) if name else kinds.get(str(value))
     if choice is None:
-        raise bad_request(f"`tool_choice` is {str(given)[:80]}; use {', '.join(kinds)}, or name a function")
+        raise bad_request(f"`tool_choice` is {str(value)[:80]}; use {', '.join(kinds)}, or name a function")
     names = [tool["function"]["name"] for tool in tools]
     if choice.kind == "required" and (not names or (name and name not in names)):
         raise bad_request(f"`tool_choice` wants {name or 'a call'}, and `tools` has {', '.join(names) or 'none'}")
@@ -224,7 +237,7 @@ def choice_of(given: object, tools: Collection[Mapping[str, Any]], kinds: Mappin
 
 
 def text_of(content: object, kinds: Sequence[str], where: str) -> str:
-    """The text of a message's content: a string, or parts of these kinds. Raises Refused for pictures and the like."""
+    """Return the text of a message's content: a string, or parts of these kinds. Raise Refused for images."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -241,7 +254,7 @@ def text_of(content: object, kinds: Sequence[str], where: str) -> str:
 
 
 def part_text(part: Mapping[str, Any]) -> str:
-    """The text of one part. Raises Refused."""
+    """Return the text of one part. Raise Refused if it has none."""
     value = part.get("text", part.get("refusal"))
     if not isinstance(value, str):
         raise bad_request(f"a part of type {part.get('type')!r} has no `text`", "invalid_type")

@@ -1,4 +1,4 @@
-"""A gateway of its own: loads the model, starts the engine and holds the sessions."""
+"""A gateway that runs by itself: loads the model, starts the engine and holds the sessions."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from starpod.trainer.prompts.conversation import Template
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What to serve, and how. None: as the model's run had it, or as a run has it by default.
-
-    model: a run folder, a checkpoint, a Hugging Face model or smollm2. folder: of sessions and episodes.
-    """
+    """The settings of a gateway. None means the value of the model's run, or else a run's default."""
 
     model: str
+    """A run folder, a checkpoint, a Hugging Face model or smollm2."""
     folder: Path
+    """Folder for sessions and episodes."""
     engine: Literal["torch", "vllm", "vllm_remote"] = "torch"
     urls: Sequence[str] = ()
+    """Servers of vllm_remote."""
     temperature: float | None = None
     max_tokens: int | None = None
+    """Limit of a reply's tokens."""
     context: int | None = None
+    """Limit of the tokens of prompt and reply."""
     seed: int = 0
 
     @asynccontextmanager
     async def start(self, most_sessions: int, idle_seconds: float) -> AsyncIterator[Records]:
-        """The sessions, with those of before a restart. Raises ConfigError, ModelError, EngineError and ValueError."""
+        """Start the engine and yield the sessions. Raise ConfigError, ModelError, EngineError and ValueError."""
         config = EngineConfig(name=self.engine, urls=tuple(self.urls))
         if self.engine == "vllm_remote":
             from transformers import AutoConfig, AutoTokenizer
@@ -77,6 +79,6 @@ class Serving:
             await engine.close()
 
     def _sampling(self, sampling: SamplingConfig) -> SamplingConfig:
-        given = {"max_reply_tokens": self.max_tokens, "max_episode_tokens": self.context}
-        values = {**sampling.to_dict(), **{name: value for name, value in given.items() if value is not None}}
+        overrides = {"max_reply_tokens": self.max_tokens, "max_episode_tokens": self.context}
+        values = {**sampling.to_dict(), **{name: value for name, value in overrides.items() if value is not None}}
         return SamplingConfig.model_validate(values)

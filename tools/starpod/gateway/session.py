@@ -1,4 +1,4 @@
-"""One rollout session: samples replies, gives a repeated request the reply that it had, and hands each turn on."""
+"""A rollout session: samples replies, repeats the reply of a repeated request, and passes each turn on."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.seeds import derive
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Names of sessions: what an API key may be."""
+"""Pattern of session names, which are also API keys."""
 
 MOST_REPLIES = 1000
-"""Replies of a session: an agent may never end."""
+"""Limit of a session's replies, because an agent may never end."""
 
 AT_ONCE = 32
-"""Replies that one session samples at a time. Further requests wait, so that a session leaves the engine to others."""
+"""Replies that one session samples at the same time. Its further requests wait, so that other sessions get a share."""
 
-LONG = 20_000
-"""Prompts of this many characters are made in a thread. Encoding takes about 0.15 s for 100,000, in which nothing else
-is answered; for less, the detour costs more than it saves."""
+LONG_PROMPT = 20_000
+"""Prompts of this many characters or more are encoded in a thread. 100,000 take about 0.15 s, which would block the
+event loop. For shorter prompts, the thread costs more than it saves."""
 _MESSAGE_CHARACTERS = 20
-"""A message costs as much time as this many characters: 10,000 empty ones would take 0.6 s of the event loop."""
+"""Characters that take as much time as one message: 10,000 empty messages would block the event loop for 0.6 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """What all sessions sample from. The gateway alone says how: temperature and top_p of requests are not looked at,
-    as the trainer scores every token at one temperature. temperature: None is that of `sampling`."""
+    """The engine and the settings with which all sessions sample.
+
+    Temperature and top_p of requests are ignored, because the trainer scores every token at one temperature.
+    """
 
     engine: Engine
     layout: Layout
     sampling: SamplingConfig
     seed: int = 0
     temperature: float | None = None
+    """Temperature of sampling; None: that of `sampling`."""
 
     @property
     def template(self) -> Template:
@@ -53,18 +56,23 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """A reply with its turn. text, given: of its lineage's node; parent: the number of the reply above, 0 without."""
+    """A reply with its turn, as it is recorded."""
 
     request: bytes
+    """Key of the request."""
     history: bytes
+    """Key of the history up to the reply."""
     parent: int
+    """Number of the parent reply; 0: none."""
     text: str
+    """See `Node.text`."""
     turn: Turn
     answer: Answer
-    given: int = 0
+    prefilled: int = 0
+    """See `Node.prefilled`."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; `from_json` is the inverse."""
+        """Return JSON values, from which `from_json` makes an equal object."""
         return {
             "request": self.request.hex(),
             "history": self.history.hex(),
@@ -72,7 +80,7 @@ class Replied:
             "text": self.text,
             "turn": self.turn.to_json(),
             "answer": asdict(self.answer),
-            "given": self.given,
+            "given": self.prefilled,
         }
 
     @classmethod
@@ -85,28 +93,29 @@ class Replied:
 
 @dataclass
 class Session:
-    """The replies of one session.
-
-    name: which its API key is, or begins with. stream: names its random stream and its cache in the engine; the same
-    for a session that is played again. order: of its requests, as in `Request`. took: called with each reply before
-    its client gets it. over: why it takes no more requests; empty while it does.
-    full: whether a request left too little room for a reply. broken: what the engine failed with.
-    """
+    """One session with its replies."""
 
     name: str
+    """Name of the session, which its API key is or begins with."""
     sampler: Sampler
     took: Callable[[Replied], None]
+    """Called with each reply before the client gets it."""
     stream: str = ""
+    """Name of its random stream and of its cache in the engine. A session that is played again has the same name."""
     order: int = 0
+    """Priority of its requests, as in `Request`."""
     over: str = ""
+    """Why it accepts no more requests; empty while it does."""
     replies: int = 0
     tokens: int = 0
     full: bool = False
+    """Whether a request left too little room for a reply."""
     broken: Exception | None = None
+    """The engine's error, if it failed."""
     _lineage: Lineage = field(init=False)
     _answers: dict[bytes, asyncio.Future[Answer]] = field(default_factory=dict)
     _reserved: int = 0
-    """Replies that are being sampled, or wait to be."""
+    """Number of replies that are being sampled or wait for it."""
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     def __post_init__(self) -> None:
@@ -114,27 +123,28 @@ class Session:
         self._lineage = Lineage(self.sampler.layout)
 
     async def complete(self, ask: Ask) -> Answer:
-        """The reply to a request; to one that was made before the same reply, or that which is being sampled.
+        """Return the reply to a request. A repeated request gets the same reply, and waits while it is being sampled.
 
-        A caller who goes away cancels nothing: asking again gives the reply. Raises Refused.
+        A caller that disconnects cancels nothing, so it can ask again. Raise Refused if the request cannot be answered.
         """
         if not ask.messages:
             raise bad_request("there is no message to reply to")
-        self._room(self.sampler.layout.least_tokens(ask), "at least ")  # first of all: even hashing takes time
+        # Before anything else, because even hashing a long request takes time.
+        self._room_for_reply(self.sampler.layout.least_tokens(ask), "at least ")
         key = ask.key
-        known = self._answers.get(key)
-        if known is None:
-            self._check()
+        reply = self._answers.get(key)
+        if reply is None:
+            self._require_open()
             self._reserved += 1
-            known = asyncio.ensure_future(self._reply(key, ask))
-            known.add_done_callback(lambda future: self._keep(key, future))
-            self._answers[key] = known
-        return await asyncio.shield(known)
+            reply = asyncio.ensure_future(self._reply(key, ask))
+            reply.add_done_callback(lambda future: self._forget_failure(key, future))
+            self._answers[key] = reply
+        return await asyncio.shield(reply)
 
     async def count(self, ask: Ask) -> int:
         """Return the number of tokens of a request's prompt. Raises Refused for one that cannot fit."""
-        self._room(self.sampler.layout.least_tokens(ask), "at least ", sampled=False)
-        return len((await self._draft(ask)).context)
+        self._room_for_reply(self.sampler.layout.least_tokens(ask), "at least ", sampled=False)
+        return len((await self._make_draft(ask)).context)
 
     @property
     def sampling(self) -> bool:
@@ -142,9 +152,9 @@ class Session:
         return any(not future.done() for future in self._answers.values())
 
     def restore(self, replied: Replied) -> None:
-        """Take over a reply of before a restart."""
-        message, text, given = replied.answer.message, replied.text, replied.given
-        self._lineage.restore(replied.history, replied.parent, replied.turn, message, text=text, given=given)
+        """Add a reply of before a restart."""
+        message, text, prefilled = replied.answer.message, replied.text, replied.prefilled
+        self._lineage.restore(replied.history, replied.parent, replied.turn, message, text=text, prefilled=prefilled)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.set_result(replied.answer)
         self._answers[replied.request] = future
@@ -152,29 +162,29 @@ class Session:
         self.tokens += len(replied.turn.reply)
 
     def close(self, why: str) -> None:
-        """Refuse what comes from now on, but for requests that had their reply, and takes back what is sampled."""
+        """Cancel replies that are being sampled, and refuse all requests but repeated ones that have a reply."""
         self.over = self.over or why
         for future in self._answers.values():
             future.cancel()
         self.sampler.engine.forget(self.stream)
 
-    def _check(self) -> None:
+    def _require_open(self) -> None:
         if self.over:
             raise Refused(HTTPStatus.GONE, "session_over", f"the session {self.name} is over: {self.over}")
         if self.replies + self._reserved >= MOST_REPLIES:
             raise Refused(HTTPStatus.BAD_REQUEST, "session_too_long", f"a session has at most {MOST_REPLIES} replies")
 
-    def _keep(self, key: bytes, future: asyncio.Future[Answer]) -> None:
-        """A request that failed may be made again."""
+    def _forget_failure(self, key: bytes, future: asyncio.Future[Answer]) -> None:
+        """Forget a failed request, so that it can be made again."""
         if future.cancelled() or future.exception() is not None:
             del self._answers[key]
 
-    async def _draft(self, ask: Ask) -> Draft:
-        if ask.characters + _MESSAGE_CHARACTERS * len(ask.messages) < LONG:
+    async def _make_draft(self, ask: Ask) -> Draft:
+        if ask.characters + _MESSAGE_CHARACTERS * len(ask.messages) < LONG_PROMPT:
             return self._lineage.ask(ask)
         return await self.sampler.layout.encoding.in_thread(self.name, self._lineage.ask, ask)
 
-    def _room(self, prompt: int, bound: str = "", *, sampled: bool = True) -> int:
+    def _room_for_reply(self, prompt: int, bound: str = "", *, sampled: bool = True) -> int:
         """Return the number of tokens left for a reply. Raises Refused where they are too few.
 
         Args:
@@ -195,7 +205,7 @@ class Session:
         return room
 
     async def _reply(self, key: bytes, ask: Ask) -> Answer:
-        """Sample a reply that was reserved."""
+        """Sample a reply, and release its reservation."""
         try:
             async with self._slots:
                 return await self._sample(key, ask)
@@ -204,8 +214,8 @@ class Session:
 
     async def _sample(self, key: bytes, ask: Ask) -> Answer:
         sampler, limits = self.sampler, self.sampler.sampling
-        draft = await self._draft(ask)
-        room = self._room(len(draft.context))
+        draft = await self._make_draft(ask)
+        room = self._room_for_reply(len(draft.context))
         began = time.perf_counter()
         try:
             reply = await sampler.engine.generate(
@@ -224,21 +234,21 @@ class Session:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "engine_failed", str(error)) from error
         except ValueError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, "invalid_value", str(error)) from error
-        return self._take(key, draft, reply, time.perf_counter() - began)
+        return self._record_reply(key, draft, reply, time.perf_counter() - began)
 
-    def _take(self, key: bytes, draft: Draft, reply: Reply, seconds: float) -> Answer:
+    def _record_reply(self, key: bytes, draft: Draft, reply: Reply, seconds: float) -> Answer:
         sampler, ask = self.sampler, draft.ask
         template, tokens = sampler.template, reply.tokens
         tools = bool(ask.tools) and ask.choice.kind != "none"
         shown, length, stop = _cut(template, tokens, ask.stop)
-        whole, finish = draft.begun(shown), "stop" if stop else reply.finish
-        parts = parse_reply(whole, tools=tools, most_calls=1 if ask.one_call else None)
-        if ask.one_call and parts.calls and whole[parts.end :].strip():
-            # The reply ends with its first call: what follows is dropped, as after a stop text.
-            beginning = shown[: len(shown) - len(whole) + parts.end]
-            length, finish, stop = _count_to(template, tokens, beginning), "stop", ""
-            parts = parse_reply(whole[: parts.end], tools=tools)
-        raw = draft.begun(template.decode(tokens[:length]))
+        full_text, finish = draft.complete_text(shown), "stop" if stop else reply.finish
+        parts = parse_reply(full_text, tools=tools, most_calls=1 if ask.one_call else None)
+        if ask.one_call and parts.calls and full_text[parts.end :].strip():
+            # The reply ends with its first call: drop the rest, as after a stop text.
+            beginning = shown[: len(shown) - len(full_text) + parts.end]
+            length, finish, stop = _count_tokens_up_to(template, tokens, beginning), "stop", ""
+            parts = parse_reply(full_text[: parts.end], tools=tools)
+        raw = draft.complete_text(template.decode(tokens[:length]))
         number = self.replies + 1
         answer = Answer(
             id=f"{key.hex()[:24]}",
@@ -266,9 +276,9 @@ class Session:
             thought=parts.thought,
             generating=seconds,
         )
-        above = draft.parent.number if draft.parent else 0
-        # First of all: a reply that cannot be written down has not been.
-        self.took(Replied(key, node.key, above, node.text, turn, answer, draft.given))
+        parent_number = draft.parent.number if draft.parent else 0
+        # Before anything else changes: a reply that cannot be recorded must have no effect.
+        self.took(Replied(key, node.key, parent_number, node.text, turn, answer, draft.prefilled))
         self._lineage.add(node, answer.message)
         self.replies = number
         self.tokens += length
@@ -276,7 +286,7 @@ class Session:
 
 
 def _new_texts(ask: Ask) -> list[str]:
-    """Texts of the messages after the last reply."""
+    """Return the texts of the messages after the last reply."""
     texts: list[str] = []
     for message in reversed(ask.messages):
         if message.role == "assistant":
@@ -287,20 +297,20 @@ def _new_texts(ask: Ask) -> list[str]:
 
 
 def _cut(template: Template, tokens: list[int], stops: tuple[str, ...]) -> tuple[str, int, str]:
-    """The text before the first stop text, how many ids reach to that text's end, and which it was; "" for none.
+    """Return the text before the first stop text, the number of ids up to the stop text's end, and the stop text.
 
-    The ids after it are dropped: nobody has seen them, so nothing that follows depends on them.
+    Without a stop text, these are the whole text, all ids and "". The ids after it are dropped: nobody has seen them.
     """
     raw = template.decode(tokens)
     places = [(place, stop) for stop in stops if stop and (place := raw.find(stop)) >= 0]
     if not places:
         return raw, len(tokens), ""
     place, stop = min(places)
-    return raw[:place], _count_to(template, tokens, raw[: place + len(stop)]), stop
+    return raw[:place], _count_tokens_up_to(template, tokens, raw[: place + len(stop)]), stop
 
 
-def _count_to(template: Template, tokens: list[int], text: str) -> int:
-    """Return how many of a reply's ids it takes to write its beginning."""
+def _count_tokens_up_to(template: Template, tokens: list[int], text: str) -> int:
+    """Return the number of a reply's ids that are needed to write the beginning `text`."""
     low, high = 1, len(tokens)
     while low < high:
         middle = (low + high) // 2

@@ -1,12 +1,12 @@
 """Runs one program, and ends everything that it started: `python -I -S supervise.py COMMAND...`.
 
-It is a process of its own so that the program's descendants end with it, however the trainer ends. On Linux it is
-their subreaper: a child whose parent is gone becomes a child of this process, whatever session or group it made for
-itself. Elsewhere only the program's process group is ended.
+It is a separate process so that the program's descendants end with it, however the trainer ends. On Linux it is
+their subreaper: a process whose parent has ended becomes its child, whatever session or group that process is in.
+Elsewhere only the program's process group is ended.
 
-Standard input: when it ends, so does the program. It ends with the trainer, even one that is killed.
-Standard output: one line of JSON when all is over, `{"status": 1, "last": "..."}` or `{"refused": "..."}`. The program
-never holds it, so that nothing the program leaves behind keeps the reader waiting.
+Standard input: the program is ended when it closes, which happens even if the trainer is killed.
+Standard output: one line of JSON at the end, `{"status": 1, "last": "..."}` or `{"refused": "..."}`. The program does
+not inherit it, so that no process that it leaves behind keeps the reader waiting.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ import time
 from contextlib import suppress
 
 SHOWN = 500
-"""Bytes of the program's standard error that are reported, the last ones."""
+"""Number of bytes at the end of the program's standard error that are reported."""
 _PR_SET_CHILD_SUBREAPER = 36
 _END_SECONDS = 3.0
-"""Time for killed processes to be gone. One that hangs in the kernel does not keep the supervisor."""
+"""Time for killed processes to end. The supervisor does not wait longer for one that hangs in the kernel."""
 _POLL_SECONDS = 0.01
 
 
@@ -57,7 +57,7 @@ def main(command: list[str]) -> None:
 
 
 def wait(program: "subprocess.Popen[bytes]", wake: int, errors: int) -> bytes:
-    """Wait until the program ends, standard input ends or SIGTERM comes. Return what the program wrote last."""
+    """Wait until the program ends, standard input closes or SIGTERM arrives. Return the end of the program's errors."""
     tail = b""
     with selectors.DefaultSelector() as selector:
         for watched in (0, wake, errors):
@@ -76,44 +76,44 @@ def wait(program: "subprocess.Popen[bytes]", wake: int, errors: int) -> bytes:
     return tail
 
 
-def read(descriptor: int, most: int = 1 << 20) -> bytes:
-    """Return what can be read now: a descendant may hold the other end open for ever."""
+def read(descriptor: int, max_bytes: int = 1 << 20) -> bytes:
+    """Return the bytes that can be read now, without waiting: a descendant may hold the other end open forever."""
     try:
-        return os.read(descriptor, most)
+        return os.read(descriptor, max_bytes)
     except BlockingIOError:
         return b""
 
 
 def end_all(program: "subprocess.Popen[bytes]") -> None:
-    """Kill the program and all its descendants. Those of a killed process become children of this one."""
+    """Kill the program and all its descendants. Descendants of a killed process become children of this one."""
     give_up = time.monotonic() + _END_SECONDS
     while time.monotonic() < give_up:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(program.pid, signal.SIGKILL)
-        left = children()
-        for child in left:
+        remaining = children()
+        for child in remaining:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
         program.poll()
-        for child in left:
+        for child in remaining:
             if child != program.pid:
                 with suppress(ChildProcessError):
                     os.waitpid(child, os.WNOHANG)
-        if not left:
+        if not remaining:
             return
         time.sleep(_POLL_SECONDS)
 
 
 def children() -> list[int]:
-    """Return the processes whose parent is this one; none where the system does not tell."""
-    found: list[int] = []
+    """Return the processes whose parent is this one, or none if the system has no /proc."""
+    pids: list[int] = []
     with suppress(OSError):
         for name in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # PID (NAME) STATE PARENT: the name may hold anything.
+                # The line is PID (NAME) STATE PARENT, and the name may contain anything, such as parentheses.
                 if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
-                    found.append(int(name))
-    return found
+                    pids.append(int(name))
+    return pids
 
 
 def report(**values: object) -> None:

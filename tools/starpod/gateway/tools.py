@@ -1,7 +1,7 @@
-"""Tool calls in text: how a prompt describes tools and their results, and how a reply's calls are found.
+"""Tool calls as text: how a prompt describes tools and their results, and how calls in a reply are parsed.
 
-The format is that of Hermes and Qwen, which most chat templates with tools write: a JSON object with name and arguments
-between <tool_call> tags. A reply that is nothing but such an object (Llama) is a call, too.
+The format is that of Hermes and Qwen, which most chat templates with tools use: a JSON object with name and arguments
+between <tool_call> tags. A reply that consists only of such an object (Llama) is a call, too.
 """
 
 from __future__ import annotations
@@ -15,80 +15,79 @@ from starpod.gateway.requests import Call, Message
 from starpod.trainer.prompts.grammar import THINK, THINK_END
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_LONE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which a model may write as an escape in JSON, and which is no text that can be sent."""
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair. A model may write one as a JSON escape, but it cannot be encoded and sent."""
 _BLANKS = re.compile(r"\s*")
 _DECODER = json.JSONDecoder(strict=False)
-"""Takes raw newlines in strings: models write them."""
+"""Accepts raw newlines in strings, because models write them."""
 _MOST_BROKEN = 64
-"""Opening tags without a call behind them, after which the rest of a reply is text: time stays linear."""
-_BEGUN = re.compile(r"\s*|-|\.|[eE][-+]?|t|tr|tru|f|fa|fal|fals|n|nu|nul")
-"""What JSON may end with where it is cut outside of a text: between two values, or within one."""
+"""Limit of opening tags without a valid call. The rest of the reply counts as text, so that the time stays linear."""
+_INCOMPLETE_VALUE = re.compile(r"\s*|-|\.|[eE][-+]?|t|tr|tru|f|fa|fal|fals|n|nu|nul")
+"""End of JSON that is cut outside of a string: between two values, or within one."""
 
 
 class Parts(NamedTuple):
-    """A reply taken apart. thought: None where there is none. text: what is neither thought nor call.
-
-    end: number of characters of the reply up to the end of the last call; 0 without one.
-    """
+    """The parts of a reply."""
 
     thought: str | None
     text: str
+    """The reply without thought and calls."""
     calls: tuple[Call, ...]
     end: int = 0
+    """Number of characters of the reply up to the end of the last call; 0 without one."""
 
 
 def parse_reply(raw: str, *, tools: bool, most_calls: int | None = None) -> Parts:
-    """Take a reply apart. Calls are looked for where there are tools; what is no call stays text.
+    """Split a reply into its parts. A malformed call remains text.
 
-    The JSON of a call is decoded from its opening tag on, so that tags inside an argument belong to it. A last call
-    that is cut in the middle of its JSON is neither call nor text.
+    The JSON of a call is decoded from its opening tag on, so that a tag inside an argument belongs to the argument. If
+    the reply is cut within the JSON of its last call, that call is dropped.
 
     Args:
-        raw: The reply, from its beginning.
-        tools: Whether calls are looked for.
-        most_calls: Number of calls after which the rest is not read; None for all.
+        raw: the reply, from its beginning.
+        tools: whether to look for calls.
+        most_calls: number of calls after which the rest is not parsed; None: no limit.
     """
     thought, text = None, raw
     head, ended, rest = raw.partition(THINK_END)
-    if ended and (begun := head.lstrip()).startswith(THINK):
-        thought, text = begun.removeprefix(THINK).strip(), rest.lstrip()
+    if ended and (beginning := head.lstrip()).startswith(THINK):
+        thought, text = beginning.removeprefix(THINK).strip(), rest.lstrip()
     if not tools:
         return Parts(thought, text, ())
     start = len(raw) - len(text)
     if text.lstrip().startswith("{"):
-        whole, place, _ = _read_call(text, 0)
-        if whole is not None and not text[place:].strip():
-            return Parts(thought, "", (whole,), start + place)
+        only_call, place, _ = _read_call(text, 0)
+        if only_call is not None and not text[place:].strip():
+            return Parts(thought, "", (only_call,), start + place)
     calls: list[Call] = []
-    kept: list[str] = []
-    at = end = broken = 0
+    texts: list[str] = []
+    position = end = broken = 0
     while broken < _MOST_BROKEN and (most_calls is None or len(calls) < most_calls):
-        opened = text.find(_OPEN, at)
+        opened = text.find(_OPEN, position)
         if opened < 0:
             break
         call, place, cut = _read_call(text, opened + len(_OPEN))
         if cut:
-            kept.append(text[end:opened])
+            texts.append(text[end:opened])
             end = len(text)
             break
-        closed = _blanks(text, place)
+        closed = _skip_blanks(text, place)
         if call is None or not (closed == len(text) or text.startswith(_CLOSE, closed)):
             broken += 1
-            at = opened + len(_OPEN)
+            position = opened + len(_OPEN)
             continue
         calls.append(call)
-        kept.append(text[end:opened])
-        at = end = min(closed + len(_CLOSE), len(text))
-    if not kept:
+        texts.append(text[end:opened])
+        position = end = min(closed + len(_CLOSE), len(text))
+    if not texts:
         return Parts(thought, text, ())
-    kept.append(text[end:])
-    return Parts(thought, "".join(kept).strip(), tuple(calls), start + at if calls else 0)
+    texts.append(text[end:])
+    return Parts(thought, "".join(texts).strip(), tuple(calls), start + position if calls else 0)
 
 
 def _read_call(text: str, start: int) -> tuple[Call | None, int, bool]:
-    """Decode a call. Return it, None for what is none; where its JSON ends; and whether the text ends within it."""
-    start = _blanks(text, start)
+    """Decode a call. Return it (None if malformed), where its JSON ends, and whether the text ends within it."""
+    start = _skip_blanks(text, start)
     if not text.startswith("{", start):
         return None, start, start == len(text)
     try:
@@ -96,7 +95,7 @@ def _read_call(text: str, start: int) -> tuple[Call | None, int, bool]:
     except json.JSONDecodeError as error:
         rest = text[error.pos :]
         open_string = error.msg.startswith(("Unterminated string", "Invalid \\")) and '"' not in rest[1:]
-        cut = open_string or _BEGUN.fullmatch(rest) is not None
+        cut = open_string or _INCOMPLETE_VALUE.fullmatch(rest) is not None
         return None, start, cut and text.find(_CLOSE, start) < 0
     except (ValueError, RecursionError):
         return None, start, False
@@ -104,8 +103,13 @@ def _read_call(text: str, start: int) -> tuple[Call | None, int, bool]:
 
 
 def _call_of(value: Any) -> Call | None:
-    """Return the call that a decoded object is, with its arguments as JSON; None where it is none."""
-    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name or _LONE.search(name):
+    """Return a decoded object as a call, with arguments as JSON text, or None if it is no valid call."""
+    if (
+        not isinstance(value, dict)
+        or not isinstance(name := value.get("name"), str)
+        or not name
+        or _LONE_SURROGATE.search(name)
+    ):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     try:
@@ -116,20 +120,20 @@ def _call_of(value: Any) -> Call | None:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         return None
-    return Call(name, _LONE.sub("\N{REPLACEMENT CHARACTER}", written))
+    return Call(name, _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", written))
 
 
-def _blanks(text: str, start: int) -> int:
-    """Return where the blanks end that begin at a place."""
+def _skip_blanks(text: str, start: int) -> int:
+    """Return the index of the first character from `start` that is not blank."""
     blanks = _BLANKS.match(text, start)
     return blanks.end() if blanks else start
 
 
 def begin_call(tools: Sequence[Mapping[str, Any]], name: str) -> str:
-    """How a reply that must call a tool begins: up to the arguments of that tool, or to the name of any.
+    """Return the beginning of a reply that must call a tool: up to its arguments, or to its name if any will do.
 
-    Without the blank that follows: tokenizers make it a part of the brace, and a small model that is given it apart
-    writes no object.
+    It does not end with a blank: tokenizers join a blank with the brace after it, and a small model that gets the blank
+    as a token of its own writes no object.
     """
     if not name and len(tools) > 1:
         return f'{_OPEN}\n{{"name": "'
@@ -137,18 +141,20 @@ def begin_call(tools: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def write_reply(message: Message) -> str:
-    """An assistant's message as a policy would have written it."""
-    nothing = "{}"
+    """Return an assistant's message in the form in which a policy writes it."""
+    no_arguments = "{}"
     calls = [
-        f'{_OPEN}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments.strip() or nothing}}}\n{_CLOSE}'
+        f'{_OPEN}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments.strip() or no_arguments}}}\n{_CLOSE}'
         for call in message.calls
     ]
     return "\n".join([message.text, *calls] if message.text else calls)
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """System text for a chat template without tools, in the words of Hermes. A small model repeats what stands between
-    the tags, so this is no valid JSON."""
+    """Return a system text that describes tools, in Hermes' words, for a chat template without tools.
+
+    The example between the tags is deliberately not valid JSON, because a small model repeats it.
+    """
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "You may call one or more of these functions, described as JSON:\n"
@@ -158,5 +164,5 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def describe_results(results: Iterable[str]) -> str:
-    """A user's message with tools' results, for a chat template without their role."""
+    """Return a user message with tools' results, for a chat template without a tool role."""
     return "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)

@@ -1,4 +1,4 @@
-"""Sharing of a scarce resource among sessions: each waits for its turn, and no session delays another by many turns."""
+"""Fair sharing of a scarce resource among sessions: each session waits for its turn, in rotation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import ParamSpec, TypeVar
 
-Given = ParamSpec("Given")
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 class Turns:
-    """Lets a few callers in at once. The sessions that wait are served in rotation, each one's calls in order.
+    """Admits a few callers at the same time. Waiting sessions are served in rotation, each one's calls in order.
 
     Args:
         at_once: Number of callers that may be inside.
@@ -25,7 +25,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, session: str) -> AsyncIterator[None]:
-        """Wait for a turn of the session, and hold it while the context lasts."""
+        """Wait for a turn of the session, and keep it while the context lasts."""
         await self._enter(session)
         try:
             yield
@@ -33,11 +33,11 @@ class Turns:
             self._leave()
 
     async def in_thread(
-        self, session: str, function: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
+        self, session: str, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
-        """Wait for a turn of the session, and return what the function returns in a thread.
+        """Wait for a turn of the session, and return the function's result from a thread.
 
-        A caller that is cancelled leaves the thread running, which keeps the turn until it ends.
+        If the caller is cancelled, the thread continues and keeps the turn until it ends.
         """
         await self._enter(session)
         work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
@@ -46,7 +46,7 @@ class Turns:
 
     def _finished(self, work: asyncio.Future[Result]) -> None:
         if not work.cancelled():
-            work.exception()  # the caller may be gone: asyncio would report an exception that nobody retrieved
+            work.exception()  # mark it as retrieved: asyncio warns of exceptions that a cancelled caller left
         self._leave()
 
     async def _enter(self, session: str) -> None:

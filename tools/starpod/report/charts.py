@@ -1,6 +1,6 @@
-"""Charts as SVG text: crisp at any size, readable in light and dark, values under the pointer.
+"""Charts as SVG text, readable at any size and in light and dark, with values shown under the pointer.
 
-Colours are CSS variables, so that a page sets them once; `standalone` makes a file that brings its own.
+Colours are CSS variables, which a page sets once. `standalone` makes a file with its own colours.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ COLOURS = 8
 """Series colours: --c0 to --c7."""
 
 Entry = tuple[str, int]
-"""Of a legend: label and colour."""
+"""Label and colour of an entry in a legend."""
 LEGEND_ROW = 18
 
 COUNTED = ("step", "iterations")
-"""What an axis counts by whole numbers alone."""
+"""Labels of axes that count in whole numbers."""
 
 STYLE = (files(__package__) / "assets" / "chart.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line. band: (x, low, high). faint: thin lines behind it: raw values, single seeds.
-
-    dots: mark each point.
-    """
+    """One line of a chart."""
 
     label: str
     points: Sequence[Point]
     colour: int = 0
     band: Sequence[tuple[float, float, float]] = ()
+    """(x, low, high) of a shaded band around the line."""
     faint: Sequence[Sequence[Point]] = ()
+    """Thin lines behind it, such as raw values or single seeds."""
     dots: bool = False
+    """Whether each point is marked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A horizontal line to compare with."""
+    """A horizontal line for comparison."""
 
     y: float
     label: str
@@ -59,7 +59,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A vertical line where something happened."""
+    """A vertical line at an event."""
 
     x: float
     label: str
@@ -67,7 +67,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The drawing area and what its edges mean. logarithmic, log_x: y, x grows by factors; its edges are above 0."""
+    """The drawing area, and the values at its edges."""
 
     width: int
     height: int
@@ -77,11 +77,13 @@ class Frame:
     right: int = 14
     top: int = 30
     logarithmic: bool = False
+    """Whether y grows by factors. Its edges are above 0 then."""
     log_x: bool = False
+    """Whether x grows by factors. Its edges are above 0 then."""
 
     @property
     def bottom(self) -> int:
-        """Room below; what the axis counts is written where it costs little."""
+        """Pixels below the drawing area. Only tall charts have room for the name of the x axis."""
         return 34 if self.named else 22
 
     @property
@@ -122,12 +124,22 @@ def line_chart(
     width: int = 344,
     height: int = 190,
 ) -> str:
-    """Lines over steps as an <svg> element.
+    """Return lines as an <svg> element, or an empty text without points.
 
-    zero: the axis begins at 0 where no value is below. kind "share": it goes up to 1, unless all values are far below.
-    logarithmic, log_x: values, steps grow by factors; what is not above 0 is left out. between: the part of the x axis
-    that is shown. x_ticks: how places of the axis are labelled, instead of with its numbers; those are left out that
-    have no room.
+    Args:
+        title: title of the chart.
+        series: the lines.
+        rules: horizontal lines for comparison.
+        marks: vertical lines at events.
+        kind: how values are written. The y axis of "share" ends at 1 unless all values are far below.
+        x_label: name of the x axis.
+        x_ticks: places and labels of the x axis instead of numbers. Labels without room are left out.
+        zero: whether the y axis begins at 0 if no value is below.
+        logarithmic: whether the y axis is logarithmic. Values that are not above 0 are left out.
+        log_x: whether the x axis is logarithmic. Points whose x is not above 0 are left out.
+        between: the range of x that is shown.
+        width: pixels.
+        height: pixels, without the legend.
     """
     low, high = between
     left_of_all, below_all = 0.0 if log_x else -math.inf, 0.0 if logarithmic else -math.inf
@@ -172,7 +184,7 @@ def line_chart(
     drawing: list[str] = []
     _axes(drawing, frame, ticks, kind, x_label, x_ticks)
     _rules(drawing, frame, rules)
-    clip = f"clip{zlib.crc32(repr((title, frame, xs)).encode())}"  # unique in a page, the same in every run
+    clip = f"clip{zlib.crc32(repr((title, frame, xs)).encode())}"  # unique in a page and equal in every run
     drawing.append(
         f'<clipPath id="{clip}"><rect x="{frame.left - 4}" y="{frame.top - 4}" '
         f'width="{width - frame.left - frame.right + 8}" height="{frame.height - frame.top - frame.bottom + 8}"/>'
@@ -195,18 +207,18 @@ def line_chart(
     drawing.append("</g>")
     _marks(drawing, frame, marks)
     _legend(drawing, frame, entries, rows)
-    described = "; ".join(f"{s.label}: {show(s.points[0][1], kind)} to {show(s.points[-1][1], kind)}" for s in series)
-    return _svg(frame, title, described, drawing, _hover(frame, series, kind, x_label, named=x_ticks))
+    summary = "; ".join(f"{s.label}: {show(s.points[0][1], kind)} to {show(s.points[-1][1], kind)}" for s in series)
+    return _svg(frame, title, summary, drawing, _hover(frame, series, kind, x_label, named=x_ticks))
 
 
 def spark(values: Sequence[float], label: str, *, width: int = 120, height: int = 26) -> str:
-    """A line without axes as an <svg> element, between its smallest and largest value. label: for screen readers."""
-    known = [value for value in values if math.isfinite(value)]
-    if len(known) < 2:
+    """Return a line without axes as an <svg> element. label: description for screen readers."""
+    kept = [value for value in values if math.isfinite(value)]
+    if len(kept) < 2:
         return ""
-    low, high = min(known), max(known)
-    across, up = (width - 4) / (len(known) - 1), (height - 6) / (high - low or 1)
-    places = [(2 + across * x, height - 3 - up * (y - low)) for x, y in enumerate(known)]
+    low, high = min(kept), max(kept)
+    across, up = (width - 4) / (len(kept) - 1), (height - 6) / (high - low or 1)
+    places = [(2 + across * x, height - 3 - up * (y - low)) for x, y in enumerate(kept)]
     path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     x, y = places[-1]
     return (
@@ -224,7 +236,7 @@ def share_chart(
     width: int = 720,
     height: int = 220,
 ) -> str:
-    """Share of a whole, stacked, as an <svg> element. All layers have the same x."""
+    """Return stacked shares of a whole as an <svg> element. All layers must have the same x."""
     layers = [(label, thin(points)) for label, points in layers]
     xs = [x for x, _ in layers[0][1]] if layers else []
     if not xs:
@@ -249,9 +261,9 @@ def share_chart(
 
 
 def standalone(*charts: str, columns: int = 2, margin: int = 16) -> str:
-    """<svg> elements as one file, with its colours for light and dark and a ground to stand on.
+    """Return a file of <svg> elements, with a background and with colours for light and dark.
 
-    Several of them stand in rows of `columns`; each row is as high as its highest chart.
+    Charts are placed in rows of `columns`. Each row is as high as its highest chart.
     """
     placed: list[str] = []
     labels: list[str] = []
@@ -281,9 +293,9 @@ def standalone(*charts: str, columns: int = 2, margin: int = 16) -> str:
 def axis(
     values: Sequence[float], *, kind: Kind = "number", zero: bool = True, count: int = 4, whole: bool = False
 ) -> list[float]:
-    """Round tick values that enclose all finite values; at least two. whole: no fractions."""
-    known = [value if abs(value) > 1e-30 else 0.0 for value in values if math.isfinite(value)] or [0.0]
-    low, high = min(known), max(known)
+    """Return at least two round tick values that enclose all finite values. whole: only whole numbers."""
+    finite_values = [value if abs(value) > 1e-30 else 0.0 for value in values if math.isfinite(value)] or [0.0]
+    low, high = min(finite_values), max(finite_values)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if kind == "share" and zero and low >= 0 and 0.4 < high <= 1:
@@ -297,15 +309,15 @@ def axis(
 
 
 def decades(values: Sequence[float]) -> list[float]:
-    """Powers of ten that enclose all finite values above 0; between them 2 and 5, where the powers are few."""
-    known = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
-    first, last = math.floor(math.log10(min(known)) + 1e-9), math.ceil(math.log10(max(known)) - 1e-9)
+    """Return powers of ten that enclose all finite values above 0, with 2 and 5 in between if there are few powers."""
+    finite_values = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
+    first, last = math.floor(math.log10(min(finite_values)) + 1e-9), math.ceil(math.log10(max(finite_values)) - 1e-9)
     last = max(last, first + 1)
     factors = (1, 2, 5) if last - first <= 2 else (1,)
     ticks = [float(f"{factor}e{power}") for power in range(first, last) for factor in factors]
     ticks.append(float(f"1e{last}"))
-    low = max((tick for tick in ticks if tick <= min(known) * 1.000001), default=ticks[0])
-    high = min((tick for tick in ticks if tick >= max(known) * 0.999999), default=ticks[-1])
+    low = max((tick for tick in ticks if tick <= min(finite_values) * 1.000001), default=ticks[0])
+    high = min((tick for tick in ticks if tick >= max(finite_values) * 0.999999), default=ticks[-1])
     return [tick for tick in ticks if low <= tick <= high] if low < high else ticks
 
 
@@ -319,31 +331,32 @@ def finite(points: Sequence[Point]) -> list[Point]:
 
 
 def cut(points: Sequence[Placed], low: float, high: float) -> list[Placed]:
-    """Return the points whose x, their first value, is in the range, and a neighbour on either side, so that lines run
-    to the edges."""
-    first = next((place for place, point in enumerate(points) if point[0] >= low), len(points))
-    last = next((place for place, point in enumerate(points) if point[0] > high), len(points))
+    """Return the points whose x (their first value) is in a range, and the next point on each side, so that lines reach
+    the edges of the chart.
+    """
+    first = next((index for index, point in enumerate(points) if point[0] >= low), len(points))
+    last = next((index for index, point in enumerate(points) if point[0] > high), len(points))
     return list(points[max(first - 1, 0) : last + 1]) if first < len(points) and last > 0 else []
 
 
-def thin(points: Sequence[Point], most: int = 400) -> list[Point]:
-    """At most so many points, each the mean of its neighbours: a page of a long run stays small."""
-    if len(points) <= most:
+def thin(points: Sequence[Point], limit: int = 400) -> list[Point]:
+    """Return at most `limit` points, each the mean of its neighbours, to keep pages of long runs small."""
+    if len(points) <= limit:
         return list(points)
-    cuts = [round(index * len(points) / most) for index in range(most + 1)]
+    cuts = [round(index * len(points) / limit) for index in range(limit + 1)]
     parts = [points[low:high] for low, high in pairwise(cuts)]
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def trimmed(values: Sequence[float]) -> list[float]:
-    """The lowest and the highest value without the most extreme hundredth: one spike must not flatten a curve."""
+    """Return the lowest and highest value without the extreme 1 % on each side, so that no spike flattens a curve."""
     ordered = sorted(values)
     cut = len(ordered) // 100
     return [ordered[cut], ordered[-1 - cut]] if ordered else []
 
 
 def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
-    """Means over a window around each point; a thirtieth of the points unless said."""
+    """Return means over a window around each point, by default a thirtieth of the points."""
     window = window or max(len(points) // 30, 1)
     reach = window // 2
     sums = [0.0]
@@ -351,7 +364,7 @@ def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
         sums.append(sums[-1] + y)
     result = []
     for index, (x, _) in enumerate(points):
-        # The window shrinks evenly at the ends, so that a trend is not bent there.
+        # The window shrinks on both sides at the ends of the line, which would bend a trend otherwise.
         near = min(reach, index, len(points) - 1 - index)
         low, high = index - near, index + near + 1
         result.append((x, (sums[high] - sums[low]) / (high - low)))
@@ -361,8 +374,8 @@ def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
 # --- pieces --------------------------------------------------------------------------------------------------------
 
 
-def _svg(frame: Frame, title: str, described: str, drawing: list[str], hover: str) -> str:
-    name = escape(f"{title}. {described}", quote=True)
+def _svg(frame: Frame, title: str, summary: str, drawing: list[str], hover: str) -> str:
+    name = escape(f"{title}. {summary}", quote=True)
     return (
         f'<svg class="chart" viewBox="0 0 {frame.width} {frame.height}" width="{frame.width}" height="{frame.height}" '
         f'role="img" tabindex="0" aria-label="{name}" data-hover="{escape(hover, quote=True)}">'
@@ -389,11 +402,11 @@ def _axes(
     if sum(low <= place <= high for place in places) < 3:
         places = axis([low, high], zero=False, count=max(room // 90, 2), whole=x_label in COUNTED)
     numbered = [(tick, f"{tick:,.10g}") for tick in places]
-    free = -math.inf
+    next_free = -math.inf
     for tick, name in x_ticks or numbered:
         half = 3.2 * len(name)
-        if low <= tick <= high and frame.px(tick) - half >= free:
-            free = frame.px(tick) + half + 6
+        if low <= tick <= high and frame.px(tick) - half >= next_free:
+            next_free = frame.px(tick) + half + 6
             drawing.append(
                 f'<text x="{frame.px(tick)}" y="{frame.height - frame.bottom + 15}" text-anchor="middle">'
                 f"{escape(name)}</text>"
@@ -403,7 +416,7 @@ def _axes(
 
 
 def _rules(drawing: list[str], frame: Frame, rules: Sequence[Rule]) -> None:
-    """Lines, and their labels to the right, pushed apart where they would overlap."""
+    """Draw horizontal lines with labels on the right, which are moved apart if they would overlap."""
     edge = frame.width - frame.right
     floor = float("inf")
     for rule in sorted(rules, key=lambda rule: rule.y):
@@ -427,7 +440,7 @@ def _legend_width(label: str) -> float:
 
 
 def _legend_rows(title: str, entries: Sequence[Entry], width: int) -> list[list[Entry]]:
-    """The rows below the title that a legend takes; none where it fits beside the title."""
+    """Return the rows that a legend takes below the title, or none if it fits beside the title."""
     if not entries or 7.5 * len(title) + sum(_legend_width(label) for label, _ in entries) <= width:
         return []
     rows: list[list[Entry]] = [[]]
@@ -457,10 +470,9 @@ def _hover(
     dots: bool = True,
     named: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """Return what the page's script shows under the pointer: per series its colour, label and [pixel x, pixel y, x,
-    text].
+    """Return JSON for the page's script: per series its colour, label and points [pixel x, pixel y, x, text].
 
-    across: pixels and values of the left and right edge, and whether x is logarithmic.
+    It also has the pixels and values of the left and right edge (`across`), and whether x is logarithmic.
     """
     lines = []
     names = dict(named)

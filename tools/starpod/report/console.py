@@ -1,7 +1,7 @@
-"""Terminals that show what others wrote as it is and never obey it.
+"""Terminal output in which control characters of untrusted text are shown instead of executed.
 
-Observations, actions, titles and errors come from environments, models and servers. An escape sequence among them could
-clear the screen, write the clipboard, or show another action than the one that was played.
+Observations, actions, titles and errors come from environments, models and servers. Escape sequences in them could
+clear the screen, write to the clipboard, or disguise the action that was played.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook,
 from rich.measure import Measurement
 from rich.segment import Segment
 
-# The pictures that Unicode has for control characters; and what turns text around or hides it.
-_SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-_SHOWN |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
-_SHOWN |= dict.fromkeys((0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
-_SHOWN |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
+# Control characters become Unicode's symbols for them. Characters that reverse or hide text become U+FFFD.
+_REPLACEMENTS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_REPLACEMENTS |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
+_REPLACEMENTS |= dict.fromkeys((0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
+_REPLACEMENTS |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
 
 
 def visible(text: str) -> str:
-    """The text with every control character replaced by a picture of it; line breaks and tabs stay."""
-    return text.translate(_SHOWN)
+    """Replace every control character by a symbol, except line breaks and tabs."""
+    return text.translate(_REPLACEMENTS)
 
 
 def safe_console(**settings: Any) -> Console:
-    """A rich console that shows control characters, whatever is printed, and obeys none but rich's own."""
+    """Return a rich console that shows control characters in all output, and executes only rich's own."""
     console = Console(**settings)
     console.push_render_hook(_EscapeHook())
     return console
@@ -34,10 +34,10 @@ def safe_console(**settings: Any) -> Console:
 
 class _EscapeHook(RenderHook):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Escaped(renderable) for renderable in renderables]
+        return [_EscapedRenderable(renderable) for renderable in renderables]
 
 
-class _Escaped:
+class _EscapedRenderable:
     def __init__(self, renderable: ConsoleRenderable) -> None:
         self._renderable = renderable
 
@@ -50,5 +50,5 @@ class _Escaped:
 
 def _escaped(segments: Iterable[Segment]) -> Iterable[Segment]:
     for text, style, control in segments:
-        # Links are made by markup, of which there is none here, but a style could bring one.
+        # A style could contain a link, but only markup makes links, and there is none here.
         yield Segment(text if control else visible(text), style, control)

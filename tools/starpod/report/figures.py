@@ -1,4 +1,4 @@
-"""Numbers as people read them; shared by screens and reports."""
+"""Numbers in readable form, for screens and reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Kind = Literal["share", "number", "count", "seconds", "milliseconds", "rate"]
 
 
 def show(value: float | None, kind: Kind = "number") -> str:
-    """A number in at most six or seven signs."""
+    """Format a number in at most seven characters."""
     if value is None or not math.isfinite(value):
         return "-"
     match kind:
@@ -33,18 +33,18 @@ def show(value: float | None, kind: Kind = "number") -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A time in a readable unit."""
+    """Format a time in milliseconds with a readable unit."""
     return show(value, "milliseconds")
 
 
 def signed(value: float) -> str:
-    """+0.5, -0.1, 0."""
+    """Format a number with its sign, as in +0.5, -0.1 and 0."""
     return f"{value:+.3g}" if value else "0"
 
 
 def duration(seconds: float) -> str:
-    """0:07, 4:05, 1:02:09."""
-    whole = int(seconds)
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
-    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+    """Format a duration, as in 0:07, 4:05 and 1:02:09."""
+    total = int(seconds)
+    hours, rest = divmod(total, 3600)
+    minutes, remainder = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"

@@ -1,5 +1,4 @@
-"""Options of an environment and arguments of a tool as fields of a form: from the JSON Schema that Describe gives, and
-read back."""
+"""Form fields for an environment's options and a tool's arguments, made from JSON Schemas and read back."""
 
 from __future__ import annotations
 
@@ -12,39 +11,42 @@ from typing import Any
 
 _MAX_DIGITS = 24
 _MAX_NUMBER = 2.0**53
-"""Beyond it numbers do not travel unchanged."""
+"""Larger numbers lose digits on the way, because JSON numbers and protobuf's Struct are doubles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One option or argument. kind: choice, number, check or text. default: as text, empty where there is none."""
+    """A form field for one option or argument."""
 
     name: str
     kind: str
+    """choice, number, check or text"""
     description: str
     default: str
+    """The default as text; empty without one."""
     choices: tuple[str, ...] = ()
     whole: bool = False
+    """Whether only whole numbers are allowed."""
 
 
 def fields(schema_json: str, *, first: Sequence[str] = (), hidden: Collection[str] = ()) -> list[Field]:
-    """The fields of all options but those that are hidden; those of `first` come first."""
+    """Return the fields of all options that are not hidden, with those in `first` at the beginning."""
     properties: Mapping[str, Any] = json.loads(schema_json or "{}").get("properties", {})
-    found = [_field(name, schema) for name, schema in properties.items() if name not in hidden]
-    known = [field for field in found if field is not None]
+    all_fields = [_field(name, schema) for name, schema in properties.items() if name not in hidden]
+    known = [field for field in all_fields if field is not None]
     return sorted(known, key=lambda field: first.index(field.name) if field.name in first else len(first))
 
 
 def arguments(schema_json: str) -> list[Field] | None:
-    """The fields of a tool's arguments; None where a plain form cannot hold all of them."""
-    found = fields(schema_json)
-    return found if len(found) == len(json.loads(schema_json or "{}").get("properties", {})) else None
+    """Return the fields of a tool's arguments, or None if a plain form cannot hold all of them."""
+    all_fields = fields(schema_json)
+    return all_fields if len(all_fields) == len(json.loads(schema_json or "{}").get("properties", {})) else None
 
 
 def _field(name: str, schema: Mapping[str, Any]) -> Field | None:
-    """None for what a plain form cannot hold."""
+    """Return the field for a schema, or None if a plain form cannot hold it."""
     default = schema.get("default")
-    kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
     if len(kinds) != 1:
         return None
     kind, text = kinds[0], "" if default is None else str(default)
@@ -62,24 +64,24 @@ def _field(name: str, schema: Mapping[str, Any]) -> Field | None:
 
 
 def marked(text: str) -> str:
-    """A description as html, with what stands between backticks as code."""
+    """Return a description as HTML, with text between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def filled(known: Sequence[Field], given: Mapping[str, str], *, whole: bool = False) -> list[Field]:
-    """The fields with the values that are given, for a form that is shown again or filled in for somebody.
+    """Return the fields with the values of a form, which is shown again or filled in advance.
 
-    whole: `given` is all of a form, in which a box without its mark is not named.
+    whole: `given` is a complete form, so a check box that it does not name is not ticked.
     """
-    found = []
+    result = []
     for field in known:
         text = given.get(f"option-{field.name}", "" if whole and field.kind == "check" else field.default)
-        found.append(replace(field, default=text))
-    return found
+        result.append(replace(field, default=text))
+    return result
 
 
 def chosen(known: list[Field], form: Mapping[str, str]) -> dict[str, Any]:
-    """The options that differ from their defaults. Raises ValueError naming a field that is no number."""
+    """Return the options that differ from their defaults. Raise ValueError that names a field with a bad number."""
     options: dict[str, Any] = {}
     for field in known:
         text = form.get(f"option-{field.name}", "").strip()
@@ -95,7 +97,6 @@ def chosen(known: list[Field], form: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _number(field: Field, text: str) -> float:
-    """Raises ValueError."""
     try:
         number = float(text)
         if text.isascii() and len(text) <= _MAX_DIGITS and abs(number) <= _MAX_NUMBER:

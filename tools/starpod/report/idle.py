@@ -1,4 +1,4 @@
-"""Connections of HTTP servers that wait for a request: kept longer than clients' pools use them, but not for ever."""
+"""A limit for idle connections of HTTP servers, longer than the one of clients' connection pools."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ else:
     from uvicorn.protocols.http.auto import AutoHTTPProtocol as Protocol
 
 IDLE_SECONDS = 75
-"""Clients' pools drop idle connections after 5 to 60 s. A server that closes at the same moment loses a request."""
+"""Clients' pools drop idle connections after 5 to 60 s. If the server closes one at that moment, a request is lost."""
 
 
 class IdleBoundProtocol(Protocol):
-    """Closes a connection on which no request has begun `timeout_keep_alive` seconds after it was opened or last
-    answered. uvicorn waits for ever for the first request, and for the rest of one whose head is incomplete."""
+    """Closes a connection if no request begins within `timeout_keep_alive` seconds after its opening or last reply.
+
+    uvicorn itself waits forever for the first request and for the rest of an incomplete head.
+    """
 
     _deadline = 0.0
 
@@ -28,7 +30,7 @@ class IdleBoundProtocol(Protocol):
         super().data_received(data)
         waits = self.cycle is None or self.cycle.response_complete
         if waits and self.timeout_keep_alive_task is None and not self.transport.is_closing():
-            self._arm()  # a part of a head takes no further time
+            self._arm()  # an incomplete head does not extend the deadline
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

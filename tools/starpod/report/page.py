@@ -1,4 +1,4 @@
-"""What every page has: one file, no network, light and dark."""
+"""The frame of all pages: one file that needs no network, for light and dark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ASSETS = files(__package__) / "assets"
 
 
 def breakable(name: str) -> str:
-    """Return the name of a metric or a key as html that breaks after `.`, `/` and `_` alone."""
+    """Return the name of a metric or a key as HTML that may break only after `.`, `/` and `_`."""
     return re.sub(r"[./_](?=.)", r"\g<0><wbr>", escape(name))
 
 
@@ -22,12 +22,12 @@ def dotted(key: str) -> str:
 
 
 def tagged(text: str) -> str:
-    """Return a text as html in which no tag breaks: browsers break a line within `</think>` and `<|im_end|>`."""
+    """Return a text as HTML in which no tag breaks: browsers break a line within `</think>` and `<|im_end|>`."""
     return re.sub(r"&lt;[/|]?[\w:-]+\|?&gt;", r'<span class="tag">\g<0></span>', escape(text))
 
 
 def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """A whole HTML document. style, script: of the page's own, after what all pages share."""
+    """Return a whole HTML document. style, script: additions of this page to what all pages share."""
     shared, common = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

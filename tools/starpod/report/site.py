@@ -1,6 +1,7 @@
-"""Parts that the web sites share: protection from other sites, bounds, headers, options and the socket.
+"""Common parts of the web sites: protection from other sites, limits, headers, options and the socket.
 
-Form tokens and the same-origin rule keep others from acting in a visitor's name; known hosts keep out DNS rebinding.
+Form tokens and the same-origin rule prevent other sites from acting in a visitor's name. A list of known hosts prevents
+DNS rebinding.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ Command = TypeVar("Command", bound=Callable[..., None])
 MAX_BODY_BYTES = 64 * 1024
 _MAX_DIGITS = 20
 _SHUTDOWN_SECONDS = 2
-"""For pages that keep a connection open."""
+"""Time for connections that pages keep open to end."""
 
 
 class Guard:
-    """Makes and checks the tokens of forms. A token holds for one purpose and for the life of the process."""
+    """Creates and checks form tokens, which are valid for one purpose and until the process ends."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
 
     def token(self, purpose: str) -> str:
-        """The token of a form: `purpose` is the session's id, or the name of a form without one."""
+        """Return the token of a form. purpose: the session's id, or the name of a form without a session."""
         return hmac.new(self._secret, purpose.encode(), hashlib.sha256).hexdigest()
 
     def admits(self, purpose: str, token: str, headers: Mapping[str, str]) -> bool:
-        """Whether a form came from one of our own pages."""
+        """Return whether a form was sent from a page of this site."""
         return same_origin(headers) and hmac.compare_digest(self.token(purpose).encode(), token.encode())
 
 
 def same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether the browser says that the request came from this site; programs that say nothing are let through."""
+    """Return whether a request may come from this site. Programs that send no such header are accepted."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
@@ -49,9 +50,10 @@ def same_origin(headers: Mapping[str, str]) -> bool:
 
 
 def known_host(host: str, names: Collection[str]) -> bool:
-    """Whether a Host header may name this site: by an address, as localhost, or by one of these names.
+    """Return whether a Host header may name this site: by an address, as localhost, or by one of these names.
 
-    A name of somebody else's that resolves to our address (DNS rebinding) would make their page one of our own origin.
+    Other names are refused because of DNS rebinding: a foreign name that resolves to this address would give a foreign
+    page this site's origin.
     """
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -61,7 +63,7 @@ def known_host(host: str, names: Collection[str]) -> bool:
 
 
 def refusal(method: str, headers: Mapping[str, str], hosts: Collection[str]) -> tuple[int, str] | None:
-    """Status and sentence for a request that no page answers: to an unknown host, or with too large a form."""
+    """Return status and text for a request to an unknown host or with too large a form, else None."""
     if not known_host(headers.get("host", ""), hosts):
         return 421, "This site does not answer to that name. Start it with --allow-host NAME if it should."
     if method == "POST" and whole(headers.get("content-length", ""), MAX_BODY_BYTES) is None:
@@ -70,7 +72,7 @@ def refusal(method: str, headers: Mapping[str, str], hosts: Collection[str]) -> 
 
 
 def whole(text: str, most: int) -> int | None:
-    """The number that a request gives, from 0 to `most`, or None: nobody's digits without end are converted."""
+    """Parse a number from 0 to `most`, or return None. Long digit strings are not converted, because that is slow."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         return None
     number = int(text)
@@ -80,8 +82,14 @@ def whole(text: str, most: int) -> int | None:
 def headers(
     *, scripts: str, styles: str = "'unsafe-inline'", images: str = "data:", framed: bool = False
 ) -> dict[str, str]:
-    """The headers of every reply. The sources are those of a Content-Security-Policy; `framed`: a page of this site
-    embeds the reply, to look at only."""
+    """Return the headers of every reply.
+
+    Args:
+        scripts: sources of scripts in the Content-Security-Policy.
+        styles: sources of styles.
+        images: sources of images.
+        framed: whether a page of this site embeds the reply in a frame, which may neither run scripts nor send forms.
+    """
     policy = {
         "default-src": "'none'",
         "style-src": styles,
@@ -129,32 +137,32 @@ def site_options(*, port: int) -> Callable[[Command], Command]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises OSError with a sentence."""
+    """Return a listening socket. Raise OSError with a readable message."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    # Connections inherit it. asyncio sets it for sockets made with IPPROTO_TCP alone; without it a reply's body waits
-    # for the acknowledgement of its head, up to 40 ms.
+    # Connections inherit this. asyncio sets it only for sockets made with IPPROTO_TCP. Without it, a reply's body is
+    # sent only after the client acknowledges the head, which takes up to 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def link(listener: socket.socket, host: str) -> str:
-    """The address of a site for a browser."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{listener.getsockname()[1]}/"
+    """Return the URL of a site for a browser."""
+    address = f"[{host}]" if ":" in host else host
+    return f"http://{address}:{listener.getsockname()[1]}/"
 
 
 async def serve(app: Any, listener: socket.socket) -> None:
     """Serve an ASGI application until SIGTERM or SIGINT."""
-    import uvicorn  # in the extras of the sites alone
+    import uvicorn  # only installed with the sites' extras
 
     from starpod.report.idle import IDLE_SECONDS, IdleBoundProtocol
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn ends by them, and then raises them again, which must not end us before the caller is unwound.
+        # uvicorn stops at these signals and raises them again, which must not end the process before the cleanup.
         signal.signal(number, lambda *_: None)
     config = uvicorn.Config(
         app,

@@ -1,4 +1,4 @@
-"""Trees of continuations as SVG: what was played alike is one branch, and each says how many of it succeeded."""
+"""Trees of continuations as SVG: equal turns form one branch, and each branch shows how many of them succeeded."""
 
 from __future__ import annotations
 
@@ -10,39 +10,45 @@ from itertools import accumulate
 from starpod.report.figures import show
 
 ROW, MARGIN = 34, 20
-"""Pixels of a leaf, and around all."""
+"""Pixels per leaf, and around the whole tree."""
 BEND, DOT = 38, 11
-"""Pixels from a node to the text of a branch that goes out, and from a dot's middle to a text beside it."""
-DEPTH = 12
-"""Turns that are drawn; what comes later is told in words at the leaf."""
-NAMED = 3
-"""Names that an end shows at most."""
-LABEL = 17
-"""Characters of an action that are shown beside its branch."""
+"""Pixels from a node to the text on a branch, and from a dot's centre to the text beside it."""
+MAX_DEPTH = 12
+"""Maximum number of turns drawn. The text at a leaf says how many follow."""
+MAX_NAMES = 3
+"""Maximum number of names shown at an end."""
+MAX_CHARACTERS = 17
+"""Maximum number of characters of an action shown at its branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One of several ways on from a state. turns: the actions of each. value: the return from there on. name: shown
-    where it ends. link: to its page."""
+    """One of several continuations of an episode from a state."""
 
     turns: Sequence[str]
+    """The actions of each turn."""
     value: float
+    """The return from the state on."""
     success: bool | None
     name: str = ""
+    """Name shown at its end."""
     link: str = ""
+    """Address of its page."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """What was played alike until here. action: that led here; path: all of them. link: to the first continuation
-    through it. solved, count: of these."""
+    """A point that continuations with equal turns up to here share."""
 
     action: str = ""
+    """The action that leads here from the parent."""
     path: tuple[str, ...] = ()
+    """All actions from the root."""
     link: str = ""
+    """Page of the first continuation through here."""
     count: int = 0
     solved: int = 0
+    """Number of the continuations through here that succeeded, of `count`."""
     longest: int = 0
     names: list[str] = field(default_factory=list)
     children: dict[str, _Node] = field(default_factory=dict)
@@ -55,62 +61,62 @@ class _Node:
 
     @property
     def shown(self) -> list[_Node]:
-        """The branches that are drawn: none of a node that one continuation alone went through."""
+        """The branches that are drawn. A node with a single continuation has none."""
         if self.count < 2:
             return []
         return sorted(self.children.values(), key=lambda child: (-child.share, -child.count, child.action))
 
     @property
     def text(self) -> str:
-        """Beside the branch that leads here."""
+        """The text at the branch that leads here."""
         text = self.action or "no action"
-        return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"
+        return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
 
     @property
-    def told(self) -> str:
-        """Beside its dot."""
-        told = f"{self.solved} of {self.count}"
+    def caption(self) -> str:
+        """The text beside the node's dot."""
+        caption = f"{self.solved} of {self.count}"
         if self.shown:
-            return told
+            return caption
         if self.count == 1:
-            told = "solved" if self.solved else "not solved"
-        if 0 < len(self.names) <= NAMED:
-            told = f"{', '.join(self.names)}: {told}"
-        return told + (f", {self.longest} more turn{'s' if self.longest > 1 else ''}" if self.longest else "")
+            caption = "solved" if self.solved else "not solved"
+        if 0 < len(self.names) <= MAX_NAMES:
+            caption = f"{', '.join(self.names)}: {caption}"
+        return caption + (f", {self.longest} more turn{'s' if self.longest > 1 else ''}" if self.longest else "")
 
 
 def draw_tree(continuations: Sequence[Continuation], label: str) -> str:
-    """An SVG; empty without continuations. label: what it shows, for those who do not see it."""
+    """Return an SVG, or an empty text without continuations. label: description for screen readers."""
     root = _Node()
-    for each in continuations:
-        _add(root, each)
+    for continuation in continuations:
+        _add(root, continuation)
     if not root.count:
         return ""
     leaves = _place(root, 0, 0)
     nodes = _walk(root)
     _widen(nodes)
-    width = max(node.x + (0 if node.shown else DOT + _wide(node.told)) for node in nodes) + MARGIN
+    width = max(node.x + (0 if node.shown else DOT + _text_width(node.caption)) for node in nodes) + MARGIN
     height = leaves * ROW + 2 * MARGIN
     parts = [_edge(node, child) for node in nodes for child in node.shown]
     parts += [_dot(node) for node in nodes]
-    said = f"{label}: {root.solved} of {root.count} solved. " + "; ".join(
+    aria = f"{label}: {root.solved} of {root.count} solved. " + "; ".join(
         f"{child.action or 'no action'}: {child.solved} of {child.count}" for child in root.shown
     )
-    role = "group" if any(each.link for each in continuations) else "img"  # a picture holds no links
+    role = "group" if any(continuation.link for continuation in continuations) else "img"  # an "img" may not have links
     return (
-        f'<svg class="chart tree" role="{role}" aria-label="{escape(said)}" width="{width:.0f}" height="{height:.0f}" '
+        f'<svg class="chart tree" role="{role}" aria-label="{escape(aria)}" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}">{"".join(parts)}</svg>'
     )
 
 
-def _wide(text: str) -> float:
-    """Pixels that a text takes at most: nobody has measured it."""
+def _text_width(text: str) -> float:
+    """Return an upper estimate of a text's width in pixels."""
     return sum(11.0 if letter in "MW…" else 8.5 if letter.isupper() else 7.0 for letter in text)
 
 
 def _add(root: _Node, continuation: Continuation) -> None:
     node, solved = root, continuation.success is True
-    path = [*continuation.turns[:DEPTH]]
+    path = [*continuation.turns[:MAX_DEPTH]]
     for depth in range(len(path) + 1):
         node.count += 1
         node.solved += solved
@@ -122,7 +128,7 @@ def _add(root: _Node, continuation: Continuation) -> None:
 
 
 def _place(node: _Node, depth: int, row: float) -> float:
-    """Give the node and all below it their columns and heights; returns how many rows they take."""
+    """Set the columns and heights of a node and its descendants. Return the number of rows they take."""
     node.x = depth
     taken = 0.0
     for child in node.shown:
@@ -133,13 +139,13 @@ def _place(node: _Node, depth: int, row: float) -> float:
 
 
 def _widen(nodes: Sequence[_Node]) -> None:
-    """Make each column as wide as its texts: the action above a branch, the figures of its end below it."""
+    """Make each column as wide as its texts: the action above a branch and the caption below it."""
     columns: dict[int, float] = {}
     for node in nodes:
-        told = _wide(node.told) if node.shown else 0.0
-        wide = BEND + max(_wide(node.text), told) + DOT if node.path else MARGIN + told + DOT
-        columns[int(node.x)] = max(columns.get(int(node.x), 0.0), wide)
-    places = list(accumulate(columns[each] for each in sorted(columns)))
+        caption = _text_width(node.caption) if node.shown else 0.0
+        width = BEND + max(_text_width(node.text), caption) + DOT if node.path else MARGIN + caption + DOT
+        columns[int(node.x)] = max(columns.get(int(node.x), 0.0), width)
+    places = list(accumulate(columns[column] for column in sorted(columns)))
     for node in nodes:
         node.x = places[int(node.x)]
 
@@ -149,7 +155,7 @@ def _walk(node: _Node) -> list[_Node]:
 
 
 def _edge(node: _Node, child: _Node) -> str:
-    """The branch from one node to the next, the wider the more went along it, and its action."""
+    """Return the branch to a child with its action. The more continuations take the branch, the wider it is."""
     start, bend = f"{node.x:.0f} {node.y:.1f}", f"{node.x + BEND - 2:.0f} {child.y:.1f}"
     curve = f"M{start}C{node.x + 24:.0f} {node.y:.1f} {node.x + 12:.0f} {child.y:.1f} {bend}H{child.x:.0f}"
     width = 1 + 5 * child.count / (4 + child.count)
@@ -161,22 +167,22 @@ def _edge(node: _Node, child: _Node) -> str:
 
 
 def _dot(node: _Node) -> str:
-    """A node, the greener the more of what went through it succeeded, and its figures; an end leads to its page."""
+    """Return a node's dot and caption. It is greener the more continuations succeed. An end is a link to its page."""
     ends = not node.shown
-    # Below the branch that comes in, where none goes out; the first node has none, and nothing before it.
+    # The caption is below the incoming branch, unless there is none (root) or no outgoing branch (an end).
     anchor, x, y = ("start", DOT, 4) if ends else ("end", -DOT, 15 if node.path else 4)
-    leads, told = ends and node.link, escape(node.told)
-    title = "" if leads else f"<title>{told}, {show(node.share, 'share')}</title>"
-    drawn = (
+    leads, caption = ends and node.link, escape(node.caption)
+    title = "" if leads else f"<title>{caption}, {show(node.share, 'share')}</title>"
+    drawing = (
         f'<circle cx="{node.x:.0f}" cy="{node.y:.1f}" r="6" style="fill: {_colour(node)}">{title}</circle>'
-        f'<text aria-hidden="true" text-anchor="{anchor}" x="{node.x + x:.0f}" y="{node.y + y:.1f}">{told}</text>'
+        f'<text aria-hidden="true" text-anchor="{anchor}" x="{node.x + x:.0f}" y="{node.y + y:.1f}">{caption}</text>'
     )
     if not leads:
-        return drawn
-    said = f"{node.told}: {', '.join(each or 'no action' for each in node.path) or 'no turn'}"
-    width = 2 * DOT + _wide(node.told)
+        return drawing
+    description = f"{node.caption}: {', '.join(action or 'no action' for action in node.path) or 'no turn'}"
+    width = 2 * DOT + _text_width(node.caption)
     place = f'x="{node.x - DOT:.0f}" y="{node.y - 12:.1f}" width="{width:.0f}" height="24"'
-    return f'<a href="{escape(node.link)}" aria-label="{escape(said)}"><rect {place}/>{drawn}</a>'
+    return f'<a href="{escape(node.link)}" aria-label="{escape(description)}"><rect {place}/>{drawing}</a>'
 
 
 def _colour(node: _Node) -> str:

@@ -1,1 +1,1 @@
-"""The APIs that clients speak: each reads a request and writes a reply, whole or as events, in its own spelling."""
+"""The APIs that clients speak. Each dialect parses requests and formats replies, whole or as events."""

@@ -1,4 +1,4 @@
-"""Interface of a dialect, and the parts that they share."""
+"""The interface of a dialect, and functions that dialects share."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any, Protocol
 from starpod.gateway.requests import Answer, Ask, Refused
 
 PIECE = 256
-"""Characters of a text in one event."""
+"""Maximum characters of text in one event."""
 
 
 class Dialect(Protocol):
-    """One API. path: where its requests are posted to."""
+    """One API, whose requests are posted to `path`."""
 
     path: str
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        """The request in a body. Raises Refused."""
+        """Parse the body of a request. Raise Refused if it is invalid or not supported."""
 
     def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
-        """The reply."""
+        """Return the body of the response with a reply."""
 
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
-        """The same as server-sent events."""
+        """Yield the server-sent events of a reply."""
 
     def failure(self, refused: Refused) -> dict[str, Any]:
-        """An error."""
+        """Return the body of an error response."""
 
     def failure_event(self, refused: Refused) -> bytes:
-        """An error in a response that has begun."""
+        """Return the event for an error in a stream that has begun."""
 
 
 def event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
-    """One server-sent event."""
+    """Encode a server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return f"{f'event: {name}' + chr(10) if name else ''}data: {text}\n\n".encode()
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in pieces that make one event each; at least one."""
+    """Split a text into pieces for one event each. There is at least one piece, even of an empty text."""
     yield text[:PIECE]
     for first in range(PIECE, len(text), PIECE):
         yield text[first : first + PIECE]

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""The dialect of OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 
-_REFUSED: dict[str, Any] = {
+_UNSUPPORTED: dict[str, Any] = {
     "n": 1,
     "functions": [],
     "function_call": "none",
@@ -46,27 +46,27 @@ _REFUSED: dict[str, Any] = {
     "web_search_options": None,
     "moderation": None,
 }
-"""Fields that are not heeded, and the value with which they ask for nothing."""
+"""Unsupported fields, each with the value that asks for nothing."""
 
 CHOICES = {"auto": Choice(), "none": Choice("none"), "required": Choice("required")}
 
 
 class ChatCompletions:
-    """POST /v1/chat/completions. Reasoning is in `reasoning_content`, as other servers of open models have it."""
+    """POST /v1/chat/completions. Reasoning is in `reasoning_content`, as in other servers of open models."""
 
     path = "/v1/chat/completions"
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        refuse_given(body, **_REFUSED)
+        refuse_given(body, **_UNSUPPORTED)
         stop = field(body, "stop", (str, list), [])
         options = field(body, "stream_options", dict, {})
-        tools = tuple(_tool(each) for each in objects(body, "tools"))
+        tools = tuple(_tool(tool) for tool in objects(body, "tools"))
         choice = field(body, "tool_choice", (str, dict), "auto")
-        named = field(choice, "function", dict, {}) if isinstance(choice, dict) else {}
+        function = field(choice, "function", dict, {}) if isinstance(choice, dict) else {}
         return Ask(
-            messages=tuple(_message(each) for each in objects(body, "messages")),
+            messages=tuple(_message(message) for message in objects(body, "messages")),
             tools=tools,
-            choice=choice_of(choice, tools, CHOICES, field(named, "name", str, "")),
+            choice=choice_of(choice, tools, CHOICES, field(function, "name", str, "")),
             one_call=not field(body, "parallel_tool_calls", bool, True),
             max_tokens=count(body, "max_completion_tokens", "max_tokens"),
             stop=tuple([stop] if isinstance(stop, str) else map(str, stop)),

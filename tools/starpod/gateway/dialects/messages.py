@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""The dialect of Anthropic's messages API."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _ERRORS = {
 
 _NO_FORMAT = {"output_config.format": None}
 _CLEARS_THOUGHTS = "clear_thinking_"
-"""Kind of edit that says what the chat template decides here anyway: whether past thoughts are shown."""
+"""Type of a context edit that may be ignored: the chat template alone decides whether past thoughts are shown."""
 
 _CHOICES = {"auto": Choice(), "none": Choice("none"), "any": Choice("required")}
 
 
 class Messages:
-    """POST /v1/messages. A reply's reasoning is a block of type `thinking`; it need not be sent back."""
+    """POST /v1/messages. A reply's reasoning is a `thinking` block, which clients need not send back."""
 
     path = "/v1/messages"
 
@@ -51,14 +51,14 @@ class Messages:
             if not str(edit.get("type")).startswith(_CLEARS_THOUGHTS):
                 refuse_given(body, context_management=None)
         choice = field(body, "tool_choice", dict, {"type": "auto"})
-        tools = tuple(_tool(each) for each in objects(body, "tools"))
+        tools = tuple(_tool(tool) for tool in objects(body, "tools"))
         messages = []
         if system := text_of(body.get("system"), ("text",), "`system`"):
             messages.append(Message("system", system))
-        for each in objects(body, "messages"):
-            messages += _messages(each)
+        for message in objects(body, "messages"):
+            messages += _messages(message)
         if messages and messages[-1].role == "assistant":
-            raise bad_request("the last message is the assistant's: this gateway does not go on from a given beginning")
+            raise bad_request("the last message is the assistant's: this gateway does not continue a given beginning")
         return Ask(
             messages=tuple(messages),
             tools=tools,
@@ -74,7 +74,7 @@ class Messages:
         return {
             **self._head(ask, answer),
             "content": _blocks(answer),
-            **_stopped(answer),
+            **_stop_reason(answer),
             "usage": _usage(answer, answer.reply_tokens),
         }
 
@@ -83,11 +83,11 @@ class Messages:
         head = {**self._head(ask, answer), **begun, "usage": _usage(answer, 0)}
         yield _event("message_start", message=head)
         for index, block in enumerate(_blocks(answer)):
-            yield _event("content_block_start", index=index, content_block=_begun(block))
+            yield _event("content_block_start", index=index, content_block=_without_content(block))
             for delta in _deltas(block):
                 yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
-        yield _event("message_delta", delta=_stopped(answer), usage={"output_tokens": answer.reply_tokens})
+        yield _event("message_delta", delta=_stop_reason(answer), usage={"output_tokens": answer.reply_tokens})
         yield _event("message_stop")
 
     def failure(self, refused: Refused) -> dict[str, Any]:
@@ -102,13 +102,13 @@ class Messages:
 
 
 def _messages(value: Mapping[str, Any]) -> list[Message]:
-    """A message of the API, whose blocks may be several of ours: each tool's result is one."""
+    """Convert a message of the API. It may become several, because each tool result is a message."""
     role, content = value.get("role"), value.get("content")
     if role not in ("user", "assistant", "system"):
         raise bad_request(f"a message has the role {str(role)[:40]!r}; use user or assistant")
     if not isinstance(content, list):
         return [Message(role, text_of(content, (), f"the message of role {role}"))]
-    found: list[Message] = []
+    messages: list[Message] = []
     texts: list[str] = []
     calls: list[Call] = []
     for block in content:
@@ -118,12 +118,12 @@ def _messages(value: Mapping[str, Any]) -> list[Message]:
         elif kind == "tool_use" and role == "assistant":
             calls.append(Call(field(block, "name", str, ""), json.dumps(field(block, "input", dict, {}))))
         elif kind == "tool_result" and role == "user":
-            found.append(Message("tool", text_of(block.get("content"), ("text",), "a tool_result")))
+            messages.append(Message("tool", text_of(block.get("content"), ("text",), "a tool_result")))
         elif kind not in ("thinking", "redacted_thinking"):
             raise bad_request(f"the message of role {role} has a block of type {str(kind)[:40]!r}")
-    if texts or calls or not found:
-        found.append(Message(role, "\n".join(texts), tuple(calls)))
-    return found
+    if texts or calls or not messages:
+        messages.append(Message(role, "\n".join(texts), tuple(calls)))
+    return messages
 
 
 def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -154,7 +154,7 @@ def _object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _begun(block: Mapping[str, Any]) -> dict[str, Any]:
+def _without_content(block: Mapping[str, Any]) -> dict[str, Any]:
     empty: dict[str, Any] = {"thinking": {"thinking": ""}, "text": {"text": ""}, "tool_use": {"input": {}}}
     return {**block, **empty[block["type"]]}
 
@@ -172,8 +172,8 @@ def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
 
 
-def _stopped(answer: Answer) -> dict[str, Any]:
-    """Why the reply ended."""
+def _stop_reason(answer: Answer) -> dict[str, Any]:
+    """Return the fields that say why the reply ended."""
     if answer.finish == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if answer.calls:

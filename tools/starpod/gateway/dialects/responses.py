@@ -1,4 +1,4 @@
-"""OpenAI's responses."""
+"""The dialect of OpenAI's responses API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from starpod.gateway.requests import (
 )
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_REFUSED: dict[str, Any] = {
+_UNSUPPORTED: dict[str, Any] = {
     "background": False,
     "prompt": None,
     "max_tool_calls": None,
@@ -33,15 +33,15 @@ _REFUSED: dict[str, Any] = {
     "context_management": [],
     "moderation": None,
 }
-"""Fields that are not heeded, and the value with which they ask for nothing."""
+"""Unsupported fields, each with the value that asks for nothing."""
 _PARTS = ("input_text", "output_text", "text", "refusal")
 
 
 class Responses:
     """POST /v1/responses, without storage: each request holds its whole history.
 
-    An assistant's items that follow each other are one reply. Reasoning is an item with its text; clients may send it
-    back or leave it out.
+    Consecutive items of the assistant form one reply. Reasoning is an item with text, which clients may send back or
+    leave out.
     """
 
     path = "/v1/responses"
@@ -53,16 +53,16 @@ class Responses:
                 "`previous_response_id` or `conversation`",
                 "unsupported_parameter",
             )
-        refuse_given(body, **_REFUSED)
+        refuse_given(body, **_UNSUPPORTED)
         if "message.output_text.logprobs" in field(body, "include", list, []):
             refuse_given({"include": "message.output_text.logprobs"}, include=None)
         form = field(field(body, "text", dict, {}), "format", dict, {"type": "text"})
         refuse_given({"text.format.type": form.get("type")}, **{"text.format.type": "text"})
-        given = field(body, "input", (str, list), [])
-        messages = [Message("user", given)] if isinstance(given, str) else _messages(objects(body, "input"))
+        value = field(body, "input", (str, list), [])
+        messages = [Message("user", value)] if isinstance(value, str) else _messages(objects(body, "input"))
         if instructions := field(body, "instructions", str, ""):
             messages.insert(0, Message("system", instructions))
-        tools = tuple(_tool(each) for each in objects(body, "tools"))
+        tools = tuple(_tool(tool) for tool in objects(body, "tools"))
         choice = field(body, "tool_choice", (str, dict), "auto")
         name = field(choice, "name", str, "") if isinstance(choice, dict) else ""
         return Ask(
@@ -81,70 +81,70 @@ class Responses:
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
         number = 0
 
-        def tell(kind: str, **values: Any) -> bytes:
+        def numbered_event(kind: str, **values: Any) -> bytes:
             nonlocal number
             number += 1
             return event({"type": kind, "sequence_number": number - 1, **values}, kind)
 
         begun = _response(ask, answer, [], "in_progress")
-        yield tell("response.created", response=begun)
-        yield tell("response.in_progress", response=begun)
+        yield numbered_event("response.created", response=begun)
+        yield numbered_event("response.in_progress", response=begun)
         for index, item in enumerate(_items(answer)):
             place = {"output_index": index, "item_id": item["id"]}
-            yield tell("response.output_item.added", output_index=index, item=_begun(item))
+            yield numbered_event("response.output_item.added", output_index=index, item=_without_content(item))
             if item["type"] == "function_call":
-                yield tell("response.function_call_arguments.delta", **place, delta=item["arguments"])
-                yield tell(
+                yield numbered_event("response.function_call_arguments.delta", **place, delta=item["arguments"])
+                yield numbered_event(
                     "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
                 )
             else:
                 (part,) = item["content"]
                 kind, place["content_index"] = part["type"], 0
-                more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
-                yield tell("response.content_part.added", **place, part={**part, "text": ""})
+                extra: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+                yield numbered_event("response.content_part.added", **place, part={**part, "text": ""})
                 for piece in pieces(part["text"]):
-                    yield tell(f"response.{kind}.delta", **place, delta=piece, **more)
-                yield tell(f"response.{kind}.done", **place, text=part["text"], **more)
-                yield tell("response.content_part.done", **place, part=part)
-            yield tell("response.output_item.done", output_index=index, item=item)
-        whole = self.write(ask, answer)
-        yield tell(f"response.{whole['status']}", response=whole)
+                    yield numbered_event(f"response.{kind}.delta", **place, delta=piece, **extra)
+                yield numbered_event(f"response.{kind}.done", **place, text=part["text"], **extra)
+                yield numbered_event("response.content_part.done", **place, part=part)
+            yield numbered_event("response.output_item.done", output_index=index, item=item)
+        response = self.write(ask, answer)
+        yield numbered_event(f"response.{response['status']}", response=response)
 
     def failure(self, refused: Refused) -> dict[str, Any]:
         return ChatCompletions().failure(refused)
 
     def failure_event(self, refused: Refused) -> bytes:
-        # Nothing but comments went before it.
+        # Only comments were sent before, so this is the first event.
         values = {"type": "error", "sequence_number": 0, "code": refused.code, "message": str(refused), "param": None}
         return event(values, "error")
 
 
 def _messages(items: list[dict[str, Any]]) -> list[Message]:
-    found: list[Message] = []
+    messages: list[Message] = []
     for item in items:
         kind = item.get("type", "message")
         if kind == "reasoning":
             continue
         if kind == "function_call_output":
-            found.append(Message("tool", text_of(item.get("output"), _PARTS, "a function_call_output")))
+            messages.append(Message("tool", text_of(item.get("output"), _PARTS, "a function_call_output")))
         elif kind == "function_call":
             call = Call(field(item, "name", str, ""), field(item, "arguments", str, "{}"))
-            _join(found, Message("assistant", "", (call,)))
+            _append_reply(messages, Message("assistant", "", (call,)))
         elif kind == "message" and (role := _ROLES.get(str(item.get("role")))) is not None:
             message = Message(role, text_of(item.get("content"), _PARTS, f"the message of role {role}"))
-            _join(found, message) if role == "assistant" else found.append(message)
+            _append_reply(messages, message) if role == "assistant" else messages.append(message)
         else:
             raise bad_request(f"`input` has an item of type {str(kind)[:40]!r} that this gateway does not know")
-    return found
+    return messages
 
 
-def _join(found: list[Message], reply: Message) -> None:
-    """Add items of the assistant to those before, as they are parts of one reply."""
-    if found and found[-1].role == "assistant":
-        before = found.pop()
-        text = "\n".join(each for each in (before.text, reply.text) if each)
+def _append_reply(messages: list[Message], reply: Message) -> None:
+    """Append a reply, or join it with the assistant's item before it, because both are parts of one reply."""
+    if messages and messages[-1].role == "assistant":
+        before = messages.pop()
+        text = "\n".join(text for text in (before.text, reply.text) if text)
         reply = Message("assistant", text, (*before.calls, *reply.calls))
-    found.append(reply)
+    messages.append(reply)
 
 
 def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -206,7 +206,7 @@ def _items(answer: Answer) -> list[dict[str, Any]]:
     return items
 
 
-def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
+def _without_content(item: Mapping[str, Any]) -> dict[str, Any]:
     match item["type"]:
         case "message":
             return {**item, "status": "in_progress", "content": []}
