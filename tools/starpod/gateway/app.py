@@ -186,10 +186,10 @@ async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[
     if kind != "application/json":  # browsers send this type to another site only if that site allows it
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", "send JSON, with content-type: application/json")
     length = request.headers.get("content-length")
-    length = max_bytes if length is None else whole(length, max_bytes)
-    if length is None:
+    expected_bytes = max_bytes if length is None else whole(length, max_bytes)
+    if expected_bytes is None:
         raise _too_large(max_bytes)
-    large = length > _LARGE_BODY_BYTES
+    large = expected_bytes > _LARGE_BODY_BYTES
     async with _large_bodies.turn(key_of(request)) if large else nullcontext():
         try:
             async with asyncio.timeout(_BODY_SECONDS):
