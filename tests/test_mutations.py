@@ -209,7 +209,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "gateway: a reply goes on after its stop text": (
         f"{GATEWAY}/session.py",
-        "return raw[:place], _count_to(template, tokens, raw[: place + len(stop)]), stop",
+        "return raw[:place], _count_tokens_up_to(template, tokens, raw[: place + len(stop)]), stop",
         "return raw[:place], len(tokens), stop",
         "tests/tools/gateway/test_lineage.py::test_a_stop_text_cuts_the_reply_where_it_ends",
     ),
