@@ -53,7 +53,7 @@ async def test_long_prompts_are_encoded_one_at_a_time_and_sessions_take_turns() 
     go, order, inside = threading.Event(), [], itertools.count()
 
     def slow(text: str, encode: Callable[[str], list[int]] = sampler.template.encode) -> list[int]:
-        if len(text) > session.LONG:
+        if len(text) > session.LONG_PROMPT:
             assert next(inside) == len(order), "two at a time"
             assert go.wait(20)
             order.append("one" if "1" in text else "two")
@@ -61,7 +61,7 @@ async def test_long_prompts_are_encoded_one_at_a_time_and_sessions_take_turns() 
 
     sampler.template.encode = slow  # type: ignore[method-assign]
     one, two = named("one", sampler), named("two", sampler)
-    long = "word " * (session.LONG // 4)
+    long = "word " * (session.LONG_PROMPT // 4)
     asked = [asyncio.ensure_future(one.complete(Ask((Message("user", f"1 {long}"),), seed=str(n)))) for n in range(5)]
     while not sampler.layout.encoding._waiting:
         await asyncio.sleep(0)

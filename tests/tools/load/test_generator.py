@@ -215,7 +215,7 @@ async def test_one_of_two_servers_dies_and_the_other_takes_over(server: ServerPr
 
 @minutes
 async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(generator, "REFUSED_SECONDS", 0.1)
     with pytest.raises(RunEnded, match=r"no server answers: 127\.0\.0\.1:1: "):
         await play(make_plan("127.0.0.1:1"), SHORT)
 

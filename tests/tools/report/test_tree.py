@@ -6,11 +6,11 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.report.tree import DEPTH, Continuation, draw_tree
+from starpod.report.tree import MAX_DEPTH, Continuation, draw_tree
 
 LINES = st.builds(
     Continuation,
-    st.lists(st.sampled_from(["Left", "Right", "", "<a href='x'>&"]), max_size=DEPTH + 3),
+    st.lists(st.sampled_from(["Left", "Right", "", "<a href='x'>&"]), max_size=MAX_DEPTH + 3),
     st.just(0.0),
     st.sampled_from([True, False, None]),
 )
