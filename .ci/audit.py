@@ -1,7 +1,7 @@
 """`make audit`: whether the locked dependencies are known to be vulnerable, as far as anybody can be asked here.
 
-pip-audit asks PyPI about every pin of requirements.lock. Where it gets no answer (an index without that service, no
-network) it calls all well, so what was really looked at is counted here. Then what remains is checked at least: the
+pip-audit asks PyPI about every pin of the lock. Where it gets no answer (an index without that service, no network) it
+calls all well, so what was really looked at is counted here. Then what remains is checked at least: the
 packages of the client and the server come from the index with just the hashes that the lock has.
 
 Exit status: 0 nothing known, 1 a vulnerability or another hash, 2 the call was wrong.
@@ -18,7 +18,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCK = ROOT / "requirements.lock"
+LOCK = ROOT / "constraints/requirements.lock"
 SECONDS = 300
 
 

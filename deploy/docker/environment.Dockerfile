@@ -29,10 +29,10 @@ RUN python -m pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel .
 FROM ${BASE_IMAGE} AS server
 RUN useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin starpod
 WORKDIR /opt/starpod
-COPY constraints.txt ./
+COPY constraints/main.txt constraints/
 COPY --from=requirements /requirements/environment.txt ./
 RUN python -m venv --without-pip . \
- && python -m pip --python bin/python install --quiet --no-cache-dir -c constraints.txt -r environment.txt \
+ && python -m pip --python bin/python install --quiet --no-cache-dir -c constraints/main.txt -r environment.txt \
  && find lib -type d -name tests -prune -exec rm -r {} +
 COPY deploy/docker/health.py ./
 ENV HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -54,7 +54,7 @@ CMD ["serve", "--host", "0.0.0.0", "--metrics-port", "9100"]
 # Stores and compiled code are kept in /stores, a volume: the first start makes them.
 FROM server AS shop
 COPY --from=requirements /requirements/webshop.txt ./
-RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints.txt -r webshop.txt \
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints/main.txt -r webshop.txt \
  && find lib -type d -name tests -prune -exec rm -r {} + \
  && install -d -o starpod -g starpod /stores
 ENV STARPOD_CACHE=/stores NUMBA_CACHE_DIR=/stores/compiled
@@ -77,7 +77,7 @@ RUN apt-get update -qq \
     fonts-dejavu-core > /dev/null \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 COPY --from=requirements /requirements/browser.txt ./
-RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints.txt -r browser.txt
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints/main.txt -r browser.txt
 COPY --from=wheel /wheel wheel
 RUN python -m pip --python bin/python install --quiet --no-cache-dir --no-deps wheel/*.whl
 # Chromium's own sandbox needs rights that a container does not have: the container is its sandbox.

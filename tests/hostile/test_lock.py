@@ -1,4 +1,4 @@
-"""requirements.lock, constraints.txt and pyproject.toml say the same, and every pin has its hashes."""
+"""The lock, constraints/main.txt and pyproject.toml say the same, and every pin of the lock has its hashes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from packaging.utils import canonicalize_name
 
 from tests.support import ROOT
 
+LOCK = ROOT / "constraints/requirements.lock"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)([^\\\n]*)((?:\\\n\s+--hash=sha256:[0-9a-f]{64} ?)*)", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def locked() -> dict[str, str]:
-    return {canonicalize_name(pin[1]): pin[2] for pin in PIN.finditer((ROOT / "requirements.lock").read_text())}
+    return {canonicalize_name(pin[1]): pin[2] for pin in PIN.finditer(LOCK.read_text())}
 
 
 def test_every_line_is_a_pin_with_hashes() -> None:
-    text = (ROOT / "requirements.lock").read_text()
+    text = LOCK.read_text()
     pins = list(PIN.finditer(text))
     assert "".join(pin[0] + "\n" for pin in pins) == text
     for pin in pins:
@@ -28,11 +29,11 @@ def test_every_line_is_a_pin_with_hashes() -> None:
 
 
 def test_no_index_is_named() -> None:
-    assert not re.search(r"https?:|--index|--find-links| @ ", (ROOT / "requirements.lock").read_text())
+    assert not re.search(r"https?:|--index|--find-links| @ ", LOCK.read_text())
 
 
 def test_the_constraints_are_locked(locked: dict[str, str]) -> None:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    lines = (ROOT / "constraints/main.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     constrained = {canonicalize_name(name): version for name, version in pins.items()}
     assert {name: locked.get(name) for name in constrained} == constrained, "make lock"
