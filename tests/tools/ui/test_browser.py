@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -227,6 +227,65 @@ def test_runs_are_marked_and_compared(phone: Any, site: str) -> None:
     press(phone, "button", words="Compare")
     wait_until(lambda: "/compare?run=" in phone.current_url)
     assert "McNemar" in phone.page_source
+
+
+def test_curves_are_zoomed_in_place(browser: Any, site: str) -> None:
+    """By dragging, by double click, by the fields of the form, and back by the browser's button."""
+    browser.get(f"{site}/compare?run=calm&run=sweep/trapped")
+    browser.execute_script("window.kept = true")
+    seen = "return [...document.querySelectorAll('.zoomable svg')].filter(each => each.checkVisibility())"
+    edges = f"{seen}.map(each => JSON.parse(each.dataset.hover).across.slice(2, 4))"
+
+    def shows(low: float, high: float) -> bool:
+        return all(abs(a - low) < 5 and abs(b - high) < 5 for a, b in browser.execute_script(edges))
+
+    def act(what: Callable[[Any, Any], Any]) -> None:
+        chart = browser.execute_script(f"{seen}[1]")
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
+        what(selenium.ActionChains(browser, duration=20), chart).perform()
+
+    scale, middle, left, right, *_ = browser.execute_script(
+        f"const svg = {seen.removeprefix('return ')}[1], width = svg.viewBox.baseVal.width;"
+        "return [svg.getBoundingClientRect().width / width, width / 2, ...JSON.parse(svg.dataset.hover).across]"
+    )
+    third = (right - left) / 3
+    begin, end = (round(scale * (left + third * place - middle)) for place in (1, 2))
+    act(lambda chain, chart: chain.move_to_element_with_offset(chart, begin, 0).click_and_hold()
+        .move_by_offset(end - begin, 0).release())  # fmt: skip
+    wait_until(lambda: shows(50, 100))
+    assert float(find(browser, "[name=from]")[0].get_property("value")) == pytest.approx(50, abs=2)
+    act(lambda chain, chart: chain.double_click(chart))
+    wait_until(lambda: shows(0, 150))
+    press(browser, "[name=to]", "75\n")
+    wait_until(lambda: shows(0, 75))
+    assert 'name="to"' in focused(browser) and browser.execute_script("return window.kept") and fits(browser)
+    browser.back()
+    wait_until(lambda: shows(0, 150))
+    press(browser, "[name=from]", "900\n")
+    await_text(browser, "No curve has a point there")
+    press(browser, "[name=to]", "5\n")
+    wait_until(lambda: "from=900 is not below to=5" in text_of(browser, "#problem"))
+
+
+def test_a_comparison_that_was_sent_can_be_read(browser: Any, pages: httpx.Client, tmp_path: Path) -> None:
+    file = tmp_path / "comparison.html"
+    file.write_text(pages.get("/comparison.html?run=calm&run=sweep/trapped&seeds=together").text)
+    check_page(browser, file.as_uri())
+    chart = next(each for each in find(browser, "svg[data-hover]") if each.is_displayed())
+    chart.send_keys("\ue012")
+    assert "iterations" in find(browser, "#tip")[0].text
+    assert barriers(browser) == []
+
+
+def test_a_run_is_tagged_by_keyboard(phone: Any, tmp_path: Path, calm: Path) -> None:
+    shutil.copytree(calm, tmp_path / "calm")
+    for site in serve_site(tmp_path, page="/episodes?run=calm&kind=final", shown="20 episodes"):
+        phone.get(f"{site}/runs/calm")
+        press(phone, "summary", words="Tags and note")
+        press(phone, "[name=note]", "two\nlines")
+        press(phone, "[name=tags]", "baseline\n")
+        wait_until(lambda: "two\nlines" in text_of(phone, "#now .note"))
+        assert text_of(phone, ".chip") == "baseline" and fits(phone)
 
 
 def test_a_list_of_a_live_run_tells_of_newer_episodes(phone: Any, tmp_path: Path) -> None:

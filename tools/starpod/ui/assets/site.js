@@ -87,8 +87,9 @@ async function follow(url, form, submitter) {
     const sent = form && {method: 'POST', body: new URLSearchParams(new FormData(form, submitter))};
     const reply = await fetch(url, sent);
     const page = parse(await reply.text());
-    told(page.body.dataset.here === here || reply.ok ? '' : page.querySelector('main p').textContent);
-    if (page.body.dataset.here === here) refresh(page, form || true);
+    const same = here ? page.body.dataset.here === here : reply.ok;
+    told(same || reply.ok ? '' : page.querySelector('main p').textContent);
+    if (same) refresh(page, form || true);
     else if (reply.ok) location = reply.url;
   } catch { told(GONE); }
   main.removeAttribute('aria-busy');
