@@ -94,8 +94,8 @@ def check(
 ) -> None:
     """Check that the server at ADDRESS keeps the contract of docs/protocol.md.
 
-    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP, the same after mcp+ for
-    MCP, or FILE.py: then two servers host the environments of that file meanwhile, to compare them.
+    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP, and the same after mcp+ for
+    MCP. With FILE.py instead, the environments of that file are served by two processes, to compare them.
 
     With --list, print each requirement with its number and level instead.
 
@@ -123,7 +123,7 @@ def check(
         if not re.fullmatch(r"(mcp\+)?https?://[^\s/]+:\d+", value):
             expect_address(value)
     expect_writable(json_file, junit_file)
-    # The requirement PLAYED is always checked: without an episode, no other one can be shown.
+    # The requirement PLAYED is always checked: without a playable episode, no other one can be tested.
     requirements = [requirement for requirement in known if requirement in chosen or requirement.id == PLAYED]
     console = safe_console(stderr=json_file == "-")
     with Terminal(console) as terminal:

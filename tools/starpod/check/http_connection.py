@@ -33,7 +33,7 @@ _STATUS = {
     "UNAVAILABLE": (503,),
     "DEADLINE_EXCEEDED": (504,),
 }
-"""HTTP statuses that a code may have, by google/rpc/code.proto and docs/http.md; other codes have 500."""
+"""HTTP statuses that are allowed for a gRPC code (google/rpc/code.proto, docs/http.md). Others must have 500."""
 _FUTURE = "of_the_future"
 
 

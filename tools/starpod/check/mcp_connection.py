@@ -50,7 +50,7 @@ class _ServerState:
 class MCPConnection(HTTPConnection):
     """A pool of connections to a server at mcp+http://host:port or mcp+https://host:port. Needs httpx.
 
-    A session's id is the name in its URL. Describe is asked of the JSON API beside MCP, which has no such call.
+    A session's id is the name in its URL. MCP has no Describe, so that call goes to the JSON API at the same address.
     """
 
     transport = "MCP"
@@ -76,7 +76,7 @@ class MCPConnection(HTTPConnection):
         method = method_of(request)
         needs(method in self.methods, f"MCP has no {method}")
         if isinstance(request, pb.CloseRequest):
-            for name in request.session_ids or ["none"]:  # Close without ids is still a call
+            for name in request.session_ids or ["none"]:  # a Close without ids must be sent too
                 await self._call(name, pb.CloseRequest(session_ids=[name]), {}, seconds, metadata)
             return pb.CloseResponse(), ()
         if not isinstance(request, pb.OpenRequest | pb.ForkRequest):
@@ -93,7 +93,7 @@ class MCPConnection(HTTPConnection):
         needs(not request.key, "MCP has no keys: a reset that is repeated begins another episode")
         new_name = uuid.uuid4().hex
         if isinstance(request, pb.OpenRequest):
-            self._state.environments[new_name] = request.environment_id or "-"  # a URL always names one
+            self._state.environments[new_name] = request.environment_id or "-"  # a URL must name one
             reply, trailer = await self._call(new_name, request, {}, seconds, metadata)
         else:
             self._state.environments[new_name] = self._environment(request.session_id)
@@ -120,7 +120,7 @@ class MCPConnection(HTTPConnection):
         fields = json_format.MessageToDict(request, preserving_proto_field_name=True)
         for field_name in ("session_id", "session_ids", "environment_id"):
             fields.pop(field_name, None)
-        if isinstance(request, pb.ResetRequest | pb.StepRequest):  # the server would replace an absent 0
+        if isinstance(request, pb.ResetRequest | pb.StepRequest):  # the server fills in an absent epoch
             fields["epoch"] = request.epoch
         if isinstance(request, pb.StepRequest):
             tool, arguments = _turn(request, self._state.tools)
@@ -168,7 +168,7 @@ class MCPConnection(HTTPConnection):
 
 
 def _turn(request: pb.StepRequest, tools: Names[str]) -> tuple[str, dict[str, Any]]:
-    """Return the tool that plays a turn, and its arguments, which lack actions that are not text.
+    """Return the tool that plays a turn, and its arguments. Actions that no argument can carry are left out.
 
     tools: names of tools that environments define.
     """

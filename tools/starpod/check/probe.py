@@ -41,7 +41,7 @@ Turn = tuple[pb.Action, ...]
 class Script:
     """An episode that was recorded before any test disturbed the server.
 
-    It begins with empty turns, so that there are several turns even if a single action ends the episode.
+    It begins with empty turns, so that there are several turns even if the first action ends the episode.
     """
 
     start: pb.Session
@@ -98,8 +98,8 @@ class Target:
 
     Attributes:
         options: environment options of every session.
-        unplayed: why no script could be recorded, if no episode can be played.
-        differs: why there is no script, if the episode came out in several ways.
+        unplayed: why no episode can be played; None if one can.
+        differs: how the episode differed when it was played again; None if it did not.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Target:
 
     @property
     def repeats(self) -> bool:
-        """Whether there is a script, because the environment is deterministic."""
+        """Whether there is a script, because the episode came out the same each time."""
         return self._script is not None
 
     def script(self) -> Script:

@@ -21,7 +21,7 @@ class Requirement:
     """A demand of the contract and its test."""
 
     id: str
-    """Such as `C-07`; the letter is the level's."""
+    """The level's letter and a number, such as `C-07`."""
     strength: Strength
     title: str
     """What is demanded, in one sentence."""

@@ -18,7 +18,7 @@ SEPARATOR = "||"
 
 
 class NotPossible(Exception):
-    """A request of the player cannot be met; the message says why. Nothing has changed."""
+    """The player asked for something impossible; the message says why. Nothing has changed."""
 
 
 class Game:

@@ -31,7 +31,7 @@ _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
 def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
     """Write an environment NAME in one file, a configuration to train on it and a test.
 
-    They can be served, checked and trained at once: the agent turns a dial to the mark where a vault opens. Change
+    They can be served, checked and trained at once: the agent turns a dial to the mark where a vault opens. Adapt
     them from there.
     """
     file = name.replace("-", "_")

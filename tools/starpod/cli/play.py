@@ -78,7 +78,7 @@ def play(
     by ||. Further words: hint, undo, again, new, help, quit. If standard input is no terminal, each of its lines is
     one turn.
     """
-    for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # exit through the code that closes
+    for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # exit normally: close the session
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with connection as server:

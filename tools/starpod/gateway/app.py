@@ -32,7 +32,7 @@ from starpod.report.site import known_host, whole
 MOST_BODY_BYTES = 8 * 2**20
 """Default limit of a request's body. The longest context is far shorter."""
 _HEARTBEAT_SECONDS = 5.0
-"""A reply not sampled after this time begins as a stream, with a comment as often to show that it is alive."""
+"""A stream whose reply is not sampled yet begins after this time, and sends a comment at this interval."""
 _LINGER_SECONDS = 2.0
 """Seconds for which the rest of an unread body is received and discarded."""
 _LARGE_BODY_BYTES = 2**18
@@ -233,7 +233,7 @@ def _finite_float(text: str) -> float:
 
 
 class _HostGuard:
-    """ASGI application that refuses unknown host names. A class, because a route calls functions with a request."""
+    """ASGI application that refuses unknown host names. A class, because Starlette does not call functions as ASGI."""
 
     def __init__(self, inner: ASGIApp, hosts: Collection[str]) -> None:
         self._inner = inner

@@ -63,7 +63,7 @@ class Layout:
     def whole(self, messages: Sequence[Message], raw: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt of a conversation as text.
 
-        raw: each message's text; of the assistant's messages as the policy wrote them, or would have.
+        raw: the text of each message. The assistant's are as the policy wrote them, or would have written them.
         """
         texts = list(raw)
         system = [text for message, text in zip(messages, texts, strict=True) if message.role == "system"]
@@ -121,7 +121,7 @@ class Node:
     raw: str
     """Text of the reply."""
     text: str = ""
-    """Text of prompt and reply, kept only if the template rewrites earlier messages and so must be compared."""
+    """Text of prompt and reply. Needed for templates that rewrite earlier messages, to compare later prompts."""
     prefilled: int = 0
     """Number of ids at the end of the prompt that are part of the reply's text."""
 
@@ -163,7 +163,7 @@ class Draft:
 
 
 class Lineage:
-    """The replies of one session, by the key of the history that each ends."""
+    """The replies of one session, found by the key of the conversation up to and including each."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -219,7 +219,7 @@ class Lineage:
         return node, draft.parent is None or draft.parent is not self._last
 
     def restore(self, key: bytes, parent: int, turn: Turn, message: Message, *, text: str, prefilled: int) -> None:
-        """Add a reply of before a restart. Call this in the order of replies. parent: the parent's number; 0: none."""
+        """Add a reply from before a restart, in the order of replies. parent: number of the parent reply; 0: none."""
         parent_node = self._in_order[parent - 1] if parent else None
         appended = turn.prompt if parent_node is None or not turn.fresh else turn.prompt[len(parent_node.stream()) :]
         self.add(

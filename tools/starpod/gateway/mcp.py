@@ -29,7 +29,7 @@ def installed() -> bool:
 
 @asynccontextmanager
 async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = None) -> AsyncIterator[ASGIApp]:
-    """Return the ASGI application, while the context lasts. playing: returns a session's agent, or raises Refused."""
+    """Yield the MCP server as an ASGI application. playing: returns a session's agent, or raises Refused."""
     from mcp.server.lowlevel import Server
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp_types import (

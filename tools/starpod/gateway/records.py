@@ -245,7 +245,7 @@ class Records:
         return record
 
     def end(self, name: str, values: Mapping[str, Any]) -> float:
-        """End a session, write its episode and return its return. Ending it again changes nothing. Raise Refused."""
+        """End a session, write its episode and return the sum of its rewards. Ending it again changes nothing."""
         if (total_reward := self._over.get(name)) is not None:
             return total_reward
         record = self.record(name)
@@ -256,7 +256,7 @@ class Records:
         return record.episode.total_reward
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of live sessions, their limit, ended sessions, and abandoned ones among these."""
+        """Return the numbers of live, ended and abandoned sessions, and the limit of live ones."""
         return {"live": len(self._live), "most": self.most, "over": len(self._over), "abandoned": self.abandoned}
 
     async def watch(self) -> None:
@@ -291,12 +291,12 @@ class Records:
         return record
 
     def _reserve_place(self, name: str, group: int, member: int) -> None:
-        """Prevent that a group number or a member of a group is given again."""
+        """Mark a group and its member as used, so that neither number is assigned again."""
         self._groups = max(self._groups, group + 1)
         self._members[group, member] = name
 
     def _write(self, name: str, record: Record, *, abandoned: bool) -> None:
-        """Put the episode into its group's file. Replace an earlier copy, in case of a kill right after the writing."""
+        """Put the episode into its group's file. An earlier copy, from before a kill, is replaced."""
         episode = record.episode
         file = self.folder / "episodes" / f"group-{episode.group:08d}.jsonl"
         others = list(read_episodes(file)) if file.exists() else []

@@ -19,7 +19,7 @@ MOST_MESSAGES = 10_000
 
 
 class Refused(Exception):
-    """A request is answered with an error.
+    """The error with which a request is answered.
 
     Clients retry by themselves if the status is 5xx, 409 or 429.
 
@@ -104,7 +104,7 @@ class Ask:
 
     @cached_property
     def history(self) -> tuple[bytes, ...]:
-        """Keys of the conversation, one up to and including each message. They also depend on the tools."""
+        """One key per message, for the conversation up to and including it. The keys also depend on the tools."""
         key = _digest([dict(tool) for tool in self.tools])
         keys = []
         for message in self.messages:
@@ -209,7 +209,7 @@ def count(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def refuse_given(body: Mapping[str, Any], **allowed: object) -> None:
-    """Raise Refused for unsupported fields, unless they have the value in `allowed`, which asks for nothing."""
+    """Raise Refused for unsupported fields, unless their value is that in `allowed`, which has no effect."""
     for name, value in allowed.items():
         if name in body and body[name] is not None and body[name] != value:
             raise bad_request(f"`{name}` is not supported by this gateway; leave it out", "unsupported_parameter")

@@ -142,7 +142,7 @@ class Session:
         return await asyncio.shield(reply)
 
     async def count(self, ask: Ask) -> int:
-        """Return the number of tokens of a request's prompt. Raises Refused for one that cannot fit."""
+        """Return the number of tokens of a request's prompt. Raise Refused if it cannot fit."""
         self._room_for_reply(self.sampler.layout.least_tokens(ask), "at least ", sampled=False)
         return len((await self._make_draft(ask)).context)
 
@@ -152,7 +152,7 @@ class Session:
         return any(not future.done() for future in self._answers.values())
 
     def restore(self, replied: Replied) -> None:
-        """Add a reply of before a restart."""
+        """Add a reply from before a restart."""
         message, text, prefilled = replied.answer.message, replied.text, replied.prefilled
         self._lineage.restore(replied.history, replied.parent, replied.turn, message, text=text, prefilled=prefilled)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -185,7 +185,7 @@ class Session:
         return await self.sampler.layout.encoding.in_thread(self.name, self._lineage.ask, ask)
 
     def _room_for_reply(self, prompt: int, bound: str = "", *, sampled: bool = True) -> int:
-        """Return the number of tokens left for a reply. Raises Refused where they are too few.
+        """Return the number of tokens left for a reply. Raise Refused if they are too few.
 
         Args:
             prompt: Number of tokens of the prompt.
@@ -299,7 +299,7 @@ def _new_texts(ask: Ask) -> list[str]:
 def _cut(template: Template, tokens: list[int], stops: tuple[str, ...]) -> tuple[str, int, str]:
     """Return the text before the first stop text, the number of ids up to the stop text's end, and the stop text.
 
-    Without a stop text, these are the whole text, all ids and "". The ids after it are dropped: nobody has seen them.
+    Without a stop text, these are the whole text, all ids and "". Later ids are dropped: nobody has seen them.
     """
     raw = template.decode(tokens)
     places = [(place, stop) for stop in stops if stop and (place := raw.find(stop)) >= 0]
@@ -310,7 +310,7 @@ def _cut(template: Template, tokens: list[int], stops: tuple[str, ...]) -> tuple
 
 
 def _count_tokens_up_to(template: Template, tokens: list[int], text: str) -> int:
-    """Return the number of a reply's ids that are needed to write the beginning `text`."""
+    """Return how many of a reply's first ids are needed to produce its beginning `text`."""
     low, high = 1, len(tokens)
     while low < high:
         middle = (low + high) // 2

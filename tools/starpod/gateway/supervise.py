@@ -57,7 +57,7 @@ def main(command: list[str]) -> None:
 
 
 def wait(program: "subprocess.Popen[bytes]", wake: int, errors: int) -> bytes:
-    """Wait until the program ends, standard input closes or SIGTERM arrives. Return the end of the program's errors."""
+    """Wait until the program ends, standard input closes or SIGTERM arrives. Return the end of its standard error."""
     tail = b""
     with selectors.DefaultSelector() as selector:
         for watched in (0, wake, errors):

@@ -278,7 +278,7 @@ class _StageRunner:
         return None if self.last.ended or self.last.interrupted else report
 
     def close(self) -> None:
-        """End the sessions, and replace the last stage's report by one that includes the calls for that."""
+        """Close the sessions, and replace the last stage's report by one that counts the closing calls."""
         if self.last is not None:
             self.processes.close(self.last)
             self.reports[-1] = stage_report(self.last, self.plan)

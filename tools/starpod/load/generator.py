@@ -154,7 +154,7 @@ class Generator:
         return sessions.log.take(-1)
 
     async def _settle(self, until: float) -> None:
-        """Wait for calls in flight until an instant, as long as a server is connected that can answer."""
+        """Wait until no call is in flight, at most until an instant, and only while a server is connected."""
         while self.sessions.in_flight and clock() < until and any(server.ready for server in self.sessions.servers):
             await asyncio.sleep(0.005)
 
@@ -231,7 +231,7 @@ class Generator:
         return unserved
 
     async def _tick(self, stop: asyncio.Event) -> None:
-        """Record how late timers fire, because a late generator measures itself, and watch the servers."""
+        """Record how late timers fire (a generator that is late measures itself), and watch the servers."""
         due = clock() + TICK_SECONDS
         while True:
             await asyncio.sleep(max(due - clock(), 0))
@@ -280,7 +280,7 @@ def tune_garbage_collection() -> None:
 def _loop() -> asyncio.AbstractEventLoop:
     """Return an event loop over select(), whose timeouts have microsecond resolution.
 
-    With epoll() it is milliseconds: a step due in 0.2 ms would be sent after 1 ms. select() is limited to 1,024 files,
+    That of epoll() is 1 ms: a step due in 0.2 ms would be sent after 1 ms. select() is limited to 1,024 files,
     which is enough because a server's sessions share a connection.
     """
     return asyncio.SelectorEventLoop(selectors.SelectSelector())

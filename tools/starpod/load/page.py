@@ -88,7 +88,7 @@ def _head(report: Mapping[str, Any]) -> str:
         _tile(show(stage["steps_per_second"], "rate"), "steps/s", _interval(stage, "steps_per_second", "rate")),
         _tile(milliseconds(step.get("p50_ms")), "p50 of a step", _interval(stage, "step.p50_ms")),
         _tile(milliseconds(step.get("p99_ms")), "p99 of a step", _interval(stage, "step.p99_ms")),
-        _tile(f"{sum(each['errors']['total'] for each in report['stages']):,}", "errors"),
+        _tile(f"{sum(entry['errors']['total'] for entry in report['stages']):,}", "errors"),
     ]
     note = (
         "" if len(report["stages"]) == 1 else f'<p class="muted">The figures below are of: {escape(stage["name"])}</p>'
@@ -269,7 +269,7 @@ def _rate(stage: Mapping[str, Any]) -> str:
     marks = [Mark(interval["at_seconds"], f"{interval['errors']:,} errors") for interval in failed[:20]]
     whole = stage["seconds"] / length
     if len(steps) > 1 and whole % 1 > 0.02:
-        steps = steps[:-1]  # the last interval is shorter than the others
+        steps = steps[:-1]  # drop the last interval, which is shorter than the others
     line = Series("steps/s", steps, 2)
     return _chart("Steps/s over time", [line], rules=rules, marks=marks, kind="rate", x_label="seconds")
 

@@ -101,7 +101,7 @@ class Stage:
 
     @property
     def interval(self) -> float:
-        """Seconds between points of the curves: about 40 of them, which is enough for a bootstrap; 1 s at most."""
+        """Seconds per interval, from 0.05 to 1: a fortieth of the stage, so that a bootstrap has enough intervals."""
         return min(max(self.seconds / 40, 0.05), 1.0)
 
 
@@ -249,7 +249,7 @@ class Expert(Policy):
 
 
 class Recorded(Policy):
-    """Policy that plays the episodes of a recording in order, from a place of its own and in a circle."""
+    """Policy that plays the episodes of a recording in order, again and again, starting at index `place`."""
 
     def __init__(self, episodes: Sequence[Mapping[str, Any]], place: int) -> None:
         self._episodes = episodes

@@ -182,7 +182,7 @@ def _count_errors(errors: Mapping[ErrorKey, Failures], calls: int) -> dict[str, 
 
 
 def _server_time(result: StageResult) -> dict[str, Any] | None:
-    """Return mean times of the measured calls: in the server, in its environments, and in total."""
+    """Return mean times of the measured calls: in environments, in the server, and as seen by the client."""
     times = ServerTime()
     for summary in result.summaries:
         times.add(summary.server)

@@ -158,7 +158,7 @@ class Probe:
     held: bool
     """Whether the server met all targets at this rate."""
     why: str
-    """Reason for which the rate was not held; empty if it was."""
+    """Why the rate was not held; empty if it was."""
     measured: dict[str, str]
     """The targets' figures."""
     confirming: bool
@@ -232,7 +232,7 @@ def _next_rate(low: float, high: float) -> float:
 
 
 def _explain_failure(report: Mapping[str, Any], rate: float, targets: Sequence[Requirement]) -> str:
-    """Return the reason for which the stage does not count as held, or an empty text if it does."""
+    """Return why the stage does not count as held, or an empty text if it does."""
     for target in targets:
         value = target.measured(report)
         if not target.met(value):

@@ -154,7 +154,7 @@ class Server(Connection):
 
 
 class _SessionCall(Call[Any, Any]):
-    """A call that is no step."""
+    """A call other than a step."""
 
     __slots__ = ("_receiver", "_session")
 

@@ -26,7 +26,7 @@ OPEN_AT_ONCE = 64
 OPEN_SECONDS = 20.0
 """An overloaded server may refuse a session for this long. Then the run begins without it."""
 OPEN_TRIES = 3
-"""Attempts to open a session that fails for another reason than overload, or if overload is not retried."""
+"""Attempts to open a session. There is no limit for an overloaded server if the plan retries overload."""
 MAX_MISSED_DEADLINES = 3
 """Deadlines that a session may miss in a row before another session replaces it."""
 MAX_RECORDED = 10_000
@@ -218,7 +218,7 @@ class Sessions:
             self._open_next()
 
     def _forget_server_session(self, session: LoadSession) -> None:
-        """Detach a session from its server, where it is gone or no longer used."""
+        """Detach a session that is gone or no longer used from its server."""
         if session.server is not None:
             session.server.sessions -= 1
         session.server, session.session_id, session.played = None, "", None
@@ -305,7 +305,7 @@ class Sessions:
             self._on_ready(session)
 
     def answered(self, session: LoadSession, response: Any, now: float) -> None:
-        """Continue after the reply to a call that is no step."""
+        """Continue after the reply to a call other than a step."""
         server, call = session.server, session.call
         if session.abandoned:
             return

@@ -50,5 +50,5 @@ class _EscapedRenderable:
 
 def _escaped(segments: Iterable[Segment]) -> Iterable[Segment]:
     for text, style, control in segments:
-        # A style could contain a link, but only markup makes links, and there is none here.
+        # A style may contain a link, but only markup creates links, and untrusted text is not printed as markup.
         yield Segment(text if control else visible(text), style, control)

@@ -1,4 +1,4 @@
-"""A limit for idle connections of HTTP servers, longer than the one of clients' connection pools."""
+"""A time limit for idle connections of HTTP servers that exceeds the limit in clients' connection pools."""
 
 from __future__ import annotations
 

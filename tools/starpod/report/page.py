@@ -1,4 +1,4 @@
-"""The frame of all pages: one file that needs no network, for light and dark."""
+"""The frame of all pages: one file that needs no network, with light and dark colours."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 MAX_BODY_BYTES = 64 * 1024
 _MAX_DIGITS = 20
 _SHUTDOWN_SECONDS = 2
-"""Time for connections that pages keep open to end."""
+"""Time that open connections of pages have to end at shutdown."""
 
 
 class Guard:

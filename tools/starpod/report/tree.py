@@ -38,7 +38,7 @@ class Continuation:
 
 @dataclass(slots=True)
 class _Node:
-    """A point that continuations with equal turns up to here share."""
+    """The state that all continuations with the same first turns reach."""
 
     action: str = ""
     """The action that leads here from the parent."""
@@ -61,7 +61,7 @@ class _Node:
 
     @property
     def shown(self) -> list[_Node]:
-        """The branches that are drawn. A node with a single continuation has none."""
+        """The children whose branches are drawn: none if a single continuation comes through here."""
         if self.count < 2:
             return []
         return sorted(self.children.values(), key=lambda child: (-child.share, -child.count, child.action))
@@ -169,7 +169,7 @@ def _edge(node: _Node, child: _Node) -> str:
 def _dot(node: _Node) -> str:
     """Return a node's dot and caption. It is greener the more continuations succeed. An end is a link to its page."""
     ends = not node.shown
-    # The caption is below the incoming branch, unless there is none (root) or no outgoing branch (an end).
+    # The caption is below the incoming branch, except at the root and at ends.
     anchor, x, y = ("start", DOT, 4) if ends else ("end", -DOT, 15 if node.path else 4)
     leads, caption = ends and node.link, escape(node.caption)
     title = "" if leads else f"<title>{caption}, {show(node.share, 'share')}</title>"

@@ -83,7 +83,8 @@ async def token(probe: Probe) -> None:
 async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -> None:
     """Expect a Stream without the right token to be refused.
 
-    Most servers refuse at once. Writing into a Stream that has just ended hides its status, so this writes only later.
+    Most servers refuse before any call is sent. Writing to a Stream that has just ended would hide its status, so the
+    test waits 1, 2 and then 4 s for that before it sends a call.
     """
     wanted, got = f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", ""
     for seconds in (1.0, 2.0, 4.0):

@@ -130,7 +130,7 @@ async def bad_request(probe: Probe) -> None:
     for field, request in cases.items():
         refusal = await probe.refusal(request)
         if refusal is None or refusal.code != "INVALID_ARGUMENT":
-            continue  # another requirement's failure
+            continue  # another requirement reports this
         expected = f"a BadRequest whose field names {field!r}"
         expect(any(field in violation for violation in refusal.violations), expected, refusal.violations or "none")
 
@@ -148,7 +148,7 @@ async def helpful(probe: Probe) -> None:
     for key, (request, expected) in cases.items():
         refusal = await probe.refusal(request)
         if refusal is None or refusal.code != "NOT_FOUND":
-            continue  # another requirement's failure
+            continue  # another requirement reports this
         got = refusal.metadata.get(key, "")
         expect(expected in got.split(","), f"metadata {key!r} with {expected}", repr(got), f"say what is {key}")
 

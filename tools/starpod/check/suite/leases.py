@@ -20,7 +20,7 @@ from starpod.v1 import environment_pb2 as pb
 
 LEASE = 0.5
 PATIENCE = (1.0, 2.0, 5.0)
-"""Seconds to wait for a server to close a session whose lease of LEASE ran out, one session per wait."""
+"""Seconds until a session with a lease of LEASE must be gone. Each try has its own session, as calls renew leases."""
 
 
 @must("C-71", "Open tells the lease in force: as asked, the server's default for 0, and never more than its maximum.")

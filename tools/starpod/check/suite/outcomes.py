@@ -186,7 +186,7 @@ async def foreign_kinds(probe: Probe) -> None:
             await handle.step()
         else:
             if transition.outcomes[0].valid or transition.outcomes[0].executed:
-                continue  # it knows this kind of action, so it may change the episode
+                continue  # it understood the action, which may have changed the episode
         other = await probe.seeded()
         await other.step()
         fix = "refuse it before anything changes, or let it be a turn without an action"

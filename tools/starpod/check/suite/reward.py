@@ -47,7 +47,7 @@ Policy = Callable[[pb.Observation], Sequence[pb.Action]]
 
 @dataclass(frozen=True, slots=True)
 class PolicyResults:
-    """PolicyResults of a policy, one value per start."""
+    """Results of a policy, one value per start."""
 
     returns: list[float]
     solved: list[bool | None]

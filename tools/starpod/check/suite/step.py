@@ -198,7 +198,7 @@ async def _out_of_order(probe: Probe, what: str, request: pb.StepRequest, fix: s
 async def _expect_place_reported(probe: Probe, what: str, request: pb.StepRequest, handle: Handle) -> None:
     refusal = await probe.refusal(request)
     if refusal is None or refusal.code != "FAILED_PRECONDITION":
-        return  # another requirement's failure
+        return  # another requirement reports this
     expected = {"expected_epoch": str(handle.epoch), "expected_step_index": str(handle.index)}
     got = {key: refusal.metadata.get(key, "absent") for key in expected}
     expect(got == expected, f"{expected} after {what}", got, "put both into ErrorInfo.metadata")

@@ -53,7 +53,7 @@ async def _expect_copies(probe: Probe, stream: StreamConnection, handle: Handle)
     """Send Fork, Snapshot and Restore if the environment has them, and return the ids of these calls."""
     can, asked = probe.spec.capabilities, []
     if can.fork:
-        fork = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch + 1)  # after the Reset
+        fork = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch + 1)  # the Reset raised it
         asked.append((await stream.ask(pb.Call(call_id=20, fork=fork)))[0])
         probe.adopt(asked[-1].fork.sessions)
     if can.snapshot:
@@ -127,7 +127,7 @@ async def same_errors(probe: Probe) -> None:
         replies = await stream.ask(*(pb.Call(call_id=place, step=request) for place, request in enumerate(requests)))
     for unary, reply in zip(unaries, replies, strict=True):
         if unary is None or reply.WhichOneof("response") != "error":
-            continue  # another requirement's failure
+            continue  # another requirement reports this
         refusal = from_status(reply.error)
         expect(refusal.code == unary.code, f"{unary.code} as in a unary call", refusal)
         if unary.info is not None:

@@ -21,7 +21,7 @@ class Dialect(Protocol):
         """Parse the body of a request. Raise Refused if it is invalid or not supported."""
 
     def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
-        """Return the body of the response with a reply."""
+        """Return the body of the response for a reply."""
 
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
         """Yield the server-sent events of a reply."""

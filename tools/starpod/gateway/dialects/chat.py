@@ -46,7 +46,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "web_search_options": None,
     "moderation": None,
 }
-"""Unsupported fields, each with the value that asks for nothing."""
+"""Unsupported fields, each with the one value that is accepted because it has no effect."""
 
 CHOICES = {"auto": Choice(), "none": Choice("none"), "required": Choice("required")}
 

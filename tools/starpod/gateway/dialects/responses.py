@@ -33,7 +33,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "context_management": [],
     "moderation": None,
 }
-"""Unsupported fields, each with the value that asks for nothing."""
+"""Unsupported fields, each with the one value that is accepted because it has no effect."""
 _PARTS = ("input_text", "output_text", "text", "refusal")
 
 
