@@ -33,7 +33,7 @@ from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.scorers.base import rank_correlation
-from starpod.trainer.scorers.config import ScorerConfig
+from starpod.trainer.scorers.config import QConfig
 from starpod.trainer.scorers.q import QScorer, turn_targets
 
 TURNS, GAMMA, FORKS, SIZE = 8, 0.95, 4, 4
@@ -231,7 +231,7 @@ def measure(success_rate: float, forked: bool, seed: int, steps: int, fits: int)
     template = Template(policy.tokenizer, prefill="<answer>")
     write_tokens(template, train.episodes)
     write_tokens(template, test.episodes)
-    scorer = QScorer(ScorerConfig(kind="q"), policy, lr=3e-3, micro_batch_tokens=8192)
+    scorer = QScorer(QConfig(), policy, lr=3e-3, micro_batch_tokens=8192)
     rng = random.Random(seed)
     for _ in range(fits):
         rows = rng.sample(range(len(train.episodes)), min(32, len(train.episodes)))

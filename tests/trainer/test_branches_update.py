@@ -12,6 +12,7 @@ from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode, Group, branches_of
+from starpod.trainer.rollout.config import PivotsConfig
 from starpod.trainer.update import Learner
 from tests.trainer.tiny_learner import VERSION, built, make_learner, say, turn
 
@@ -52,7 +53,7 @@ def gradient(learner: Learner) -> list[Tensor]:
 
 def learn(groups: Sequence[Group], weight: float = 1.0) -> tuple[dict[str, float], list[Tensor]]:
     learner = make_learner(AlgorithmConfig.model_validate(DR_GRPO))
-    learner.branch_weight = weight
+    learner.branches = PivotsConfig(weight=weight)
     learner.config = learner.config.model_copy(update={"max_grad_norm": 1e9})
     metrics = learner.learn(groups, version=VERSION)
     return metrics, gradient(learner)
@@ -157,7 +158,7 @@ def test_golden_siblings() -> None:
     _, stream = learner._streams([Group(0, main_group().episodes, branches=kept)], VERSION)
     expected = [0.75, *[-0.25] * 6, 0.75, -1.0, 1.0]
     assert stream.advantages.advantages_BT[:, 0].tolist() == expected
-    learner.branch_scale = "std"
+    learner.branches = PivotsConfig(scale="std")
     _, stream = learner._streams([Group(0, main_group().episodes, branches=kept)], VERSION)
     scaled = [1.620182, *[-0.540061] * 6, 1.620182, -0.707106, 0.707106]
     assert stream.advantages.advantages_BT[:, 0].tolist() == pytest.approx(scaled, abs=1e-6)

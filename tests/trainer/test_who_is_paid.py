@@ -30,7 +30,7 @@ from starpod.trainer.rollout.config import SearchConfig
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.scorers.base import pay
-from starpod.trainer.scorers.config import ScorerConfig
+from starpod.trainer.scorers.config import QConfig
 from starpod.trainer.scorers.q import QScorer, turn_targets
 from starpod.v1 import environment_pb2 as pb
 from tests.trainer.tiny_learner import make_learner
@@ -400,7 +400,7 @@ def test_a_branch_never_changes_what_its_parent_was_paid(config: dict[str, Any],
         seed=seed,
         rewards=rewards,
     )
-    group = asyncio.run(Search(SearchConfig(**config)).find(brancher, 4))
+    group = asyncio.run(Search(SearchConfig.model_validate(config)).find(brancher, 4))
     assert not group.failed, group.failed[0].error
     if config["strategy"] != "beam":  # whose lines become episodes when all are over
         for turns, parts in rewards.settled:
@@ -525,7 +525,7 @@ def test_an_attempt_that_said_nothing_leaves_the_one_before_as_it_was() -> None:
 def test_a_turn_without_tokens_is_scored_zero_and_wherever_it_stands() -> None:
     """The table of a batch's turns ends with the last one that was sampled."""
     episode = Episode(0, 0, "doors-v1", turns=[a_turn(), a_turn(()), a_turn(())], end="terminal", success=True)
-    scorer = QScorer(ScorerConfig(kind="q"), LEARNER.policy, lr=1e-3, micro_batch_tokens=64)
+    scorer = QScorer(QConfig(), LEARNER.policy, lr=1e-3, micro_batch_tokens=64)
     (scores,) = scorer.score([episode])
     assert scores[1:] == [0.0, 0.0] and 0 < scores[0] < 1
     scorer.fit([Group(0, [episode])])

@@ -15,7 +15,7 @@ from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.collect import Collector, Start
-from starpod.trainer.rollout.config import SearchConfig
+from starpod.trainer.rollout.config import PivotsConfig, SearchConfig
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.rollout.selection import weight
 from starpod.trainer.seeds import derive
@@ -87,7 +87,7 @@ async def search_groups(
     server: ServerProcess, environment: str, agents: Players, size: int, groups: int, **config: Any
 ) -> list[Group]:
     async with Fleet(server.address) as fleet:
-        found = Search(SearchConfig(**config)) if config else None
+        found = Search(SearchConfig.model_validate(config)) if config else None
         collector = Collector(fleet=fleet, agents=agents, task=Task(environment), search=found)
         collected = await collector.collect([Start(number, number) for number in range(groups)], size)
         left = sum(len(replica.sessions) for replica in fleet.replicas)
@@ -348,12 +348,16 @@ async def test_a_state_that_cannot_be_reached_fails_its_branches(server: ServerP
 @pytest.mark.parametrize(
     ("values", "staleness", "sentence"),
     [
-        ({"strategy": "beam", "gamma": 2.0}, 0, "collect.search.gamma is not for strategy beam"),
-        ({"width": 2}, 0, "collect.search.width is not for strategy none"),
+        (
+            {"strategy": "beam", "gamma": 2.0},
+            0,
+            "collect.search: gamma belongs to strategy pivots",
+        ),
+        ({"width": 2}, 0, "width belongs to strategy best_of or beam"),
         ({"strategy": "pivots", "most_branches": 2}, 0, "has no room for the 8 continuations"),
         ({"strategy": "values"}, 0, "values of states are for vineppo"),
         ({"strategy": "beam", "correction": "weight"}, 0, "set keep to 1"),
-        ({"strategy": "pivots", "correction": "off"}, 0, "collect.search.correction is not for strategy pivots"),
+        ({"strategy": "pivots", "correction": "off"}, 0, "correction belongs to strategy beam or lookahead"),
         ({"strategy": "best_of"}, 1, r"set collect\.max_staleness to 0"),
     ],
 )
@@ -365,4 +369,4 @@ def test_keys_that_mean_nothing_are_refused(values: dict[str, Any], staleness: i
 def test_what_a_run_notes_can_be_read_again() -> None:
     config = parse_config({"collect": {"search": {"strategy": "pivots", "width": 4}}})
     assert parse_config(config.to_dict()) == config
-    assert (config.collect.search.gamma, config.collect.search.keep) == (2.0, None)
+    assert config.collect.search == PivotsConfig(width=4)

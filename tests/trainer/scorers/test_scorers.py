@@ -290,8 +290,8 @@ async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None
     ("values", "words"),
     [
         ({"algorithm": {"preset": "dapo", "advantage": "istar"}}, r"set scorer\.kind to implicit or q"),
-        ({"scorer": {"kind": "q", "beta": 0.1}}, "belongs to kind implicit"),
-        ({"scorer": {"lr": 0.1}}, "nothing learns"),
+        ({"scorer": {"kind": "q", "beta": 0.1}}, "beta belongs to kind implicit, and kind is q"),
+        ({"scorer": {"lr": 0.1}}, "lr belongs to kind implicit or q"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(values: dict[str, Any], words: str) -> None:

@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
@@ -68,7 +76,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rewards: RewardConfig = RewardConfig()
-    scorer: ScorerConfig = ScorerConfig()
+    scorer: SerializeAsAny[ScorerConfig] = ScorerConfig()
     replay: ReplayConfig = ReplayConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

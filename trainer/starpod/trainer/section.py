@@ -5,11 +5,19 @@ Free of torch, for what a command line can tell before it is needed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 
@@ -60,3 +68,47 @@ class Section(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as YAML and JSON hold them."""
         return self.model_dump(mode="json")
+
+
+class Kinds(Section):
+    """A section that has several kinds: a class with KIND, which is the default, and its subclasses.
+
+    Each kind declares keys of its own, and gives the field that KIND names another default. A key of another kind is
+    refused; null stands for a key that is not given.
+    """
+
+    KIND: ClassVar[str] = ""
+    """The field that tells the kinds apart."""
+
+    @classmethod
+    def kinds(cls) -> list[type[Kinds]]:
+        """Return the section and those that derive from it."""
+        return [cls, *(kind for each in cls.__subclasses__() for kind in each.kinds())]
+
+    @classmethod
+    def all_fields(cls) -> dict[str, FieldInfo]:
+        return {
+            **{name: field for kind in cls.kinds() for name, field in kind.model_fields.items()},
+            **cls.model_fields,
+        }
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Kinds]) -> Kinds:
+        if isinstance(values, str):
+            values = {cls.KIND: values}
+        if "KIND" not in vars(cls) or not isinstance(values, Mapping):
+            return handler(values)
+        named = {kind.model_fields[cls.KIND].default: kind for kind in cls.kinds()}
+        name = values.get(cls.KIND, cls.model_fields[cls.KIND].default)
+        kind = named.get(name, cls)
+        given = {key: value for key, value in values.items() if value is not None}
+        for key in given:
+            if key not in kind.model_fields and (
+                owners := [str(each) for each in named if key in named[each].model_fields]
+            ):
+                raise ValueError(
+                    f"{key} belongs to {cls.KIND} {' or '.join(owners)}, and {cls.KIND} is {name}: drop it, or set "
+                    f"{cls.KIND} to {owners[0]}"
+                )
+        return handler(given) if kind is cls else kind.model_validate(given)

@@ -7,6 +7,7 @@ import copy
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -41,13 +42,14 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.collect import Collector
-from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.config import EnvironmentConfig, PivotsConfig
 from starpod.trainer.rollout.environment import local_services, make_task
 from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.run.run import Output, Parts, Run
 from starpod.trainer.scorers.base import TurnScorer
+from starpod.trainer.scorers.config import ImplicitConfig, QConfig
 from starpod.trainer.scorers.implicit import ImplicitScorer
 from starpod.trainer.scorers.q import QScorer
 from starpod.trainer.seeds import SeedCursor, derive
@@ -296,8 +298,7 @@ async def open_run(
                 max_length=config.sampling.max_episode_tokens,
                 make_reference=make_initial_policy,
                 seed=derive(config.seed, "minibatches"),
-                branch_scale=config.collect.search.scale or "none",
-                branch_weight=config.collect.search.weight or 0.0,
+                branches=config.collect.search if isinstance(config.collect.search, PivotsConfig) else PivotsConfig(),
                 criteria_weights=config.criteria_weights,
             )
 
@@ -403,7 +404,7 @@ def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Para
 
     Raises ConfigError.
     """
-    if config.scorer.kind == "off":
+    if not isinstance(config.scorer, ImplicitConfig | QConfig):
         return None
     if parallel.world > 1:
         raise ConfigError(f"scorer.kind {config.scorer.kind} is trained in one process: run without torchrun")
@@ -413,9 +414,9 @@ def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Para
         )
     model = make_model()
     model.critic, model.critic_kind = None, "none"
-    kind = ImplicitScorer if config.scorer.kind == "implicit" else QScorer
-    return kind(
-        config.scorer,
+    scorer = config.scorer
+    build = partial(ImplicitScorer, scorer) if isinstance(scorer, ImplicitConfig) else partial(QScorer, scorer)
+    return build(
         model.to(parallel.device),
         lr=config.scorer.lr or config.optimizer.lr,
         micro_batch_tokens=config.optimizer.micro_batch_tokens,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy
 from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.rollout.config import PivotsConfig
 
 COMPONENTS = ("task", "entropy", "kl", "critic")
 """Of the loss."""
@@ -88,7 +89,7 @@ class Learner:
     temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the
     constant of the loss average seq-mean-token-sum-norm. make_reference: builds the frozen policy of the KL
     term, with any weights, where the policy has no adapters; `reference` is None until `freeze_reference`.
-    branch_scale, branch_weight: what advantages of branches are divided by, and the factor of their loss.
+    branches: how their advantages are scaled, and their loss weighed.
     criteria_weights: as `Config.criteria_weights`.
     """
 
@@ -103,8 +104,7 @@ class Learner:
         max_length: int = 1,
         make_reference: Callable[[], Policy] | None = None,
         seed: int = 0,
-        branch_scale: Literal["none", "std"] = "none",
-        branch_weight: float = 1.0,
+        branches: PivotsConfig | None = None,
         criteria_weights: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         self.policy = policy
@@ -113,7 +113,7 @@ class Learner:
         self.parallel = parallel
         self.temperature = temperature
         self.max_length = max_length
-        self.branch_scale, self.branch_weight = branch_scale, branch_weight
+        self.branches = branches or PivotsConfig()
         self.criteria_weights = criteria_weights or {}
         self.reference: Policy | FirstAdapters | None = None
         self._make_reference = make_reference
@@ -222,13 +222,13 @@ class Learner:
         main, branches = episodes_of(groups), branches_of(groups)
         single = not self.algorithm.scores_first(len(main or branches))
         streams = []
-        for episodes, weight in ((main, 1.0), (branches, self.branch_weight)):
+        for episodes, weight in ((main, 1.0), (branches, self.branches.weight)):
             if not episodes:
                 continue
             batch, rollout, metrics = self.read(episodes, version, single=single)
             if episodes is branches:
                 parents = [each.parent for each in branches]
-                advantages = sibling_advantages(self.algorithm, rollout, parents, self.branch_scale)
+                advantages = sibling_advantages(self.algorithm, rollout, parents, self.branches.scale)
             else:
                 advantages = self._advantages(batch, rollout)
             if advantages.returns_BT is not None and rollout.values_BT is not None:

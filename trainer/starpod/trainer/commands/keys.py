@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from starpod.client.spelling import nearest
 from starpod.trainer.algorithms.config import DEFAULT_PRESET, METHODS, PRESETS, AlgorithmConfig
 from starpod.trainer.config import Config
-from starpod.trainer.section import ConfigError, Section
+from starpod.trainer.section import ConfigError, Kinds, Section
 
 
 def explain(wanted: str = "") -> str:
@@ -64,7 +64,11 @@ def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]
             yield from sections(method.model_construct(**values), prefix)
     for name, value in section:
         key = f"{prefix}.{name}".lstrip(".")
-        if isinstance(value, Section):
+        if isinstance(value, Kinds):
+            root = type(section).model_fields[name].annotation
+            for kind in root.kinds() if root else ():
+                yield from sections(value if type(value) is kind else kind(), key)
+        elif isinstance(value, Section):
             yield from sections(value, key)
         kind = get_args(type(section).model_fields[name].annotation)
         if isinstance(value, dict) and issubclass(kind[1], Section):
@@ -80,6 +84,7 @@ def own_keys(section: Section) -> list[str]:
     return [
         name
         for name, field in type(section).model_fields.items()
+        if name != getattr(section, "KIND", "") or "KIND" in vars(type(section))
         if field.is_required() or not any(_same(field, base.model_fields.get(name)) for base in bases)
     ]
 

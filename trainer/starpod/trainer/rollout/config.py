@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from starpod.client.transport import as_addresses
 from starpod.trainer.agents.config import ProgramConfig
-from starpod.trainer.section import Section
+from starpod.trainer.section import Kinds, Section
 
 Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots", "values", "tree"]
-
-_SCORING: dict[str, Any] = {"width": 4, "keep": 2, "draws": 1, "score": "score", "naive": 0.25, "correction": "off"}
-STRATEGIES: dict[Strategy, dict[str, Any]] = {
-    "none": {},
-    "best_of": {"width": 2, "naive": 0.25},
-    "beam": _SCORING,
-    "lookahead": {**_SCORING, "depth": 1},
-    "pivots": {"width": 8, "gamma": 2.0, "scale": "none", "weight": 1.0, "most_branches": 64},
-    "values": {"width": 4},
-    "tree": {"width": 4},
-}
-"""The keys that each one has, with their defaults."""
 
 
 class CurriculumConfig(Section):
@@ -105,63 +93,55 @@ class EnvironmentConfig(Section):
         return self.model_copy(update={"options": {**self.options, **options}})
 
 
-class SearchConfig(Section):
-    """How the episodes of a group are found. Each strategy has some of the keys; others are refused."""
+class SearchConfig(Kinds):
+    """How the episodes of a group are found."""
+
+    KIND: ClassVar[str] = "strategy"
 
     strategy: Strategy = Field(default="none", description="none: episodes are played; see docs/methods.md#branches.")
-    width: int | None = Field(
-        default=None,
-        ge=1,
-        description="Episodes for each one kept (best_of), replies tried in a state (beam, lookahead), continuations "
-        "of one (pivots, values), trees of a group (tree).",
+
+    @property
+    def needs_score(self) -> bool:
+        """Whether observations must carry the environment's score."""
+        return False
+
+    @property
+    def needs_fork(self) -> bool:
+        """Whether luck must be drawn anew before it is known: without, a search would see what is to come."""
+        return False
+
+
+class BestOfConfig(SearchConfig):
+    """Strategy best_of."""
+
+    strategy: Literal["best_of"] = "best_of"
+    width: int = Field(default=2, ge=1, description="Episodes for each one kept.")
+    naive: float = Field(
+        default=0.25, ge=0, le=1, description="Share of a group that is played without search, for contrast."
     )
-    keep: int | None = Field(default=None, ge=1, description="Episodes that a beam goes on with after each turn.")
-    depth: int | None = Field(default=None, ge=0, description="Turns that are tried below a reply to score it.")
-    draws: int | None = Field(default=None, ge=1, description="Lucks over which the score of a reply is averaged.")
-    score: Literal["score", "reward"] | None = Field(
-        default=None, description="What a state is worth: the environment's own score, or its rewards so far."
+
+
+class BeamConfig(SearchConfig):
+    """Strategies beam and lookahead."""
+
+    strategy: Literal["beam", "lookahead"] = "beam"
+    width: int = Field(default=4, ge=1, description="Replies that are tried in a state.")
+    keep: int = Field(default=2, ge=1, description="Episodes that a beam goes on with after each turn.")
+    draws: int = Field(default=1, ge=1, description="Lucks over which the score of a reply is averaged.")
+    score: Literal["score", "reward"] = Field(
+        default="score", description="What a state is worth: the environment's own score, or its rewards so far."
     )
-    naive: float | None = Field(
-        default=None, ge=0, le=1, description="Share of a group that is played without search, for contrast."
+    naive: float = Field(
+        default=0.25, ge=0, le=1, description="Share of a group that is played without search, for contrast."
     )
-    correction: Literal["off", "weight"] | None = Field(
-        default=None,
+    correction: Literal["off", "weight"] = Field(
+        default="off",
         description="weight: what the policy learns from a chosen reply counts as much as it is likelier without the "
         "choice; for keep 1.",
     )
-    gamma: float | None = Field(default=None, ge=0, description="Power of a pivot's relative depth.")
-    scale: Literal["none", "std"] | None = Field(
-        default=None, description="std: advantages of branches are divided by the deviation of their siblings."
-    )
-    weight: float | None = Field(default=None, gt=0, description="Factor of the branches' loss.")
-    most_branches: int | None = Field(default=None, ge=1, description="Branches of a group at most.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or values.get("strategy", "none") not in STRATEGIES:
-            return values
-        strategy = values.get("strategy", "none")
-        own, given = STRATEGIES[strategy], {key: value for key, value in values.items() if value is not None}
-        for key in given:
-            if key in cls.model_fields and key != "strategy" and key not in own:
-                fitting = " or ".join(name for name, keys in STRATEGIES.items() if key in keys)
-                raise ValueError(
-                    f"collect.search.{key} is not for strategy {strategy}: drop it, or set strategy to {fitting}"
-                )
-        return {**own, **given}
 
     @model_validator(mode="after")
-    def _grows_whole_sets(self) -> SearchConfig:
-        if self.most_branches is not None and self.most_branches < (self.width or 0):
-            raise ValueError(
-                f"collect.search.most_branches {self.most_branches} has no room for the {self.width} continuations of "
-                "a single state: raise it, or lower width"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _weighs_the_best_alone(self) -> SearchConfig:
+    def _weighs_the_best_alone(self) -> BeamConfig:
         if self.correction == "weight" and self.keep != 1:
             raise ValueError(
                 f"collect.search.correction weight is for the best reply of a state, and keep {self.keep} leaves more "
@@ -171,13 +151,54 @@ class SearchConfig(Section):
 
     @property
     def needs_score(self) -> bool:
-        """Whether observations must carry the environment's score."""
         return self.score == "score"
 
     @property
     def needs_fork(self) -> bool:
-        """Whether luck must be drawn anew before it is known: without, a search would see what is to come."""
-        return self.strategy in ("beam", "lookahead")
+        return True
+
+
+class LookaheadConfig(BeamConfig):
+    """Strategy lookahead."""
+
+    strategy: Literal["lookahead"] = "lookahead"
+    depth: int = Field(default=1, ge=0, description="Turns that are tried below a reply to score it.")
+
+
+class PivotsConfig(SearchConfig):
+    """Strategy pivots."""
+
+    strategy: Literal["pivots"] = "pivots"
+    width: int = Field(default=8, ge=1, description="Continuations of a state.")
+    gamma: float = Field(default=2.0, ge=0, description="Power of a pivot's relative depth.")
+    scale: Literal["none", "std"] = Field(
+        default="none", description="std: advantages of branches are divided by the deviation of their siblings."
+    )
+    weight: float = Field(default=1.0, gt=0, description="Factor of the branches' loss.")
+    most_branches: int = Field(default=64, ge=1, description="Branches of a group at most.")
+
+    @model_validator(mode="after")
+    def _grows_whole_sets(self) -> PivotsConfig:
+        if self.most_branches < self.width:
+            raise ValueError(
+                f"collect.search.most_branches {self.most_branches} has no room for the {self.width} continuations of "
+                "a single state: raise it, or lower width"
+            )
+        return self
+
+
+class ValuesConfig(SearchConfig):
+    """Strategy values."""
+
+    strategy: Literal["values"] = "values"
+    width: int = Field(default=4, ge=1, description="Continuations of each state.")
+
+
+class TreeConfig(SearchConfig):
+    """Strategy tree."""
+
+    strategy: Literal["tree"] = "tree"
+    width: int = Field(default=4, ge=1, description="Trees of a group.")
 
 
 class CollectConfig(Section):
@@ -205,7 +226,7 @@ class CollectConfig(Section):
     deadline: float = Field(
         default=3600.0, gt=0, description="Seconds after which an episode that is not over counts as failed."
     )
-    search: SearchConfig = SearchConfig()
+    search: SerializeAsAny[SearchConfig] = SearchConfig()
     agent: ProgramConfig = ProgramConfig()
 
     @model_validator(mode="after")

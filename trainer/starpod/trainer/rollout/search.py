@@ -9,14 +9,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from itertools import chain
 from statistics import fmean
 from typing import TypeVar
 
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher, Line, adopt
-from starpod.trainer.rollout.config import SearchConfig, Strategy
+from starpod.trainer.rollout.config import (
+    BeamConfig,
+    BestOfConfig,
+    LookaheadConfig,
+    PivotsConfig,
+    SearchConfig,
+    TreeConfig,
+    ValuesConfig,
+)
 from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.selection import weigh
 from starpod.trainer.seeds import derive
@@ -41,35 +49,28 @@ class Search:
 
         Raises what opening raises, AgentRefused and RewardError.
         """
-        find: dict[Strategy, Callable[[Brancher, int], Awaitable[Group]]] = {
-            "best_of": self._best_of,
-            "beam": self._beams,
-            "lookahead": self._beams,
-            "pivots": self._pivots,
-            "values": self._values,
-            "tree": self._tree,
-        }
         try:
-            group = await find[self.config.strategy](brancher, size)
+            match self.config:
+                case BestOfConfig() as config:
+                    group = await self._best_of(config, brancher, size)
+                case BeamConfig() as config:
+                    group = await Beams(config).find(brancher, size)
+                case PivotsConfig() as config:
+                    group = await self._pivots(config, brancher, size)
+                case ValuesConfig() as config:
+                    group = await self._values(config, brancher, size)
+                case TreeConfig() as config:
+                    group = await self._tree(config, brancher, size)
+                case _:
+                    raise AssertionError(self.config.strategy)
         finally:
             await brancher.close()
         group.spent = brancher.spent
         return group
 
-    def _naive(self, size: int) -> int:
-        assert self.config.naive is not None
-        return round(self.config.naive * size)
-
-    @property
-    def _width(self) -> int:
-        assert self.config.width is not None
-        return self.config.width
-
-    # --- after play ---------------------------------------------------------------------------------------------------
-
-    async def _best_of(self, brancher: Brancher, size: int) -> Group:
-        naive = self._naive(size)
-        lines = await brancher.open(naive + self._width * (size - naive))
+    async def _best_of(self, config: BestOfConfig, brancher: Brancher, size: int) -> Group:
+        naive = round(config.naive * size)
+        lines = await brancher.open(naive + config.width * (size - naive))
         await _all(brancher.play(line) for line in lines)
         searched = _group(brancher, lines[naive:])
         group = _group(brancher, lines[:naive])
@@ -77,10 +78,9 @@ class Search:
         group.failed += searched.failed
         return group
 
-    async def _pivots(self, brancher: Brancher, size: int) -> Group:
+    async def _pivots(self, config: PivotsConfig, brancher: Brancher, size: int) -> Group:
         """DEEP-GRPO: one state of each failed episode is branched, as far as `most_branches` go."""
-        config, width = self.config, self._width
-        assert config.gamma is not None and config.most_branches is not None
+        width = config.width
         lines = await brancher.open(size)
         for line in lines:
             brancher.keep_snapshots(line)
@@ -101,7 +101,7 @@ class Search:
         group.branches, group.failed = found.episodes, group.failed + found.failed
         return group
 
-    async def _values(self, brancher: Brancher, size: int) -> Group:
+    async def _values(self, config: ValuesConfig, brancher: Brancher, size: int) -> Group:
         """VinePPO: the value of each state of an episode is the mean of what its continuations earn from there on. That
         of the start is the mean of the other members' returns."""
         lines = await brancher.open(size)
@@ -116,21 +116,12 @@ class Search:
         states = [
             (line, turn) for line in lines if not line.episode.failed for turn in range(1, len(line.episode.turns))
         ]
-        await _all(self._value(brancher, line, turn) for line, turn in states)
+        await _all(_value(brancher, line, turn, config.width) for line, turn in states)
         return group
 
-    async def _value(self, brancher: Brancher, line: Line, turn: int) -> None:
-        names = [derive(line.episode.member, "value", turn, number) for number in range(self._width)]
-        branches = await brancher.grow(line, turn, names)
-        await _all(brancher.play(branch) for branch in branches)
-        found = [sum(turn.reward for turn in each.episode.own_turns) for each in branches if not each.episode.failed]
-        # The episode itself goes on from there too: where nothing else did, it is all that is known.
-        own = sum(turn.reward for turn in line.episode.turns[turn:])
-        line.episode.turns[turn].value = fmean(found or [own])
-
-    async def _tree(self, brancher: Brancher, size: int) -> Group:
+    async def _tree(self, config: TreeConfig, brancher: Brancher, size: int) -> Group:
         """Tree-GRPO: a group of some trees, each of which grows by one branch of a random state after another."""
-        trees = [[line] for line in await brancher.open(min(self._width, size))]
+        trees = [[line] for line in await brancher.open(min(config.width, size))]
         grown = lines = list(chain.from_iterable(trees))
         while grown:
             for line in grown:
@@ -154,12 +145,26 @@ class Search:
             lines = [*lines, *grown]
         return _group(brancher, lines)
 
-    # --- during play --------------------------------------------------------------------------------------------------
 
-    async def _beams(self, brancher: Brancher, size: int) -> Group:
-        """TSR: groups of `keep` episodes, each of which goes on with the best of the replies that all of them try."""
-        naive, keep = self._naive(size), self.config.keep
-        assert keep is not None
+async def _value(brancher: Brancher, line: Line, turn: int, width: int) -> None:
+    names = [derive(line.episode.member, "value", turn, number) for number in range(width)]
+    branches = await brancher.grow(line, turn, names)
+    await _all(brancher.play(branch) for branch in branches)
+    found = [sum(turn.reward for turn in each.episode.own_turns) for each in branches if not each.episode.failed]
+    # The episode itself goes on from there too: where nothing else did, it is all that is known.
+    own = sum(turn.reward for turn in line.episode.turns[turn:])
+    line.episode.turns[turn].value = fmean(found or [own])
+
+
+class Beams:
+    """Finds groups during play (TSR): `keep` episodes go on with the best of the replies that all of them try."""
+
+    def __init__(self, config: BeamConfig) -> None:
+        self.config = config
+
+    async def find(self, brancher: Brancher, size: int) -> Group:
+        """Return a group of `size` episodes, or fewer where some failed."""
+        naive, keep = round(self.config.naive * size), self.config.keep
         widths = [min(keep, size - first) for first in range(naive, size, keep)]
         lines = await brancher.open(naive + len(widths))
         beams = zip(lines[naive:], widths, strict=True)
@@ -177,12 +182,14 @@ class Search:
         return group
 
     async def _beam(self, brancher: Brancher, first: Line, keep: int) -> list[Line]:
-        lines = [first]
+        lines, width = [first], self.config.width
         while going := [line for line in lines if not line.over]:
             places = keep - (len(lines) - len(going))
-            if len(going) * self._width <= places:
+            if len(going) * width <= places:
                 # All that could be tried lives: there is nothing to choose.
-                chosen: list[tuple[Line, Sequence[Turn | None]]] = [(line, [None] * self._width) for line in going]
+                chosen: list[tuple[Line, Sequence[Turn | None]]] = [
+                    (line, [None] * self.config.width) for line in going
+                ]
             else:
                 chosen = await self._choose(brancher, going, places)
             lines = [line for line in lines if line.over]
@@ -218,13 +225,15 @@ class Search:
     async def _try(self, brancher: Brancher, line: Line) -> list[tuple[float, Turn]]:
         """Replies to the state of a line, each with its score, a mean over draws of luck."""
         member, turn, draws = line.episode.member, len(line.episode.turns), self.config.draws
-        assert draws is not None
-        names = [[derive(member, "try", turn, number, draw) for draw in range(draws)] for number in range(self._width)]
+        names = [
+            [derive(member, "try", turn, number, draw) for draw in range(draws)] for number in range(self.config.width)
+        ]
         branches = await brancher.grow(line, turn, list(chain.from_iterable(names)))
+        depth = self.config.depth if isinstance(self.config, LookaheadConfig) else 0
         found = []
-        for number in range(self._width):
+        for number in range(self.config.width):
             first, *others = branches[number * draws : (number + 1) * draws]
-            found.append(self._score(brancher, first, others, self.config.depth or 0))
+            found.append(self._score(brancher, first, others, depth))
         scored = await _all(found)
         return [each for each in scored if each is not None]
 
@@ -256,7 +265,7 @@ class Search:
             score = line.session.observation.score
             return LOST if score is None else score
         member, turn = episode.member, len(episode.turns)
-        names = [derive(member, "below", turn, number) for number in range(self._width)]
+        names = [derive(member, "below", turn, number) for number in range(self.config.width)]
         below = await brancher.grow(line, turn, names)
         found = await _all(self._score(brancher, each, (), depth - 1) for each in below)
         return max((score for score, _ in (each for each in found if each is not None)), default=LOST)

@@ -13,6 +13,7 @@ from starpod.trainer.algorithms.turns import TurnTable, turn_table
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.scorers.base import TurnScorer, outcome
+from starpod.trainer.scorers.config import ImplicitConfig
 
 EARLY_FITS = 10
 """Fits until which scores are held within [-1, 1]: they are largest where the scorer merely disagrees."""
@@ -31,6 +32,8 @@ class ImplicitScorer(TurnScorer):
     The sampler is the policy that played, so the reference moves along. Of each start state every pair of a better and
     a worse episode adds -log sigmoid(s_better - s_worse), where s is the mean over an episode's turns.
     """
+
+    config: ImplicitConfig
 
     def score(self, episodes: Sequence[Episode]) -> list[list[float]]:
         if not self.fits:  # it is the policy still: its ratios are rounding, which `normalise` would blow up

@@ -15,7 +15,7 @@ from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.models.critic import SharedCritic
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.scorers.base import TurnScorer, outcome
-from starpod.trainer.scorers.config import ScorerConfig
+from starpod.trainer.scorers.config import QConfig
 
 
 class QScorer(TurnScorer):
@@ -24,8 +24,10 @@ class QScorer(TurnScorer):
     A value head reads the state before the last token of the reply, which ends it: all that was said is known there.
     """
 
+    config: QConfig
+
     def __init__(
-        self, config: ScorerConfig, model: Policy, *, lr: float, micro_batch_tokens: int, temperature: float = 1.0
+        self, config: QConfig, model: Policy, *, lr: float, micro_batch_tokens: int, temperature: float = 1.0
     ) -> None:
         model.critic, model.critic_kind = SharedCritic(model.width, detach=False).to(model.device), "shared"
         super().__init__(config, model, lr=lr, micro_batch_tokens=micro_batch_tokens, temperature=temperature)
