@@ -45,6 +45,10 @@ PROTO_VENV := .venv-proto
 GPU_VENV := .venv-gpu
 GPU_READY := $(GPU_VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
+DOCS_VENV := .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
+# mkdocstrings reads docstrings without importing anything; ruff breaks long signatures into lines.
+DOCUMENTING := mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.5
 AUDIT_VENV := .venv-audit
 AUDIT_READY := $(AUDIT_VENV)/.ready
 # Every extra but vllm, which pins a torch of its own.
@@ -59,7 +63,7 @@ TORCH_READY := $(UV_VENV)/.torch-$(TORCH)
 TORCH_WHEEL := $(UV_VENV)/torch-$(TORCH)*.whl
 TESTING := hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
 
-.PHONY: help train train-llm hub test test-adapters test-agents test-hosting test-smollm test-vllm test-bench bench gpu-check lint format proto proto-check lock audit clean
+.PHONY: help train train-llm hub test test-adapters test-agents test-hosting test-smollm test-vllm test-bench bench gpu-check lint format docs proto proto-check lock audit clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +129,9 @@ format: $(READY) ## Mend style where it can be mended
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+docs: $(DOCS_READY) ## Build the documentation site in build/site; fail on a broken link or a public name without a docstring
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict $(ARGS)
+
 proto: $(PROTO_READY) ## Regenerate the Python stubs from proto/
 	@$(call generate_stubs,proto)
 
@@ -145,7 +152,7 @@ audit: $(READY) $(AUDIT_READY) ## Fail if a locked dependency is known to be vul
 	@$(BIN)/python .ci/audit.py $(AUDIT_VENV)/bin/pip-audit
 
 clean: ## Remove virtual environments, caches and build products
-	rm -rf $(VENV) $(UV_VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(AGENTS_VENV) $(HOSTING_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(UV_VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(AGENTS_VENV) $(HOSTING_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) $(DOCS_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): where to write. Sorted, so that the output does not depend on the file system.
@@ -225,6 +232,11 @@ $(GPU_READY): $(UV) pyproject.toml
 $(PROTO_READY): $(UV) proto/requirements.txt
 	@$(call make_venv,$(PROTO_VENV))
 	@$(INSTALL) $(PROTO_VENV) -r proto/requirements.txt
+	@touch $@
+
+$(DOCS_READY): $(UV) Makefile
+	@$(call make_venv,$(DOCS_VENV))
+	@$(INSTALL) $(DOCS_VENV) $(DOCUMENTING)
 	@touch $@
 
 $(AUDIT_READY): $(UV) .ci/requirements.txt

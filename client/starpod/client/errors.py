@@ -96,10 +96,12 @@ class OutOfOrder(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="OUT_
 
     @property
     def expected_epoch(self) -> int:
+        """Epoch that the server expects."""
         return int(self.metadata.get("expected_epoch", 0))
 
     @property
     def expected_step_index(self) -> int:
+        """Step index that the server expects."""
         return int(self.metadata.get("expected_step_index", 0))
 
 

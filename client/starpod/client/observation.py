@@ -25,7 +25,9 @@ class ToolCall:
     """An action that calls a tool by name."""
 
     name: str
+    """Name of the tool."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the call by name, as JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,17 @@ class JSON:
     """A JSON value as an action or as a part of an observation. Plain text is a str instead."""
 
     value: Any
+    """None, a bool, number or str, or lists and dictionaries of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An encoded image; `mime` is its media type, e.g. image/png."""
+    """An encoded image."""
 
     data: bytes
+    """The encoded bytes."""
     mime: str = "image/png"
+    """The media type."""
 
     def __repr__(self) -> str:
         if self.data[:8] == b"\x89PNG\r\n\x1a\n" and len(self.data) >= 24:
@@ -75,10 +80,15 @@ class Want:
     """Optional fields of observations. The server computes and sends only the ones set to True."""
 
     valid_actions: bool = False
+    """The actions that the environment accepts in this state."""
     state_key: bool = False
+    """A digest of the state without its history: equal states have equal keys."""
     expert_action: bool = False
+    """The action that the environment's expert would take."""
     score: bool = False
+    """The environment's own score of the state."""
     image: bool = False
+    """A picture of the state, as a PNG."""
 
     def to_proto(self, *, state_key: bool = False) -> pb.Want:
         """Convert to a message. `state_key=True` requests state keys even if the caller does not want them."""
@@ -96,8 +106,11 @@ class Limits:
     """Limits of one episode. None keeps the environment's limit; 0 means no limit."""
 
     max_turns: int | None = None
+    """Turns of an episode."""
     max_actions_per_turn: int | None = None
+    """Sub-actions that are executed in one turn; the others are dropped."""
     max_actions: int | None = None
+    """Sub-actions of an episode."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -111,12 +124,14 @@ class Limits:
         return f"Limits({', '.join(shown)})"
 
     def to_proto(self) -> pb.LimitOverrides:
+        """Convert to a message."""
         return pb.LimitOverrides(
             max_turns=self.max_turns, max_actions_per_turn=self.max_actions_per_turn, max_actions=self.max_actions
         )
 
     @classmethod
     def from_proto(cls, limits: pb.Limits) -> Limits:
+        """Convert from a message."""
         return _limits(limits.max_turns, limits.max_actions_per_turn, limits.max_actions)
 
 
@@ -127,10 +142,15 @@ class EndReason(enum.IntEnum):
     """Reason for which an episode ended, with the protocol's numbers."""
 
     NONE = 0
+    """The episode is running."""
     TERMINAL = 1
+    """The task ended: it was solved or lost."""
     MAX_TURNS = 2
+    """The limit on turns was reached."""
     MAX_ACTIONS = 3
+    """The limit on sub-actions was reached."""
     ENVIRONMENT_LIMIT = 4
+    """A limit of the environment itself was reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +307,7 @@ class Transition:
 
     @property
     def observation(self) -> Observation:
+        """The observation after the turn."""
         if self.message is None:
             return Observation((self.row_text,), self.row_key)
         return observation_from_proto(self.message.observation, self.row_key)

@@ -47,6 +47,7 @@ class Session:
 
     @property
     def environment_id(self) -> str:
+        """Id of the environment, for example sokoban-v1."""
         return self.state.environment_id
 
     @property
@@ -113,6 +114,7 @@ class Session:
 
     @property
     def closed(self) -> bool:
+        """Whether the session was closed."""
         return self.state.closed
 
     @property

@@ -12,7 +12,9 @@ class Snapshot:
     """The whole state of a session. `Fleet.restore` continues from it on any server with a compatible version."""
 
     environment_id: str
+    """Id of the environment, for example sokoban-v1."""
     environment_version: str
+    """Version that wrote the state, for example 1.0.0."""
     state: bytes
     """Opaque to the client."""
     digest: bytes
@@ -20,9 +22,11 @@ class Snapshot:
 
     @classmethod
     def from_proto(cls, snapshot: pb.SessionSnapshot) -> Snapshot:
+        """Convert from a message."""
         return cls(snapshot.environment_id, snapshot.environment_version, snapshot.state, snapshot.digest)
 
     def to_proto(self) -> pb.SessionSnapshot:
+        """Convert to a message."""
         return pb.SessionSnapshot(
             environment_id=self.environment_id,
             environment_version=self.environment_version,
@@ -36,4 +40,9 @@ class Snapshot:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Snapshot:
+        """Read what `to_bytes` wrote.
+
+        Raises:
+            google.protobuf.message.DecodeError: the bytes are no snapshot.
+        """
         return cls.from_proto(pb.SessionSnapshot.FromString(data))

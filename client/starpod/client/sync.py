@@ -87,6 +87,7 @@ class SyncFleet:
         return self.run(self.fleet.describe())
 
     open = _opening(Fleet.open)
+    """Open sessions; see Fleet.open."""
 
     def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> SyncSession:
         """Open a session that continues from a snapshot; see Fleet.restore."""
@@ -208,10 +209,12 @@ class SyncSession:
 
     @property
     def seed(self) -> int:
+        """Seed of the initial state."""
         return self.session.seed
 
     @property
     def dynamics_seed(self) -> int:
+        """Seed of the random transitions."""
         return self.session.dynamics_seed
 
     @property
@@ -225,10 +228,15 @@ class SyncSession:
         return self.session.end_reason
 
     step = _blocking(Session.step)
+    """Play one turn; see Session.step."""
     reset = _blocking(Session.reset)
+    """Start a new episode; see Session.reset."""
     render = _blocking(Session.render)
+    """Draw the state; see Session.render."""
     snapshot = _blocking(Session.snapshot)
+    """Serialise the state; see Session.snapshot."""
     close = _blocking(Session.close)
+    """End the session; see Session.close."""
 
     def fork(self, count: int = 1, *, reseed: bool = False, dynamics_seeds: Iterable[int] = ()) -> list[SyncSession]:
         """Copy the current state into new sessions; see Session.fork."""

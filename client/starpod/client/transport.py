@@ -38,6 +38,7 @@ class TLS:
     certificate: str | Path | None = None
     """The client's certificate for servers that require one (mTLS). Give it together with `key`."""
     key: str | Path | None = None
+    """The client's private key."""
     server_name: str = ""
     """The name in the server's certificate, if it differs from the host in the address."""
 

@@ -15,22 +15,28 @@ from starpod.env_server.environment import Environment, Unavailable
 
 @dataclass(frozen=True)
 class ChatModel:
-    """A model behind OpenAI's chat completions, as vLLM, `starpod gateway` and others serve them.
-
-    url: where they are, with the API's version, such as http://127.0.0.1:8091/v1. name: the model's.
-    key: its API key. seconds: that a reply may take. attempts: samples until one makes sense.
-    """
+    """A model behind an API for chat completions like OpenAI's, for example vLLM or `starpod gateway`."""
 
     url: str
+    """Base address with the API's version, for example http://127.0.0.1:8091/v1."""
     name: str = "policy"
+    """Name of the model."""
     key: str = "starpod"
+    """API key."""
     seconds: float = 60.0
+    """Timeout of one completion, in seconds."""
     attempts: int = 3
+    """Maximum number of completions until one makes sense."""
 
     @classmethod
     def from_variables(cls, prefix: str) -> ChatModel:
-        """The model that PREFIX_URL, PREFIX_MODEL and PREFIX_KEY name: for `prepare`, because callers must not choose
-        where a server calls. Raises Unavailable without a URL."""
+        """Return the model that the environment variables PREFIX_URL, PREFIX_MODEL and PREFIX_KEY describe.
+
+        Call it in `prepare`. Options are no place for an address, because callers must not choose where a server calls.
+
+        Raises:
+            Unavailable: PREFIX_URL is not set.
+        """
         url = os.environ.get(f"{prefix}_URL", "")
         if not url.startswith(("http://", "https://")):
             raise Unavailable(f"it asks a model: set {prefix}_URL to its API, such as http://127.0.0.1:8091/v1")
@@ -44,11 +50,17 @@ class ChatModel:
         read: Callable[[str], Any] = str,
         **parameters: Any,
     ) -> Any:
-        """What the model replies, as an effect of the environment: recorded, and never asked again.
+        """Ask the model, as an effect of the environment (see Environment.effect), and return what `read` returns.
 
-        read: understands the text, which comes without the model's reasoning, and raises ValueError if it makes no
-            sense; returns a JSON value. A reply without text is sampled again, too.
-        parameters: of the completion, such as `max_tokens`.
+        Args:
+            environment: the environment that asks. It records the reply.
+            messages: the conversation, as dictionaries with `role` and `content`.
+            read: converts the reply's text, without reasoning, to a JSON value. It raises ValueError if the text makes
+                no sense, and the model is asked again.
+            parameters: further parameters of the completion, such as `max_tokens`.
+
+        Raises:
+            ValueError: none of `attempts` replies made sense.
         """
         request = {"model": self.name, "messages": [dict(message) for message in messages], **parameters}
         return environment.effect(request, lambda: self._sample(request, read))

@@ -19,9 +19,9 @@ _SMALLEST_TEXT = 8
 
 
 class Canvas:
-    """A picture to draw on. All coordinates and sizes are pixels of the finished picture.
+    """A picture of `width` x `height` pixels to draw on. All coordinates are pixels of the finished picture.
 
-    It is drawn `smoothing` times as large and reduced at the end, so that edges are smooth; 1 for straight lines only.
+    It is drawn `smoothing` times larger and reduced at the end, so that edges are smooth. 1 suits straight lines.
     """
 
     def __init__(self, width: int, height: int, background: Colour, *, smoothing: int = 3) -> None:

@@ -12,7 +12,7 @@
         def render(self, mode="text"):
             return "Behind one of two doors is a prize."
 
-Sessions, turns, limits, retries, forks, snapshots and the wire are the server's business.
+The server takes care of sessions, turns, limits, retries, forks, snapshots and the wire.
 """
 
 from __future__ import annotations
@@ -37,32 +37,36 @@ class Concurrency(enum.Enum):
     """Place where an environment's steps run."""
 
     INLINE = "inline"
-    """In the event loop. For steps of microseconds that never wait."""
+    """Steps run in the event loop, for steps that take microseconds and never wait."""
     THREAD = "thread"
-    """On a thread of the server's pool. For steps that wait or release the interpreter."""
+    """Steps run on a thread of the server's pool, for steps that wait or release the interpreter lock."""
     PROCESS = "process"
-    """In a process of the session's own. For what may crash, leak, hang or cannot be trusted."""
+    """Each session has its own process, for code that may crash, leak memory or hang, or that is not trusted."""
 
 
 class OptionsError(ValueError):
-    """Options that cannot be met, raised by `reset` where only the search for a start shows it; says how to fix them.
+    """`reset` raises this if no start state fits the options. The message says how to fix the options.
 
-    The caller gets it as a bad argument, not as a bug of the environment.
+    The caller gets an INVALID_ARGUMENT error, not an error of the environment.
     """
 
 
 class Unavailable(Exception):
-    """Something that the environment needs is missing: raised by `prepare`, or by `render` where only a mode needs it.
+    """`prepare` raises this if a requirement is missing, and `render` if only one mode needs it.
 
-    Says what, and how to get it.
+    The message says what is missing and how to install it.
     """
 
 
 class Busy(Exception):
-    """A resource of the environment is in use by others, or not ready: the same call may succeed later.
+    """A resource of the environment is in use or not ready, and the same call may succeed later.
 
-    `reset`, `render` and `observe` may raise it, and `step` before it has changed anything. The caller gets an overload
-    with the seconds after which to try again, never a failed episode, and the session is as it was before the call.
+    `reset`, `render` and `observe` may raise it, and `step` may before it changes anything. The caller gets
+    RESOURCE_EXHAUSTED with the delay after which to retry. The episode does not fail and the session is unchanged.
+
+    Attributes:
+        message: which resource is busy.
+        retry_after: seconds after which the caller retries.
     """
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
@@ -72,17 +76,17 @@ class Busy(Exception):
 
 
 class EnvironmentOptions(BaseModel):
-    """Base of an environment's options: a frozen pydantic model whose fields carry defaults and descriptions.
+    """Base class of an environment's options: a frozen pydantic model whose fields have defaults and descriptions.
 
-    Unknown options are refused. The JSON Schema that Describe shows is made from it.
+    Unknown options are refused. Describe returns its JSON Schema. `model_config` is pydantic's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def changed(self, *names: str) -> list[str]:
-        """Those of the named options that differ from their defaults, for checks of options that exclude each other.
+        """Return the named options that differ from their defaults, to check options that exclude each other.
 
-        Whoever writes all options down, as a log does, writes the defaults too: that an option is given says nothing.
+        Comparing with the default is needed because a log that records all options passes the defaults explicitly.
         """
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
@@ -92,17 +96,23 @@ class Limits:
     """Limits of one episode; 0 means no limit."""
 
     max_turns: int = 0
+    """Turns of an episode."""
     max_actions_per_turn: int = 0
+    """Sub-actions that are executed in one turn; the others are dropped."""
     max_actions: int = 0
+    """Sub-actions of an episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that an action may call; `parameters` is the JSON Schema of its arguments."""
+    """A tool that an action may call."""
 
     name: str
+    """Name that a call uses."""
     description: str
+    """What the tool does, for the agent."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    """JSON Schema of the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +120,17 @@ class ToolCall:
     """An action that calls a tool by name."""
 
     name: str
+    """Name of the tool."""
     arguments: Mapping[str, Any]
+    """Arguments of the call by name, as JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
 class JSON:
-    """A JSON value, as an action or a part of an observation (text stays plain `str`)."""
+    """A JSON value as an action or as a part of an observation. Plain text is a str instead."""
 
     value: Any
+    """None, a bool, number or str, or lists and dictionaries of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +138,13 @@ class Image:
     """An encoded image as a part of an observation."""
 
     data: bytes
+    """The encoded bytes."""
     mime: str = "image/png"
+    """The media type."""
 
 
 Action = str | ToolCall | JSON | np.ndarray
-"""What `Environment.step` receives. Environments of words see only `str`."""
+"""Argument of `Environment.step`: a str, unless the spec declares tools, JSON or a tensor."""
 
 Part = str | Image | JSON | np.ndarray
 """One piece of an observation."""
@@ -137,55 +152,68 @@ Part = str | Image | JSON | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Element type, shape (-1: any length) and bounds of a tensor action."""
+    """Description of a tensor action."""
 
     dtype: str
+    """Element type, for example float32."""
     shape: tuple[int, ...] = ()
+    """Length of each dimension; -1 allows any length."""
     minimum: float | None = None
+    """Smallest allowed element; None means no bound."""
     maximum: float | None = None
+    """Largest allowed element; None means no bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """Description of an environment, as Describe gives it.
-
-    id: `name-vN`; N grows when rewards, observations or rules change incompatibly.
-    version: semantic, MAJOR.MINOR.PATCH.
-    actions: every action by name where the set is fixed; matched whatever their case, handed to `step` as written here.
-    grammar: how an action is written where there is no fixed set, for people and prompts.
-    observation_modes: values of the option `observation`, where there is one.
-    fully_observed: whether an observation tells all that matters, so that a policy need not remember earlier ones.
-    fork, snapshot: whether a live episode can be copied, and written as bytes: what `copy` and `get_state` do.
-    restores: versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0".
-    slow_reset: run `reset` on a thread although steps are inline (for starts that are searched for).
-    slow_render: run `render` on a thread, and what observes with a picture; such a turn can be undone if it meets Busy.
-    step_timeout: seconds after which a step of class `process` counts as hung and its session as lost.
-    effects: `reset` and `step` call out by `effect`, on a thread: the class is `thread`.
-    """
+    """Description of an environment. Describe returns it."""
 
     id: str
+    """`name-vN`. N is increased if rewards, observations or rules change incompatibly."""
     version: str
+    """Semantic version, MAJOR.MINOR.PATCH."""
     title: str
+    """Name for people."""
     instructions: str = ""
+    """Instructions for the agent."""
     actions: tuple[str, ...] = ()
+    """Names of all actions, if the set is fixed. Matching ignores case; `step` receives the name as written here."""
     grammar: str = ""
+    """Description of how to write an action, for people and prompts, if there is no fixed set."""
     tools: tuple[Tool, ...] = ()
+    """Tools that an action may call."""
     tensor: TensorSpec | None = None
+    """Description of tensor actions; None if actions are no tensors."""
     observation_modes: tuple[str, ...] = ()
+    """Values of the option `observation`, if the environment has that option."""
     fully_observed: bool = False
+    """True if one observation holds all that matters, so that a policy needs no memory of earlier ones."""
     render_modes: tuple[str, ...] = ("text",)
+    """Modes of `render`: text, html and png."""
     limits: Limits = Limits()
+    """Default limits of an episode. A caller may override them."""
     concurrency: Concurrency = Concurrency.INLINE
+    """Place where steps run."""
     deterministic: bool = True
+    """True if version, seeds, options and actions determine every observation."""
     fork: bool = True
+    """True if a live episode can be copied by `copy`."""
     snapshot: bool = True
+    """True if a live episode can be serialised by `get_state`."""
     restores: str = ""
+    """Versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0"."""
     slow_reset: bool = False
+    """True runs `reset` on a thread although steps are inline, for example to search for a start state."""
     slow_render: bool = False
+    """True runs `render` on a thread, and `observe` if it draws. A turn is undone if they raise Busy."""
     step_timeout: float = 60.0
+    """Seconds after which a step in a process counts as hung and its session as lost."""
     effects: bool = False
+    """True if `reset` and `step` call `effect`. Steps then run on a thread."""
     action_set: frozenset[str] = field(init=False, repr=False)
+    """The names in `actions`, computed once."""
     longest_name: int = field(init=False, repr=False)
+    """Length of the longest action name, in characters."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "action_set", frozenset(self.actions))
@@ -193,53 +221,59 @@ class EnvironmentSpec:
 
 
 class Outcome(NamedTuple):
-    """Result of one sub-action. (A tuple, because one is made per sub-action.)
-
-    reward: finite; the turn's reward is the sum.
-    terminated: the task itself ended. truncated: a limit of the environment's own cut it short. Never both.
-    success: whether the task is solved; None while it is open or where that cannot be said.
-    valid: False if the action made no sense here. That is an outcome, not an error: a policy learns from it.
-    effective: False if it changed nothing.
-    reward_parts: where the reward comes from, by name. criteria: a checklist, by name. info: side data, JSON-like.
-    """
+    """Result of one sub-action."""
 
     reward: float = 0.0
+    """A finite number. The turn's reward is the sum over its sub-actions."""
     terminated: bool = False
+    """True if the task itself ended."""
     truncated: bool = False
+    """True if a limit of the environment ended the episode. Never True together with `terminated`."""
     success: bool | None = None
+    """Whether the task is solved; None while that is undecided or if the environment cannot tell."""
     valid: bool = True
+    """False if the action made no sense in this state. This is no error, because a policy learns from it."""
     effective: bool = True
+    """False if the action changed nothing."""
     reward_parts: Mapping[str, float] | None = None
+    """Components of the reward by name."""
     criteria: Mapping[str, bool] | None = None
+    """Checklist: whether each named criterion was met."""
     info: Mapping[str, Any] | None = None
+    """Diagnostic data, as JSON values."""
 
 
 INVALID = Outcome(valid=False, effective=False)
-"""An action that made no sense and changed nothing."""
+"""Outcome of an action that made no sense and changed nothing."""
 
 UNKNOWN_NAME = Outcome(valid=False, effective=False, info={})
-"""An action that is not among the names there are. It is not tried, and counts against no limit.
+"""Outcome of an action name that does not exist. It is not executed and counts against no limit.
 
-Names that the spec lacks get it from the server. An environment whose names change with the episode returns it itself.
+The server returns it for names that are not in the spec. An environment whose names change within an episode returns it
+itself.
 """
 
 
 class Environment(ABC):
     """Base class of environments. One instance is one session; `reset` starts its next episode.
 
-    The server sets `options` (an instance of the class's `Options`) and `seed` (the caller's, for starts it numbers;
-    luck comes from `rng`) before it calls `reset`, and reads and writes the instance's attributes to fork, snapshot and
-    restore it. Attributes may be None, numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays,
-    dataclass-free nestings of these, and `random.Random`; others need own `get_state` and `set_state`. Attributes that
-    start with `_cached` are not state: they are dropped in a snapshot.
+    The server reads and writes the instance's attributes to fork, snapshot and restore it. Attributes may be None,
+    numbers, strings, bytes, NumPy arrays, `random.Random`, and lists, tuples, sets and dicts of these. An environment
+    with other attributes overrides `get_state` and `set_state`. Attributes whose name starts with `_cached` are not
+    part of the state, and a snapshot drops them.
     """
 
     spec: ClassVar[EnvironmentSpec]
+    """Description of the environment."""
     Options: ClassVar[type[EnvironmentOptions]] = EnvironmentOptions
+    """Class of the options."""
 
     options: Any
+    """Options of the session, an instance of `Options`. The server sets them before it calls `reset`."""
     seed: int = 0
+    """The caller's seed, for environments with numbered start states. Random starts use the argument of `reset`."""
     dynamics_seed: int = 0
+    """Seed of `dynamics`."""
     _dynamics: random.Random | None = None
     _cached_ask: Callable[[Any, Callable[[], Any]], Any] | None = None
 
@@ -247,83 +281,89 @@ class Environment(ABC):
 
     @abstractmethod
     def reset(self, rng: random.Random) -> None:
-        """Starts an episode: sets the initial state from `self.options` and `rng`, which depends on the seed alone."""
+        """Start an episode: set the initial state from `self.options` and `rng`, whose seed is derived from `seed`."""
 
     @abstractmethod
     def step(self, action: Any) -> Outcome:
-        """Executes one sub-action. Raises only on a bug: a bad action is an Outcome with `valid=False`."""
+        """Execute one sub-action. A bad action is no exception but an Outcome with `valid=False`."""
 
     @abstractmethod
     def render(self, mode: str = "text") -> str | bytes:
-        """Draws the state: `text` and `html` as str, `png` as the bytes of an image. Changes nothing."""
+        """Draw the state without changing it: as a str for `text` and `html`, as bytes for `png`."""
 
     # --- what an author may write --------------------------------------------------------------------------------
 
     @classmethod  # noqa: B027 - most environments have nothing to load
     def prepare(cls) -> None:
-        """Loads what all sessions share. Called once in every process that hosts the class, before its first session.
+        """Load data that all sessions share. Called once per process that hosts the class, before its first session.
 
-        Raises Unavailable if the class cannot be hosted here.
+        Raises:
+            Unavailable: the class cannot be hosted here.
         """
 
     @classmethod
     def use_stores(cls, stores: Sequence[str]) -> bool:
-        """Takes over what `starpod serve --store` was given: data of any kind that the sessions of this server draw on.
+        """Accept the data that `starpod serve --store` names.
 
-        Called before `prepare`, in the server's process alone: what other processes need goes into `os.environ`, which
-        they inherit. Returns whether the environment uses stores; by default it does not. Raises Unavailable for one
-        that it cannot use.
+        Called before `prepare`, and only in the server's own process. Data for other processes goes into `os.environ`,
+        which they inherit.
+
+        Returns:
+            Whether the environment uses stores. The default is False.
+
+        Raises:
+            Unavailable: the environment cannot use one of the stores.
         """
         return False
 
     def observe(self) -> str | Sequence[Part]:
-        """The agent's observation after a reset and after each turn. By default the text picture."""
+        """Return the observation after a reset or a turn. The default is the state drawn as text."""
         text = self.render("text")
         assert isinstance(text, str)
         return text
 
     def instructions(self) -> str:
-        """The instructions for the agent with the present options."""
+        """Return the instructions for the agent. They may depend on `self.options`."""
         return self.spec.instructions
 
     def valid_actions(self) -> Sequence[Any] | None:
-        """Every action that is valid now; None where they cannot be listed."""
+        """Return all actions that are valid in this state, or None if they cannot be listed."""
         return self.spec.actions or None
 
     def state_key(self) -> bytes:
-        """A digest of at most 32 bytes of the state without its history: equal states, equal keys, on every machine.
+        """Return a digest of the state without its history, at most 32 bytes; equal states have equal keys everywhere.
 
-        By default a digest of what the agent observes. Override it where two states can look alike.
+        The default is a digest of the observation. Override it if two different states can have the same observation.
         """
         return digest_observation(self.observe())
 
     def expert_action(self) -> Any | None:
-        """A good next action, None where the expert knows none or the episode is over."""
+        """Return a good next action, or None if the expert knows none or the episode is over."""
         return None
 
     def score(self) -> float | None:
-        """Progress of the episode in [0, 1], and 1 only when it is solved."""
+        """Return the progress of the episode from 0 to 1. Only a solved episode has 1."""
         return None
 
     def agent_id(self) -> str:
-        """Whose turn it is, where several agents play in turn; empty where there is one.
+        """Return the name of the agent whose turn it is, or "" if there is only one agent.
 
-        A turn's reward is the acting agent's. The caller plays all of them.
+        The caller plays all agents. A turn's reward belongs to the agent that acted.
         """
         return ""
 
     def get_state(self) -> dict[str, Any]:
-        """The state as a dictionary of plain values."""
+        """Return the state as a dictionary of plain values."""
         return {
             name: value for name, value in self.__dict__.items() if name != "options" and not name.startswith("_cached")
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes over what `get_state` gave. `options` is already set."""
+        """Set the state that `get_state` returned. `self.options` is set already."""
         self.__dict__.update(state)
 
     def copy(self) -> Self:
-        """An independent copy, for a fork. By default one that takes over a deep copy of the state."""
+        """Return an independent copy, for a fork. The default makes a deep copy of the state."""
         copied = type(self)()
         copied.options, copied.seed = self.options, self.seed
         copied.set_state(copy.deepcopy(self.get_state()))
@@ -333,21 +373,29 @@ class Environment(ABC):
 
     @property
     def dynamics(self) -> random.Random:
-        """The random stream of transitions. It depends on the dynamics seed alone, and is part of the state."""
+        """Random state for transitions. It is seeded with `dynamics_seed` and is part of the state."""
         stream = self._dynamics
         if stream is None:
             stream = self._dynamics = random.Random(derive_seed(self.dynamics_seed, "dynamics"))
         return stream
 
     def effect(self, request: Any, perform: Callable[[], Any]) -> Any:
-        """The reply of something outside, such as a judge, a simulated user or a search: asked once, then recorded.
+        """Call an external service, such as a judge, a simulated user or a search, and record its reply.
 
-        For `reset` and `step`, where the spec says `effects=True`. `perform` makes the call and returns a JSON value;
-        `request`, a JSON value too, says all that the reply depends on, such as the model and the messages. A retry, a
-        replay, a fork that comes to the same call in the same episode gets the recorded reply.
+        `reset` and `step` may call it if the spec has `effects=True`. The call is made once: a retry, a replay or a
+        fork that reaches the same call in the same episode gets the recorded reply.
 
-        Whatever `perform` raises is a failure of what it calls, and so should a reply be that makes no sense: nothing
-        is recorded, the turn is undone, and the caller is told to try again. It never becomes a reward.
+        Args:
+            request: JSON value with everything that the reply depends on, such as the model and the messages.
+            perform: makes the call and returns a JSON value. It should raise if the reply makes no sense.
+
+        Returns:
+            The reply, new or recorded.
+
+        Raises:
+            RuntimeError: the call is outside `reset` and `step`, or the spec has no effects.
+            Exception: whatever `perform` raises. Nothing is recorded, the turn is undone, and the caller gets an error
+                that asks it to retry. A failed call never becomes a reward.
         """
         if self._cached_ask is None:
             raise RuntimeError("effect() is for reset and step, and the spec must have effects=True")
@@ -355,12 +403,12 @@ class Environment(ABC):
 
 
 def digest(text: str) -> bytes:
-    """A 16-byte digest of a text, for `state_key`: the same on every machine."""
+    """Return a 16-byte digest of a text for `state_key`. It is the same on every machine."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def digest_observation(observation: str | Sequence[Part]) -> bytes:
-    """A 16-byte digest of an observation: equal parts, equal digests, on every machine."""
+    """Return a 16-byte digest of an observation. Equal parts have equal digests on every machine."""
     if isinstance(observation, str):
         return hashlib.blake2b(observation.encode(), digest_size=16).digest()
     digest = hashlib.blake2b(digest_size=16)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Kind = Literal["final", "eval", "train"]
+"""Purpose of an episode: the final evaluation, an evaluation during training, or training."""
 
 
 class Run:

@@ -12,36 +12,34 @@ from starpod.trainer.data.episode import End, Episode, Finish, Turn
 
 
 class AgentError(Exception):
-    """The agent gave no reply, through no fault of its own: the episode is failed, and the others go on."""
+    """The agent's infrastructure failed. Its episode fails and the other episodes continue."""
 
 
 class AgentRefused(Exception):
-    """The agent will never give a reply: the key is wrong, or there is no such model. The message says the remedy."""
+    """The agent can never reply, for example because its key is wrong. The message says how to fix that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An environment to be played.
-
-    environment, version, options, limits: as `Fleet.open` takes them. actions: its action names, if they are fixed.
-    name: among the run's `environments`; empty where the run has one. expert_moves_left: moves of the environment's
-    expert that are left when a collected episode begins; None: all.
-    """
+    """An environment to play. `environment`, `version`, `options` and `limits` are arguments of `Fleet.open`."""
 
     environment: str
     version: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     actions: tuple[str, ...] = ()
+    """The environment's action names, if they are fixed."""
     name: str = ""
+    """Key in the run's `environments`; "" if the run has only one environment."""
     expert_moves_left: int | None = None
+    """Number of the expert's moves that are left when a collected episode begins; None means all."""
 
     def with_options(self, options: Mapping[str, Any]) -> Task:
-        """The same, with these options over its own."""
+        """Return a copy in which these options replace those of the same name."""
         return replace(self, options={**self.options, **options}) if options else self
 
     async def open(self, fleet: Fleet, seed: int, count: int, want: Want) -> list[Session]:
-        """A group of `count` sessions that share the start state of `seed`. Raises as `Fleet.open` does."""
+        """Open a group of `count` sessions that share the start state of `seed`; see Fleet.open."""
         return await fleet.open(
             self.environment,
             seed=seed,
@@ -54,28 +52,32 @@ class Task:
 
 
 def longer(limits: Limits, turns: int) -> Limits:
-    """The limits of an episode with so many more turns of one action each; 0 stays no limit."""
+    """Return limits that allow `turns` more turns of one action each. A limit of 0 (no limit) stays 0."""
     most = [limit + turns if limit else 0 for limit in (limits.max_turns, limits.max_actions)]
     return Limits(most[0], limits.max_actions_per_turn, most[1])
 
 
 def limits_left(session: Session) -> Limits:
-    """The limits of what an agent is about to play: the turns before are those of an expert."""
+    """Return the limits of the part that an agent plays, without the turns that an expert played before."""
     return longer(session.limits, -session.step_index) if session.step_index else session.limits
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling of replies. None: as the run that trained the policy does it, or as is usual where there is none."""
+    """Sampling of replies. None means the value of the run that trained the policy, or the default without a run."""
 
     temperature: float | None = None
+    """Temperature of the softmax; 0 is greedy."""
     max_tokens: int | None = None
+    """Maximum number of tokens of a reply."""
     thinking: bool | None = None
+    """Whether a reply begins with reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a move that an engine sampled; fields as in `Turn`."""
+    """The tokens of a move that an engine sampled. The fields `prompt`, `fresh`, `reply`, `logprobs`, `versions` and
+    `spans` are those of `Turn`."""
 
     prompt: list[int]
     fresh: bool
@@ -87,24 +89,24 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One reply of an agent.
-
-    text: the reply. actions: what is sent in one step, in order. Empty: a step without an action, which costs a turn
-    there. None: nothing is sent, and the turn counts here alone. thought, blocks, well_formed, finish: as in `Turn`.
-    tokens: how the reply was sampled; None where no engine of the trainer sampled it. agent_id: of several that share
-    the episode; empty: the one whose turn it is in the environment. of: how many turns back the reply is whose actions
-    these are: that turn takes what comes of them.
-    """
+    """One reply of an agent. `thought`, `well_formed`, `finish` and `blocks` are those of `Turn`."""
 
     text: str
+    """The reply."""
     actions: Sequence[str] | None
+    """Sub-actions to send in one step, in order. An empty list sends a step without an action, which costs a turn in
+    the environment. None sends nothing, and only the trainer counts the turn."""
     thought: str | None = None
     well_formed: bool = True
     finish: Finish = "stop"
     tokens: Tokens | None = None
+    """The sampled tokens; None if no engine of the trainer sampled the reply."""
     blocks: Mapping[str, str] = field(default_factory=dict)
     agent_id: str = ""
+    """Speaker among several agents that share the episode; "" is the agent whose turn it is in the environment."""
     of: int = 0
+    """0 if these actions belong to this reply, 1 if they belong to the previous one (a verifier accepting a proposal).
+    Reward and observation are recorded on that turn."""
 
 
 @dataclass(frozen=True, slots=True)

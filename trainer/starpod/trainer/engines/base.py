@@ -56,13 +56,16 @@ def check_prompt(request: Request, *, max_context: int, vocabulary: int) -> None
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A sampled reply: ids (a stop id included), the log-probability of each in nats at the request's temperature, and
-    the policy version that sampled each."""
+    """A sampled reply."""
 
     tokens: list[int]
+    """Token ids, with the stop id if there is one."""
     logprobs: list[float]
+    """Log-probability of each token in nats, at the request's temperature."""
     versions: list[int]
+    """Policy version that sampled each token."""
     finish: Finish
+    """Reason for which the reply ended."""
 
 
 @dataclass(slots=True)

@@ -15,12 +15,16 @@ from starpod.client.answers import find_mark, split_actions, split_objects
 THINK, THINK_END = "<think>", "</think>"
 ANSWER, ANSWER_END = "<answer>", "</answer>"
 TAGS = (THINK, THINK_END, ANSWER, ANSWER_END)
+"""The tags of the default grammar."""
 
 Further = Literal["switch", "subgoal", "description", "prediction"]
-"""Blocks that may be asked for between reasoning and answer."""
+"""Name of an optional block between reasoning and answer."""
 Block = Literal["think", "switch", "subgoal", "description", "prediction", "answer"]
+"""Name of a block of a reply."""
 BLOCKS: tuple[Block, ...] = get_args(Block)
+"""Names of all blocks, in the order in which a reply has them."""
 FURTHER_TAGS = tuple(tag for name in get_args(Further) for tag in (f"<{name}>", f"</{name}>"))
+"""Tags of the optional blocks."""
 
 _ASKED: dict[Further, str] = {
     "switch": "KEEP or SWITCH",
@@ -63,7 +67,7 @@ _NOTHING = Parsed(None, (), (), False)
 
 
 class Inside(NamedTuple):
-    """What a block holds: text[begin:end]. start: where the block begins, with its tag."""
+    """Position of a block `name` in a reply: its content is text[begin:end], and its opening tag is at `start`."""
 
     name: Block
     start: int

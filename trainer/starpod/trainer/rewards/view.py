@@ -34,6 +34,7 @@ class TurnView:
 
     @property
     def turn(self) -> Turn:
+        """The turn itself."""
         return self.turns[-1]
 
     @property
