@@ -32,7 +32,7 @@ from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.data.episode import Episode, episodes_of
 from starpod.trainer.engines.base import Engine, EngineStats, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
-from starpod.trainer.imitation import imitate
+from starpod.trainer.imitation import Imitation
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.parallel import Parallel
@@ -180,8 +180,10 @@ async def teach(fleet: Fleet, environment: EnvironmentConfig, actions: Sequence[
     policy = build_policy(ModelConfig(), texts=list(writer.texts(demonstrations)), critic="none", seed=1)
     template = Template(policy.tokenizer, prefill=PROMPT.opening)
     episodes = [writer.episode(demonstration, template, index) for index, demonstration in enumerate(demonstrations)]
-    loss = await asyncio.to_thread(imitate, policy, episodes, config, Parallel(), lr=0.005, micro_batch_tokens=8192)
-    print(f"the policy has learnt the format to {loss:.2f} nats per token", file=sys.stderr)
+    imitation = Imitation(policy, episodes, config, Parallel(), lr=0.005, micro_batch_tokens=8192)
+    losses: list[float] = []
+    await asyncio.to_thread(imitation.run, lambda step, loss: losses.append(loss))
+    print(f"the policy has learnt the format to {losses[-1]:.2f} nats per token", file=sys.stderr)
     return policy
 
 
