@@ -399,7 +399,8 @@ def test_two_ranks_do_what_one_does_also_where_an_engine_dies_on_one(server: Ser
     """torchrun with two processes, the policy sharded between them: the same figures to float tolerance."""
     base = (*SMALL, f"environment.addresses=[{server.address}]", "checkpoint.keep_best=false")
     train("stop.iterations=2", run_dir=tmp_path / "alone", base=base)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", disturbing.__name__]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun += ["--log-dir", str(tmp_path / "logs"), "-m", disturbing.__name__]
     folder = tmp_path / "run"
     for place, resume in (("1 collect 2", False), ("0 evaluate 2", True)):
         words = command("stop.iterations=2", "checkpoint.every=25", run_dir=folder, resume=resume, base=base)

@@ -93,8 +93,8 @@ def assert_close(theirs: dict[str, Any], ours: dict[str, Any], rtol: float, atol
 def test_two_ranks_do_what_one_does(tmp_path):
     alone = train(Parallel(), tmp_path / "one")
     make_policy().save(tmp_path / "base")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    command += ["tests.trainer.parallel_worker", str(tmp_path)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--log-dir", str(tmp_path / "logs"), "-m", "tests.trainer.parallel_worker", str(tmp_path)]
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert outcome.returncode == 0, outcome.stderr
     results = json.loads((tmp_path / "results.json").read_text())

@@ -1,5 +1,7 @@
 """What cannot work is refused before anything is started or written."""
 
+import importlib
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import starpod.trainer
 from starpod.trainer import setup
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config, ConfigError
@@ -74,3 +77,11 @@ def test_a_copy_to_sample_from_has_its_own_of_what_is_trained_and_shares_what_is
                 parameter += 1
         Parallel().copy_weights(policy.model, copied.model)
         assert all(one.equal(other) for one, other in pairs)
+
+
+def test_torch_keeps_compiled_code_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cache, folder in ((tmp_path, str(tmp_path / "starpod" / "torchinductor")), (Path(__file__) / "none", None)):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        importlib.reload(starpod.trainer)
+        assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == folder

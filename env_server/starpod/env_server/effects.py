@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.env_server.environment import Busy, Environment
+from starpod.env_server.temporary import own_folder
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +117,7 @@ class Journal:
     def _open(self, call: str) -> Iterator[Any]:
         with self._lock:
             if self._folder is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="starpod-effects-", ignore_cleanup_errors=True)
-                self._folder = Path(self._temporary.name)
+                self._folder = Path(tempfile.mkdtemp(prefix="effects-", dir=own_folder()))
         name = hashlib.blake2b(call.encode(), digest_size=20).hexdigest()
         path = self._folder / name[:2] / name[2:]
         path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -20,7 +20,7 @@ BUCKET = 20_000
 """Bytes of a file of weights, instead of gibibytes."""
 SEEDS = (7, 8)
 """Of the weights of each version."""
-COMMAND = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__]
+COMMAND = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 class Gathered:

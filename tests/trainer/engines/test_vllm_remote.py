@@ -22,6 +22,7 @@ from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_remote import RemoteVllm
 from starpod.trainer.models.policy import Policy
 from tests.support import ROOT
+from tests.trainer.engines import ranks_worker
 from tests.trainer.engines.conformance import (
     MAX_CONTEXT,
     EngineConformance,
@@ -119,7 +120,8 @@ async def test_of_two_ranks_the_first_one_drives_the_server_and_both_sample(tmp_
     shared, out = tmp_path / "shared", tmp_path / "results.json"
     shared.mkdir()
     async with server.serve() as url:
-        command = [sys.executable, *COMMAND, url, str(shared), str(out)]
+        module = ["-m", ranks_worker.__name__]
+        command = [sys.executable, *COMMAND, "--log-dir", str(tmp_path / "logs"), *module, url, str(shared), str(out)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment)
         assert await asyncio.wait_for(process.wait(), 240) == 0

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from multiprocessing import forkserver
+from multiprocessing import forkserver, process
 from multiprocessing.context import ForkServerContext
+
+from starpod.env_server.temporary import own_folder
 
 _preloaded = ["starpod.env_server.processes.process_host", "decimal", "heapq", "statistics", "string", "typing"]
 """Modules that the fork server imports, until its first child; the latter ones for untrusted programs."""
@@ -23,6 +25,10 @@ def fork_context() -> ForkServerContext:
     os.environ.setdefault("PYTHONHASHSEED", "0")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_preloaded)
+    # Else the sockets of a killed server stay in a folder of multiprocessing's, which nobody can tell from others'.
+    config = process.current_process()._config  # type: ignore[attr-defined]
+    if "tempdir" not in config:
+        config["tempdir"] = str(own_folder())
     # Without this a queue.py in the working folder would be imported instead of the standard library's.
     os.environ.setdefault("PYTHONSAFEPATH", _OURS)
     try:

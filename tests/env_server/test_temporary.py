@@ -1,0 +1,45 @@
+"""The temporary folder of a server: what killed processes left is removed, and nothing else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from starpod.env_server.temporary import LOCKED_WITHIN_SECONDS, PREFIX, _lock, remove_left_over
+
+KILLED = """
+import os, signal
+from starpod.env_server.processes.forking import warm_up
+warm_up()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def aged(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    os.utime(folder, times=(0, folder.stat().st_mtime - 2 * LOCKED_WITHIN_SECONDS))
+    return folder
+
+
+def test_a_killed_server_leaves_one_folder_and_the_next_one_removes_it(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(PREFIX) and list(left.iterdir()), "the fork server had its socket there"
+    remove_left_over(tmp_path)
+    assert left.exists(), "another process may be about to lock it"
+    remove_left_over(aged(left).parent)
+    assert not left.exists()
+
+
+def test_folders_of_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive, strange, linked = (aged(tmp_path / name) for name in (f"{PREFIX}alive", "pymp-strange", "linked"))
+    (tmp_path / f"{PREFIX}link").symlink_to(linked)
+    descriptor = _lock(alive)
+    remove_left_over(tmp_path)
+    assert alive.exists() and strange.exists() and linked.exists()
+    os.close(descriptor)
+    monkeypatch.setattr(os, "getuid", lambda: alive.stat().st_uid + 1)
+    remove_left_over(tmp_path)
+    assert alive.exists()
