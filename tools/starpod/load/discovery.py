@@ -158,7 +158,7 @@ def make_plan(values: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
         record=values["record"] is not None,
     )
     if not values["environment"]:
-        raise click.UsageError("give the --environment to play; starpod list ADDRESS tells which there are")
+        raise click.UsageError("give the --environment to play; starpod list ADDRESS lists them")
     servers = find_servers(address, access, values["environment"], values["version"])
     spec = servers.spec
     plan = replace(

@@ -154,7 +154,7 @@ class Generator:
         return sessions.log.take(-1)
 
     async def _settle(self, until: float) -> None:
-        """Wait until no call is in flight, at most until an instant, and only while a server is connected."""
+        """Wait until no call is in flight or the instant is reached. Stop early if no server is connected."""
         while self.sessions.in_flight and clock() < until and any(server.ready for server in self.sessions.servers):
             await asyncio.sleep(0.005)
 

@@ -291,7 +291,7 @@ def _calls(stage: Mapping[str, Any]) -> str:
 def _server_time(stage: Mapping[str, Any]) -> str:
     times = stage["server_time"]
     if not times or not times["latency_ms"]:
-        return '<h3>Where the time goes</h3><p class="muted">The server does not tell its own time.</p>'
+        return '<h3>Where the time goes</h3><p class="muted">The server does not report its own times.</p>'
     parts = [
         ("in the environment", times["environment_ms"], 2),
         ("elsewhere in the server", max(times["total_ms"] - times["environment_ms"], 0.0), 0),
@@ -308,7 +308,7 @@ def _server_time(stage: Mapping[str, Any]) -> str:
     call, around = milliseconds(times["latency_ms"]), milliseconds(times["overhead_ms"])
     return (
         f'<h3>Where the time goes</h3><p class="muted">Means of {times["calls"]:,} calls of all kinds, as the server'
-        f" tells them: {call} a call, {around} of it around the environment.</p>"
+        f" reports them: {call} a call, {around} of it around the environment.</p>"
         f'<div class="split">{bar}</div><p class="key">{key}</p>'
     )
 
@@ -355,5 +355,5 @@ def _generators(stage: Mapping[str, Any]) -> str:
     late = milliseconds(stage["late_p99_ms"])
     return (
         f'<h3>The generator itself</h3><p class="muted">Its event loops were {shares} busy; timers fired at most {late}'
-        " late in 99 of 100 cases. Close to 100 %, it measures itself.</p>"
+        " late in 99 of 100 cases. Close to 100 %, the generator measures itself.</p>"
     )

@@ -242,7 +242,7 @@ def _warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:
     if report["ended"]:
         warnings.append(f"ended early: {report['ended']}")
     if report["interrupted"]:
-        warnings.append("interrupted: the figures are of the time until then")
+        warnings.append("interrupted: the figures cover the time until then")
     if report["sessions"] < report["sessions_asked"] and not report["ended"]:
         warnings.append(f"only {report['sessions']} of {report['sessions_asked']} sessions could be opened")
     busiest = max((generator["loop_cpu_share"] for generator in report["generators"]), default=0.0)

@@ -61,7 +61,7 @@ async def reflection(probe: Probe) -> None:
     raise Unmet(f"reflection to list {SERVICE}", "; ".join(reasons), "enable server reflection")
 
 
-@must("C-95", "A server that wants a bearer token refuses a call without it, or with another, as UNAUTHENTICATED.")
+@must("C-95", "A server that requires a bearer token refuses calls without it, or with another, as UNAUTHENTICATED.")
 async def token(probe: Probe) -> None:
     needs(probe.connection.metadata, "no token was given")
     token = probe.connection.metadata[0][1].removeprefix("Bearer ")
@@ -161,7 +161,7 @@ async def timing_trailer(probe: Probe) -> None:
 
 @must(
     "C-98",
-    "An idle connection bears a ping every 10 seconds, while a Stream is open on it.",
+    "The server accepts a ping every 10 seconds on an idle connection with an open Stream.",
     slow=SILENT_SECONDS,
 )
 async def pinged(probe: Probe) -> None:

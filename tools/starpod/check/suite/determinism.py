@@ -9,7 +9,7 @@ from starpod.check.probe import SAME, SEED, Probe
 from starpod.check.requirement import must
 
 
-@must("C-78", "Sessions that run at the same time do not touch each other.")
+@must("C-78", "Sessions that run at the same time do not affect each other.")
 async def isolation(probe: Probe) -> None:
     script = probe.script()
     connections = [probe.connection, probe.second_connection()]

@@ -35,7 +35,7 @@ async def places(probe: Probe) -> None:
         expect_same(present, copy.session.observation, "the original's present observation")
 
 
-@must("F-02", "A copy that keeps its randomness goes on exactly as the original would.")
+@must("F-02", "A copy that keeps its randomness continues exactly as the original would.")
 async def keep(probe: Probe) -> None:
     handle, _ = await probe.before_the_end()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
@@ -140,7 +140,7 @@ async def unsupported(probe: Probe) -> None:
 
 @must(
     "F-11",
-    "first_member of a Fork numbers the copies, and with RESEED their derived seeds go by it.",
+    "first_member of a Fork numbers the copies, and with RESEED their seeds are derived from that number.",
 )
 async def member_alone(probe: Probe) -> None:
     handle = await probe.seeded()

@@ -137,7 +137,7 @@ async def bad_request(probe: Probe) -> None:
 
 @must(
     "C-91",
-    "UNKNOWN_ENVIRONMENT tells the nearest ids and UNKNOWN_VERSION the available versions in their metadata.",
+    "UNKNOWN_ENVIRONMENT has the nearest ids and UNKNOWN_VERSION the available versions in its metadata.",
 )
 async def helpful(probe: Probe) -> None:
     mistyped = probe.spec.id.replace("-v", "_-v")

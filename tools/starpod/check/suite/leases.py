@@ -23,7 +23,7 @@ PATIENCE = (1.0, 2.0, 5.0)
 """Seconds until a session with a lease of LEASE must be gone. Each try has its own session, as calls renew leases."""
 
 
-@must("C-71", "Open tells the lease in force: as asked, the server's default for 0, and never more than its maximum.")
+@must("C-71", "Open returns the lease in force: as asked, the server's default for 0, and never more than its maximum.")
 async def lease_in_force(probe: Probe) -> None:
     limits = probe.server.limits
     asked = (await probe.open(lease_seconds=LEASE)).lease_seconds
@@ -156,7 +156,7 @@ def _refusal_of_step(handle: Handle, reply: pb.Reply) -> Refusal | None:
     return from_status(reply.error) if reply.HasField("error") else None
 
 
-@must("C-75", "Renew names exactly those sessions that do not exist as missing, and may be repeated.")
+@must("C-75", "Renew lists exactly the sessions that do not exist as missing, and may be repeated.")
 async def missing(probe: Probe) -> None:
     handle = await probe.seeded()
     for _ in range(2):
@@ -174,7 +174,7 @@ async def closing(probe: Probe) -> None:
     await other.step()
 
 
-@must("C-77", "A session outlives its connection: another one goes on with it, and has the same replies.")
+@must("C-77", "A session outlives its connection: it continues over another one, with the same replies.")
 async def lost_connection(probe: Probe) -> None:
     script = probe.script()
     connection = probe.second_connection()

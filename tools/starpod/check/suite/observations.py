@@ -32,7 +32,7 @@ async def nothing_unasked(probe: Probe) -> None:
     expect(not last.HasField("expert_action"), "no expert_action after the end", "one")
 
 
-@must("C-61", "What the capabilities declare is there when wanted; to want what they lack is UNIMPLEMENTED.")
+@must("C-61", "A declared capability is delivered when wanted; to want one that is not declared is UNIMPLEMENTED.")
 async def wanted(probe: Probe) -> None:
     can = probe.spec.capabilities
     for name in ("valid_actions", "state_key", "expert_action", "score"):
@@ -176,7 +176,7 @@ async def render_changes_nothing(probe: Probe) -> None:
     await probe.expect_script(handle, "the episode with frames drawn", fix, before=render_all)
 
 
-@must("C-70", "A Want of image adds an image part: what Render draws in mode png.")
+@must("C-70", "A Want of image adds an image part, which is the frame that Render draws in mode png.")
 async def image(probe: Probe) -> None:
     needs("png" in probe.spec.render_modes, "the environment draws no png")
     handle = await probe.session(want=pb.Want(image=True))

@@ -44,7 +44,7 @@ async def session_ids(probe: Probe) -> None:
 
 @must(
     "C-08",
-    "A session tells its seed and dynamics_seed: as asked, over all 64 bits, or else as drawn or derived.",
+    "A session reports its seed and dynamics_seed: the given 64-bit values, or else the drawn and derived ones.",
 )
 async def seeds(probe: Probe) -> None:
     for asked in ({"seed": HUGE, "dynamics_seed": HUGE - 1}, {"seed": 0, "dynamics_seed": 0}):

@@ -85,7 +85,7 @@ async def max_turns(probe: Probe) -> None:
 
 @must(
     "C-44",
-    "max_actions truncates the episode with END_REASON_MAX_ACTIONS once so many sub-actions were executed.",
+    "max_actions truncates the episode with END_REASON_MAX_ACTIONS once that many sub-actions were executed.",
 )
 async def max_actions(probe: Probe) -> None:
     for seed in range(8):

@@ -20,7 +20,7 @@ TRIED = 8
 
 @must(
     "C-50",
-    "Reset raises the epoch by one, sets step_index to 0, keeps the session id and tells the seeds.",
+    "Reset raises the epoch by one, sets step_index to 0, keeps the session id and reports the seeds.",
 )
 async def plain(probe: Probe) -> None:
     handle = await probe.seeded()
@@ -87,7 +87,7 @@ async def after_the_end(probe: Probe) -> None:
     expect(transition.truncated, "the session's limit max_turns=1 to hold in the new episode", "no end after turn 1")
 
 
-@must("C-55", "Reset keeps wants and limits where it names none, and replaces them where it does.")
+@must("C-55", "Reset keeps wants and limits if it names none, and replaces them if it does.")
 async def kept(probe: Probe) -> None:
     can = probe.spec.capabilities.state_key
     handle = await probe.seeded(want=pb.Want(state_key=can), limits=pb.LimitOverrides(max_turns=9))
@@ -108,7 +108,7 @@ async def refused(probe: Probe) -> None:
     await probe.expect_script(handle, "the episode after a refused Reset", "validate before anything changes")
 
 
-@must("C-57", "Reset keeps the options where it names none.")
+@must("C-57", "Reset keeps the options if it names none.")
 async def options_kept(probe: Probe) -> None:
     probe.script()
     usual = await probe.open(seed=SEED)

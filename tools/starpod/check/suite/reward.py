@@ -154,7 +154,9 @@ async def solving_pays(probe: Probe) -> None:
     expect(solved > unsolved, f"more than the {unsolved:g} of unsolved episodes for solved ones", f"{solved:g}", fix)
 
 
-@must("R-08", "A detour earns nothing: who goes to and fro before the expert takes over earns no more than the expert.")
+@must(
+    "R-08", "A detour earns nothing: going to and fro before the expert takes over earns no more than the expert alone."
+)
 async def detours(probe: Probe) -> None:
     needs(probe.spec.capabilities.expert_action, "the environment has no expert")
     there_and_back = list(itertools.combinations(await _actions_to_repeat(probe), 2))

@@ -13,7 +13,7 @@ from starpod.v1 import environment_pb2 as pb
 
 @must(
     "N-01",
-    "A snapshot names environment and version, carries the SHA-256 of both and the state, and tells epoch and "
+    "A snapshot names environment and version, and has the SHA-256 of both and the state, the epoch and the "
     "step_index.",
 )
 async def digest(probe: Probe) -> None:
@@ -31,8 +31,8 @@ async def digest(probe: Probe) -> None:
 
 @must(
     "N-02",
-    "A restored session has epoch 1, the snapshot's step_index and observation, and goes on as the original "
-    "would, even when that is closed.",
+    "A restored session has epoch 1, the snapshot's step_index and observation, and continues as the original "
+    "would, even if that is closed.",
 )
 async def restored(probe: Probe) -> None:
     handle, _ = await probe.before_the_end()
@@ -105,7 +105,7 @@ async def incompatible(probe: Probe) -> None:
 
 @must(
     "N-07",
-    "Restore makes `count` copies (0 means 1) in member order; each goes on as the original would, untouched by "
+    "Restore makes `count` copies (0 means 1) in member order; each continues as the original would, unaffected by "
     "the others.",
 )
 async def group(probe: Probe) -> None:

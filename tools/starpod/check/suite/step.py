@@ -117,7 +117,7 @@ async def fenced(probe: Probe) -> None:
 
 @must(
     "C-38",
-    "OUT_OF_ORDER and EPISODE_OVER tell expected_epoch and expected_step_index in their metadata.",
+    "OUT_OF_ORDER and EPISODE_OVER have expected_epoch and expected_step_index in their metadata.",
 )
 async def expected_place(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=2, max_actions=0))

@@ -68,7 +68,7 @@ async def _expect_copies(probe: Probe, stream: StreamConnection, handle: Handle)
     return [reply.call_id for reply in asked]
 
 
-@must("S-02", "The calls of one session on a Stream are worked on in the order sent.")
+@must("S-02", "The calls of one session on a Stream are executed in the order sent.")
 async def in_order(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
@@ -97,7 +97,7 @@ async def interleaved(probe: Probe) -> None:
         expect_played(script.transitions, got, f"the episode of session {number} of 4 in one message")
 
 
-@must("S-04", "A bad call on a Stream gets an error reply; the others and the stream go on.")
+@must("S-04", "A bad call on a Stream gets an error reply; the other calls and the Stream continue.")
 async def fails_alone(probe: Probe) -> None:
     handle, other = await probe.seeded(), await probe.seeded()
     async with open_stream(probe.connection) as stream:
@@ -209,7 +209,7 @@ async def hollow(probe: Probe) -> None:
 
 @must(
     "S-11",
-    "A row of StepColumns does what the Step with its fields does; action_counts tells which actions are a row's.",
+    "A row of StepColumns does what a Step with its fields does; action_counts assigns the actions to the rows.",
 )
 async def columns(probe: Probe) -> None:
     _needs_columns(probe)
@@ -320,7 +320,7 @@ async def timing(probe: Probe) -> None:
 
 @must(
     "S-16",
-    "Rows of one session in one StepColumns are worked on in their order, each as if it came alone.",
+    "Rows of one session in one StepColumns are executed in order, each as if it came alone.",
 )
 async def rows_of_one_session(probe: Probe) -> None:
     _needs_columns(probe)
