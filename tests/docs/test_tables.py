@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from starpod.env_server import Environment
-from tests.docs.pages import is_benchmark, pages, table, words
+from starpod.trainer.data.episode import Turn
+from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED
+from starpod.v1 import environment_pb2 as pb
+from tests.docs.pages import is_benchmark, is_there, pages, table, words
 from tests.support import ROOT
 
 ENVIRONMENTS = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
@@ -84,6 +87,30 @@ def test_a_figure_stands_on_the_pages_too(row: list[str]) -> None:
     sources: list[Path] = [page for page in pages() if page.name != "README.md"]
     numbers = {number for page in sources for number in NUMBER.findall(page.read_text(encoding="utf-8"))}
     assert [number for number in NUMBER.findall(row[1]) if number not in numbers] == []
+
+
+def test_fields_of_episode_files_are_those_of_turns() -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").split("### Episode files")[1].split("\n### ")[0]
+    told = {name for first, _ in table(page, "Field") for name in re.findall(r"`(\w+)`", first)}
+    assert told == {"prompt", "fresh", "reply", "logprobs", "versions", "finish"} <= Turn(fresh=True).to_json().keys()
+    marks = {name: int(value) for value, name in re.findall(r"(\d) (has a weight|clipped below|clipped above)", page)}
+    assert marks == {"has a weight": TRAINED, "clipped below": BELOW, "clipped above": ABOVE}
+
+
+def test_what_is_called_public_is_there() -> None:
+    page = (ROOT / "docs" / "client.md").read_text(encoding="utf-8").split("## What is public")[1]
+    told = [name.rpartition(".") for name in re.findall(r"`(starpod[\w.]+)`", page)]
+    assert len(told) > 5 and [name for module, _, name in told if not is_there(module, name)] == []
+
+
+def test_rust_names_messages_of_the_contract() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8").split("## 15. A server in Rust")[1]
+    for message in (pb.StepRequest, pb.StepResponse):
+        assert f"<{message.DESCRIPTOR.name}>" in page
+    given = re.findall(r"\bturn\.(\w+)", page) + re.findall(r"(\w+): (?:Some|session)", page)
+    known = {field.name for message in (pb.StepRequest, pb.StepResponse) for field in message.DESCRIPTOR.fields}
+    assert {"epoch", "step_index", "transition"} <= set(given) <= known
+    assert {f"ERROR_REASON_{each}" for each in re.findall(r'"([A-Z]+_[A-Z_]+)", "', page)} <= set(pb.ErrorReason.keys())
 
 
 def test_variables_of_compose_exist() -> None:

@@ -243,6 +243,13 @@ def test_adapters_alone_are_trained_and_are_merged_when_saved(tmp_path: Path) ->
     torch.testing.assert_close(merged, adapted, atol=1e-5, rtol=0)
 
 
+def test_a_template_beside_the_model_is_the_one_that_counts(tmp_path: Path) -> None:
+    POLICY.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    tokenizer = hf.load_tokenizer(ModelConfig(name=str(tmp_path)))
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "Up"}], tokenize=False) == "Up!"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
