@@ -295,7 +295,7 @@ def test_a_group_marks_where_its_members_part(pages: httpx.Client, copies: httpx
 
 def test_a_run_that_was_cut_off_in_its_update_has_its_verdicts_computed_again(copies: httpx.Client) -> None:
     text = copies.get(f"/group?{place(1, 'cut')}").text
-    assert "number 1 of 3, 2 of them 0 and never kept; top_fraction 0.5 keeps 1." in text
+    assert "number 1 of 3; top_fraction 0.5 keeps 1, and always drops the 2 with deviation 0." in text
     assert "1 of the step's 3" in text
     assert "In the loss" not in copies.get(f"/episode?{place(1, 'cut', 0)}").text
 

@@ -43,7 +43,7 @@ def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group
         count = sum(group.id in chosen for group in alike)
         rule = f"{config.strategy} {config.value:g}" if config.value is not None else config.strategy
         zeros = sum(score <= ZERO for score in scores)
-        known = f"{len(alike)}, {zeros} of them 0 and never kept" if zeros else f"{len(alike)}"
+        dropped = f", and always drops the {zeros} with deviation 0" if zeros else ""
         for group, score in zip(alike, scores, strict=True):
             if group.id not in chosen and config.drop_identical and group.identical:
                 why = "All its members gave the same replies."
@@ -51,7 +51,7 @@ def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group
                 why = "The run filters no groups: all are trained on."
             else:
                 place = ranked.index(score) + 1
-                why = f"Its reward_std of {score:.3g} is number {place} of {known}; {rule} keeps {count}."
+                why = f"Its reward_std of {score:.3g} is number {place} of {len(alike)}; {rule} keeps {count}{dropped}."
             found[group.id] = Verdict(group.id in chosen, why)
     return found
 

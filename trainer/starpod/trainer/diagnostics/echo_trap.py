@@ -81,7 +81,7 @@ SIGNALS = (
 
 
 IDENTICAL = "collect/identical_fraction"
-SURE = "a policy that becomes sure of what works looks like this, and so does an Echo Trap that begins; watch success"
+SURE = "this can be healthy confidence or the beginning of an Echo Trap; watch success"
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class EchoTrap:
 
     A signal fires when the median of its last `window` values passes its bound, and may fire again after it came
     back past the bound by the factor `release`. Where the task is solved, falling signals do not warn. While success
-    is above its start, or high, they are told as what they then are: a policy that becomes sure of what works; and the
+    is above its start, or high, they are reported as what they probably are, a policy that becomes confident, and the
     gradient norm warns only if it is no finite number. Only a policy that succeeded and does so no longer is called
     trapped. Signals that are missing from a step's metrics are left as they were.
 
@@ -156,7 +156,7 @@ class EchoTrap:
             track.firing = False
             why = f"they are {show(now, 'share')} of those with reward deviation"
             return [EchoWarning(step, "identical", now, withdrawal("groups of identical replies", why))]
-        # A policy that becomes sure of what works repeats itself too.
+        # A policy that becomes confident repeats itself too.
         if now <= bound or success.holds or success.solved:
             return []
         track.firing = True
