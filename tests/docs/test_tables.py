@@ -99,8 +99,11 @@ def test_fields_of_episode_files_are_those_of_turns() -> None:
 
 def test_what_is_called_public_is_there() -> None:
     page = (ROOT / "docs" / "client.md").read_text(encoding="utf-8").split("## What is public")[1]
-    told = [name.rpartition(".") for name in re.findall(r"`(starpod[\w.]+)`", page)]
-    assert len(told) > 5 and [name for module, _, name in told if not is_there(module, name)] == []
+    pages = [
+        (ROOT / "docs" / link).read_text(encoding="utf-8") for link in re.findall(r"\]\((reference/\w+.md)\)", page)
+    ]
+    told = re.findall(r"`(starpod[\w.]+)`", page) + re.findall(r"^::: (\S+)$", "\n".join(pages), re.MULTILINE)
+    assert len(pages) == 3 and len(told) > 8 and [name for name in told if not is_there(name)] == []
 
 
 def test_rust_names_messages_of_the_contract() -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from starpod.client import SyncSession
-from starpod.report.tree import LABEL, Continuation, draw_tree
+from starpod.report.tree import MAX_CHARACTERS, Continuation, draw_tree
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
@@ -461,7 +461,8 @@ def test_texts_of_a_tree_are_crossed_by_nothing(browser: Any, address: str, tmp_
     long = "search[wide waterproof hiking boots]"
     ways = [[long, "Up"], [long, "Down", "Left"], ["Up"], ["Up", "Up"], ["Down", long], ["Down", "Left", "Up"]] * 3
     lines = [
-        Continuation(way, 0.0, place % 3 == 0, link=f"/{place}") for place, way in enumerate([*ways, [], ["W" * LABEL]])
+        Continuation(way, 0.0, place % 3 == 0, link=f"/{place}")
+        for place, way in enumerate([*ways, [], ["W" * MAX_CHARACTERS]])
     ]
     browser.get(f"{address}/assets/site.css")
     style = find(browser, "body")[0].text
