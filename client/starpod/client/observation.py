@@ -219,7 +219,6 @@ class Observation:
         return f"Observation({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
-        """Return texts and images as HTML, for notebooks."""
         return "".join(
             part._repr_html_()
             if isinstance(part, Image)
@@ -349,7 +348,6 @@ class Transition:
         return f"Transition({self.observation!r}, {self._summary()})"
 
     def _repr_html_(self) -> str:
-        """Return the observation and the turn's result as HTML, for notebooks."""
         return f"{self.observation._repr_html_()}<p>{html.escape(self._summary())}</p>"
 
     def _summary(self) -> str:

@@ -126,7 +126,6 @@ class Session:
         return repr(self.state)
 
     def _repr_html_(self) -> str:
-        """Return the observation and the state of the episode as HTML, for notebooks."""
         state = f"over: {self.end_reason.name}" if self.done else f"turn {self.step_index + 1}"
         return (
             f"{self.observation._repr_html_()}<p>{html.escape(f'{self.environment_id}, seed {self.seed}, {state}')}</p>"

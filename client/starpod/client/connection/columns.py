@@ -81,7 +81,7 @@ def read_transitions(
     flags: Sequence[Flags] = columns.outcome_flags[:]
     shares: Sequence[Shares] = columns.outcome_rewards[:] or rewards
     if columns.outcome_counts:
-        flags, shares = _per_row(columns)
+        flags, shares = _split_rows(columns)
     if not count == len(texts) == len(rewards) == len(keys) == len(flags) == len(shares):
         raise ValueError("its columns differ in length")
     ends: dict[int, End] = {}
@@ -98,10 +98,10 @@ def read_transitions(
         for call_id, call in zip(call_ids, steps, strict=True):
             if isinstance(call, Call):
                 pending[call_id] = call  # a row cannot answer a call that is no step
-        batch = _keep(batch, [isinstance(step, Step) for step in steps])
+        batch = _keep_rows(batch, [isinstance(step, Step) for step in steps])
     broken = _broken_rows(batch, single=not columns.outcome_counts)
     refused = [(batch.steps[row], reason) for row, reason in broken.items()]
-    return (_keep(batch, [row not in broken for row in range(len(batch.steps))]) if broken else batch), refused
+    return (_keep_rows(batch, [row not in broken for row in range(len(batch.steps))]) if broken else batch), refused
 
 
 def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
@@ -130,7 +130,7 @@ def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
     return broken
 
 
-def _per_row(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares]]:
+def _split_rows(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares]]:
     """Split the flags and shares of all sub-actions by row, if some rows have several sub-actions or none."""
     flags: list[Flags] = []
     shares: list[Shares] = []
@@ -147,8 +147,7 @@ def _per_row(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares]]:
     return flags, shares
 
 
-def _keep(batch: StepBatch, kept: list[bool]) -> StepBatch:
-    """Return the batch with only the rows for which `kept` is True."""
+def _keep_rows(batch: StepBatch, kept: list[bool]) -> StepBatch:
     new_row = list(accumulate(kept, initial=0))
     return StepBatch(
         list(compress(batch.steps, kept)),

@@ -121,7 +121,7 @@ class Connection:
         if self.lost:
             self.loop.call_soon(self._refuse_as_lost, call)
         elif self._unary and self.ready:
-            self._spawn(self._ask(call))
+            self._spawn(self._call_unary(call))
         else:
             self.queue.add(call)
             self.wake()
@@ -180,11 +180,11 @@ class Connection:
 
     def _refuse_as_lost(self, call: Step | Call[Any, Any]) -> None:
         if isinstance(call, Step):
-            self._receiver.refused(call, self._gone())
+            self._receiver.refused(call, self._lost_error())
         else:
-            call.refused(self._gone())
+            call.refused(self._lost_error())
 
-    def _gone(self) -> Unreachable:
+    def _lost_error(self) -> Unreachable:
         return Unreachable(f"No server at {self.address}: {self.error or 'not reached yet'}")
 
     async def probe(self) -> None:
@@ -204,7 +204,7 @@ class Connection:
     async def describe(self) -> pb.DescribeResponse:
         """Request and return the server's description. Raises StarpodError."""
         if self._stub is None:
-            raise self._gone()
+            raise self._lost_error()
         response = await self._describe(min(DESCRIBE_SECONDS, self.timeout))
         self._heard_at = self.loop.time()
         if response.instance_id == self.instance_id:
@@ -243,7 +243,7 @@ class Connection:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._grace_timer is not None:
             self._grace_timer.cancel()
-        self.queue.abandon(self._gone())
+        self.queue.abandon(self._lost_error())
         await self._disconnect()
 
     async def _run(self) -> None:
@@ -275,7 +275,7 @@ class Connection:
     def _lose(self) -> None:
         """Fail all calls, because the server did not come back within `grace`."""
         self.lost, self.queue.columns, self.tried = True, False, True
-        self.queue.abandon(self._gone())
+        self.queue.abandon(self._lost_error())
         self._on_change()
 
     async def _connect(self) -> None:
@@ -304,7 +304,7 @@ class Connection:
         if self._unary:
             self._backoff.reset()
             for call in queue.pop_ready():
-                self._spawn(self._ask(call))
+                self._spawn(self._call_unary(call))
         self._on_change()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
@@ -333,7 +333,7 @@ class Connection:
 
     # --- unary -----------------------------------------------------------------------------------------------------
 
-    async def _ask(self, call: Step | Call[Any, Any]) -> None:
+    async def _call_unary(self, call: Step | Call[Any, Any]) -> None:
         registered = self.queue.register(call)
         if registered is None:
             return
@@ -378,7 +378,7 @@ class Connection:
                 self._backoff.reset()
                 if message is None:  # gRPC could not parse the bytes
                     raise _Unreadable(f"A message of the Stream of {self.address} cannot be read.")
-                self._take(message)
+                self._receive(message)
             code = await stream.code()
             if code is not grpc.StatusCode.OK:
                 raise Unreachable(await stream.details() or code.name, code=code)
@@ -395,7 +395,7 @@ class Connection:
                 task.cancel()
             stream.cancel()
 
-    def _take(self, message: pb.StreamResponse) -> None:
+    def _receive(self, message: pb.StreamResponse) -> None:
         self._heard_at = self.loop.time()
         if message.HasField("timing"):
             self.calls_timed += len(message.replies) + len(message.transitions.call_ids)
@@ -417,7 +417,7 @@ class Connection:
             while True:
                 seconds = queue.hold(self.loop.time())
                 if seconds != 0.0:
-                    await self._rest(seconds)
+                    await self._wait(seconds)
                 elif (message := queue.collect(self.loop.time())) is not None:
                     self.messages_sent += 1
                     await stream.write(message)
@@ -425,7 +425,7 @@ class Connection:
             # The Stream has ended. Its reader gets the same news, and the reason.
             return
 
-    async def _rest(self, seconds: float | None) -> None:
+    async def _wait(self, seconds: float | None) -> None:
         self._wake = wake = self.loop.create_future()
         timer = None if seconds is None else self.loop.call_later(seconds, self.wake)
         try:

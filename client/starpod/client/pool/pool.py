@@ -356,7 +356,6 @@ class ServerPool:
 
 
 async def _quietly(call: Coroutine[Any, Any, object]) -> None:
-    """Await a call and ignore its failure."""
     try:
         await call
     except StarpodError as error:

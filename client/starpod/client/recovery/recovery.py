@@ -85,7 +85,7 @@ class Recovery:
 
     def _settle(self, state: SessionState, transition: Transition, reply: Reply) -> None:
         if state.checkpoints:
-            self._spawn(_failing(self._checkpoint_step(state, transition, reply), partial(fail, state)))
+            self._spawn(_run_or_fail(self._checkpoint_step(state, transition, reply), partial(fail, state)))
         else:
             finish(state, transition, reply)
 
@@ -168,7 +168,7 @@ class Recovery:
         if self._closed:
             fail(error)
         else:
-            self._spawn(_failing(recover(), fail))
+            self._spawn(_run_or_fail(recover(), fail))
 
     async def _bring_back(
         self, state: SessionState, error: StarpodError, retry: RetryState, *, replay: bool = True
@@ -247,7 +247,7 @@ class Recovery:
             await self.checkpoint_all([pending.state])
             pending.finish()
 
-        self._spawn(_failing(checkpoint(), pending.fail))
+        self._spawn(_run_or_fail(checkpoint(), pending.fail))
 
     async def checkpoint_all(self, states: Iterable[SessionState]) -> None:
         """Take a snapshot of each session, recovering sessions that are lost meanwhile."""
@@ -286,8 +286,7 @@ class Recovery:
         return task
 
 
-async def _failing(work: Coroutine[Any, Any, None], fail: Callable[[BaseException], None]) -> None:
-    """Run the work and report any error to `fail`."""
+async def _run_or_fail(work: Coroutine[Any, Any, None], fail: Callable[[BaseException], None]) -> None:
     try:
         await work
     except StarpodError as error:

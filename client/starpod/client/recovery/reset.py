@@ -78,7 +78,7 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
         state.limits = Limits.from_proto(response.limits)
         state.begin(response.session)
         if state.history is not None:
-            _log(state.history, self.message, response, checkpoints=state.checkpoints)
+            _begin_log(state.history, self.message, response, checkpoints=state.checkpoints)
         if state.checkpoints:
             self._recovery.checkpoint_first(self)
         else:
@@ -120,8 +120,7 @@ def _spec_of(state: SessionState) -> pb.EnvironmentSpec:
     return pb.EnvironmentSpec(id=state.environment_id)
 
 
-def _log(history: History, request: pb.ResetRequest, response: pb.ResetResponse, *, checkpoints: bool) -> None:
-    """Begin the log of the new episode."""
+def _begin_log(history: History, request: pb.ResetRequest, response: pb.ResetResponse, *, checkpoints: bool) -> None:
     message, before = response.session, history.start
     origin: Opened | Restarted
     if isinstance(before, Opened):

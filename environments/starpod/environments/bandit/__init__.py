@@ -1,4 +1,4 @@
-"""bandit-v1: a two-armed bandit whose arms have telling names."""
+"""bandit-v1: a two-armed bandit whose arms' names hint at their payouts."""
 
 from .environment import PAIRS, Bandit, BanditOptions
 

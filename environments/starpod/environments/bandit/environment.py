@@ -11,7 +11,7 @@ from starpod.env_server import UNKNOWN_NAME, Environment, EnvironmentOptions, En
 
 from .picture import draw, draw_text
 
-# (low arm, high arm): a steady trade against a gamble. Train and test share no name.
+# (low arm, high arm): a profession with a steady income against a risky one. Train and test share no names.
 PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (
         ("Teacher", "Trader"),
@@ -41,23 +41,23 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 class BanditOptions(EnvironmentOptions):
-    """Which arms there are and what they pay."""
+    """The arms and their payouts."""
 
     split: Literal["train", "test"] = Field(
-        default="train", description="The list to draw from: 12 name pairs, or 8 others."
+        default="train", description="The list of name pairs to draw from: train has 12, test has 8 others."
     )
     pair: tuple[str, str] | None = Field(
         default=None, description='The low and the high arm, instead of a drawn pair: `["Phoenix", "Dragon"]`.'
     )
     swapped: bool = Field(
-        default=False, description="Exchanges low and high arm, so that names mislead: RAGEN's Bandit-Rev."
+        default=False, description="Exchange low and high arm, so that the names mislead: RAGEN's Bandit-Rev."
     )
     low_reward: float = Field(
-        default=0.1, description="What the low arm always pays: 0.1 in RAGEN's code, 0.15 in its paper."
+        default=0.1, description="Payout of the low arm, always the same: 0.1 in RAGEN's code, 0.15 in its paper."
     )
-    high_reward: float = Field(default=1.0, description="What the high arm pays when it wins.")
-    high_loss: float = Field(default=0.0, description="What the high arm pays when it does not win.")
-    high_probability: float = Field(default=0.25, ge=0, le=1, description="How often the high arm wins.")
+    high_reward: float = Field(default=1.0, description="Payout of the high arm when it wins.")
+    high_loss: float = Field(default=0.0, description="Payout of the high arm when it does not win.")
+    high_probability: float = Field(default=0.25, ge=0, le=1, description="Probability that the high arm wins.")
 
     @field_validator("pair")
     @classmethod
@@ -83,7 +83,7 @@ class BanditOptions(EnvironmentOptions):
 
 
 class Bandit(Environment):
-    """One pull decides. The seed fixes the names and their order, the dynamics seed the high arm's luck."""
+    """An episode of one pull. The seed determines the names' order, the dynamics seed whether the high arm wins."""
 
     spec = EnvironmentSpec(
         id="bandit-v1",
@@ -102,7 +102,7 @@ class Bandit(Environment):
     options: BanditOptions
 
     arms: tuple[str, str]
-    """In the order shown."""
+    """The names, in the order in which they are shown."""
     high: str
     """The name of the arm with the higher average."""
     pulled: str | None
@@ -119,8 +119,8 @@ class Bandit(Environment):
         self.payout = 0.0
 
     def step(self, action: Any) -> Outcome:
-        asked = action.strip().casefold() if isinstance(action, str) else None
-        arm = next((arm for arm in self.arms if arm.casefold() == asked), None)
+        name = action.strip().casefold() if isinstance(action, str) else None
+        arm = next((arm for arm in self.arms if arm.casefold() == name), None)
         if arm is None:
             return UNKNOWN_NAME
         options = self.options
@@ -131,7 +131,7 @@ class Bandit(Environment):
         else:
             self.payout = options.high_loss
         self.pulled = arm
-        # Success is the choice: the better arm is the better choice also when it loses.
+        # Choosing the better arm is a success even when it does not win.
         return Outcome(reward=self.payout, terminated=True, success=arm == self.high)
 
     def observe(self) -> str:
@@ -146,7 +146,7 @@ class Bandit(Environment):
         return self.high if self.pulled is None else None
 
     def state_key(self) -> bytes:
-        # Not of the observation: with `pair` swapped, the same words hide the other machine.
+        # Not a digest of the observation: with `swapped`, the same observation belongs to another state.
         return digest(repr((self.arms, self.high, self.pulled, self.payout)))
 
     def render(self, mode: str = "text") -> str | bytes:

@@ -1,4 +1,4 @@
-"""Draws the two machines, as text and as a picture. Nothing in it tells the arms apart before the pull."""
+"""Drawing of the two machines, as text and as a picture. Before the pull, only the names differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INK, _GOLD, _CREAM = (38, 30, 52), (246, 196, 83), (255, 248, 231)
 
 
 def draw_text(arms: tuple[str, str], pulled: str | None, payout: float) -> str:
-    """The machines side by side, in lines of text."""
+    """Draw the machines side by side, in lines of text."""
     width = max(map(len, arms)) + 4
     rows: list[list[str]] = []
     for arm in arms:
@@ -29,7 +29,7 @@ def draw_text(arms: tuple[str, str], pulled: str | None, payout: float) -> str:
 
 
 def draw(arms: tuple[str, str], pulled: str | None, payout: float) -> bytes:
-    """A PNG of 480 x 300 pixels."""
+    """Draw the machines as a PNG of 480 x 300 pixels."""
     canvas = Canvas(480, 300, (52, 41, 79))
     for left in range(-160, 600, 40):  # a backdrop of slanted stripes
         canvas.polygon(left, 0, left + 20, 0, left - 100, 300, left - 120, 300, fill=(58, 46, 88))
@@ -41,7 +41,6 @@ def draw(arms: tuple[str, str], pulled: str | None, payout: float) -> bytes:
 
 
 def _draw_machine(canvas: Canvas, x: int, name: str, payout: float | None, dim: bool) -> None:
-    """One machine, its left edge at x."""
     body, shade = ((122, 108, 140), (96, 84, 112)) if dim else ((214, 64, 84), (164, 40, 64))
 
     # The lever: up while unused, down after the pull.

@@ -1,4 +1,4 @@
-"""Write a Python function for a described task. It runs in a confined process, on tests that it cannot see."""
+"""Write a Python function for a described task. It runs on hidden tests in a confined process."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from .picture import draw
 from .tasks import Task, draw_task, expected
 
 MAX_LENGTH = 20_000
-"""Characters of a program."""
+"""Maximum number of characters of a program."""
 SHOWN_TESTS = 2
-"""Tests whose arguments and results are told, the first ones."""
+"""Number of tests, from the first on, that the agent sees with arguments and results."""
 
 _OPENING = re.compile(r"(^[ \t]*)?(?<!`)(`{3,})(?!`)[^\S\n]*(?:([\w+-]+)[^\S\n]*)?\n", re.MULTILINE)
 _LANGUAGES = ("", "python", "python3", "py")
 _CODE = re.compile(r"""#[^\n]*|\"{3}|'{3}|"(?:[^"\\\n]|\\[\s\S])*"?|'(?:[^'\\\n]|\\[\s\S])*'?|`{3,}""")
-"""What decides where a program ends: comments, beginnings of long texts, texts, fences."""
-_LONG_TEXT_ENDS = {quotes: re.compile(rf"(?:[^\\]|\\.)*?{quotes}", re.DOTALL) for quotes in ('"""', "'''")}
+"""The tokens that matter for the end of a program: comments, triple quotes, strings, and fences of backticks."""
+_TRIPLE_QUOTED_ENDS = {quotes: re.compile(rf"(?:[^\\]|\\.)*?{quotes}", re.DOTALL) for quotes in ('"""', "'''")}
 _RUNNER = str(Path(__file__).with_name("runner.py"))
 _LIMITS = {
     "instructions": "it ran too many instructions",
@@ -49,24 +49,25 @@ _LIMITS = {
 
 
 class CodingOptions(EnvironmentOptions):
-    """How often one may try, what is tested and what a program may use."""
+    """The number of attempts, the tests and the limits of programs."""
 
-    attempts: int = Field(default=3, ge=1, le=20, description="Programs that may be handed in.")
-    tests: int = Field(default=8, ge=2, le=24, description="Tests; the first two are shown.")
+    attempts: int = Field(default=3, ge=1, le=20, description="Maximum number of programs.")
+    tests: int = Field(default=8, ge=2, le=24, description="Number of tests; the first two are shown.")
     reward: Literal["all", "share"] = Field(
         default="all",
-        description="What a program pays: 1 if all tests pass; or the share by which it is the best so far.",
+        description="Reward of a program. all: 1 if all tests pass; share: the increase of the best share of passed "
+        "tests.",
     )
     max_instructions: int = Field(
         default=1_000_000,
         ge=10_000,
         le=20_000_000,
-        description="Instructions of Python that all tests may run together.",
+        description="Maximum number of Python instructions, for all tests together.",
     )
     max_seconds: int = Field(
-        default=4, ge=1, le=30, description="Seconds of computing, for what runs long within one instruction."
+        default=4, ge=1, le=30, description="Maximum CPU seconds; they matter if single instructions take long."
     )
-    max_megabytes: int = Field(default=256, ge=32, le=2048, description="Memory of a program.")
+    max_megabytes: int = Field(default=256, ge=32, le=2048, description="Maximum memory of a program in MiB.")
 
     @model_validator(mode="after")
     def _counting_comes_first(self) -> CodingOptions:
@@ -76,11 +77,11 @@ class CodingOptions(EnvironmentOptions):
 
 
 class Coding(Environment):
-    """The seed fixes the task and its tests. Programs of the same text have the same results.
+    """Programming tasks. The seed determines the task and its tests, and equal programs have equal results.
 
-    Instructions are counted, which is the same everywhere; the clock ends only what runs long within one of them. A
-    program sees the same time, process id and random numbers in every process. It could still tell processes apart by
-    addresses in memory (`id`, the texts of plain objects) and facts about the machine.
+    To be deterministic, the limit counts Python instructions; the time limit only ends programs whose single
+    instructions take long. Clock, process id and random numbers are the same in every process. Memory addresses (`id`,
+    the default `repr`) and facts about the machine still differ.
     """
 
     spec = EnvironmentSpec(
@@ -101,10 +102,10 @@ class Coding(Environment):
     options: CodingOptions
 
     drawn: int
-    """What the task is drawn from."""
+    """Seed of the task."""
     tries: int
     program: str
-    """The latest one, cut to what a picture shows."""
+    """The latest program, cut to the part that pictures show."""
     passed: list[bool]
     best: float
     told: str
@@ -128,7 +129,7 @@ class Coding(Environment):
 
     @property
     def task(self) -> Task:
-        """The task, drawn again after a restore or fork."""
+        """The task. It is not part of the state, so it is drawn again after a restore or fork."""
         if self._cached_task is None:
             self._cached_task = draw_task(random.Random(self.drawn), self.options.tests)
         return self._cached_task
@@ -163,9 +164,9 @@ class Coding(Environment):
         )
 
     def _run(self, program: str) -> tuple[str, list[tuple[Any, Any]]]:
-        """What went wrong with the program as a whole, and an error or a value for each test.
+        """Run a program. Returns the error of the program as a whole ("" if none), and an error or value per test.
 
-        The process is not believed: what it says is values at most, and the right ones are not known to it.
+        The output of the process is not trusted. It contains only values, and the process does not know the right ones.
         """
         task, options = self.task, self.options
         work = {
@@ -184,12 +185,12 @@ class Coding(Environment):
         if ended == "time":
             return _LIMITS["time"], failed
         try:
-            said = read_untrusted_json(reply)
-            if "limit" in said:
-                return _LIMITS[said["limit"]], failed
-            if "error" in said:
-                return str(said["error"])[:200], failed
-            results = [(result.get("error"), result.get("value")) for result in said["results"]]
+            output = read_untrusted_json(reply)
+            if "limit" in output:
+                return _LIMITS[output["limit"]], failed
+            if "error" in output:
+                return str(output["error"])[:200], failed
+            results = [(result.get("error"), result.get("value")) for result in output["results"]]
         except (ValueError, TypeError, KeyError, AttributeError):
             return _LIMITS["died"], failed
         return ("", results) if len(results) == len(failed) else (_LIMITS["died"], failed)
@@ -214,7 +215,7 @@ class Coding(Environment):
         return None if over else self.task.program
 
     def score(self) -> float:
-        """The share of the tests that the best program passed."""
+        """Return the share of tests that the best program passed."""
         return self.best
 
     def render(self, mode: str = "text") -> str | bytes:
@@ -224,53 +225,53 @@ class Coding(Environment):
 
 
 def read_program(action: str) -> str:
-    """Return the program of an answer: its last block of ```python, else its last block without a language, else all.
+    """Return the program in an answer: the last block of ```python, else the last block without a language, else all.
 
-    Complete blocks go before one that is not closed, which ends with the answer.
+    Closed blocks are preferred to an unclosed one, which extends to the end of the answer.
     """
     text = action.replace("\r\n", "\n")
     blocks: dict[tuple[bool, bool], str] = {}
     endless: set[str] = set()
-    at = 0
-    while opening := _OPENING.search(text, at):
-        at, language = opening.end(), (opening[3] or "").lower()
+    position = 0
+    while opening := _OPENING.search(text, position):
+        position, language = opening.end(), (opening[3] or "").lower()
         if not language and opening[1] is None:
-            continue  # a fence behind a text closes something
+            continue  # a fence after other text on its line closes a block
         if language in _LANGUAGES:
-            end, closed = _program_end(text, at, opening[2], endless)
+            end, closed = _program_end(text, position, opening[2], endless)
         else:
-            end = text.find(opening[2], at)
+            end = text.find(opening[2], position)
             end, closed = (end, True) if end >= 0 else (len(text), False)
         if language in _LANGUAGES:
-            inside = text[at:end]
+            inside = text[position:end]
             blocks[bool(language), closed] = textwrap.dedent(inside) if opening[1] else inside
-        at = end + len(opening[2]) if closed else len(text)
+        position = end + len(opening[2]) if closed else len(text)
     order = ((True, True), (True, False), (False, True), (False, False))
     return next((blocks[kind] for kind in order if kind in blocks), action)
 
 
 def _program_end(text: str, start: int, fence: str, endless: set[str]) -> tuple[int, bool]:
-    """Return where the program of a block ends, and whether a fence closes it.
+    """Return the end of a block's program, and whether a fence closes the block.
 
-    Python has no backticks outside of texts and comments, so that the first fence outside of them closes the block.
+    Python has backticks only in strings and comments, so the first fence outside of them closes the block.
 
     Args:
-        text: The answer.
-        start: Where the block's inside begins.
-        fence: The backticks that opened the block.
-        endless: Quotes of long texts that were found not to end, which are not searched for again: time stays linear.
+        text: the answer.
+        start: the beginning of the program.
+        fence: the backticks that opened the block.
+        endless: triple quotes whose string does not end. They are not searched for again, so the time stays linear.
     """
-    at = start
-    while found := _CODE.search(text, at):
-        at = found.end()
-        if found[0].startswith(fence):
-            return found.start(), True
-        if found[0] in _LONG_TEXT_ENDS:
-            ending = None if found[0] in endless else _LONG_TEXT_ENDS[found[0]].match(text, at)
+    position = start
+    while token := _CODE.search(text, position):
+        position = token.end()
+        if token[0].startswith(fence):
+            return token.start(), True
+        if token[0] in _TRIPLE_QUOTED_ENDS:
+            ending = None if token[0] in endless else _TRIPLE_QUOTED_ENDS[token[0]].match(text, position)
             if ending is None:
-                endless.add(found[0])
-                break  # no program: its text never ends
-            at = ending.end()
+                endless.add(token[0])
+                break  # not a valid program
+            position = ending.end()
     end = text.find(fence, start)
     return (end, True) if end >= 0 else (len(text), False)
 
@@ -280,7 +281,7 @@ def _call(task: Task, arguments: list[Any]) -> str:
 
 
 def _same(value: Any, truth: Any) -> bool:
-    """Whether both are equal and of the same types: True is not 1."""
+    """Return whether two values and their types are equal: True is not 1."""
     if isinstance(truth, list):
         return (
             isinstance(value, list)

@@ -1,10 +1,11 @@
-"""Runs a program on arguments, in a confined process. It knows no answers: those stay with the environment.
+"""Run a program on arguments, in a confined process that does not know the right results.
 
-Loaded by its path, alone, before the process gives up all files: everything that a program may import is imported here.
+This file is loaded by its path before the process loses access to all files, so it imports everything that programs may
+import.
 
-A trace function counts the program's instructions. What would take it away, run code beside it (profilers, audit hooks,
-threads) or reach a frame is refused by an audit hook. This makes it hard to run uncounted, and is no sandbox: the bound
-that holds is the CPU time of the process.
+A trace function counts the program's instructions. An audit hook refuses what would remove the trace function, access a
+frame, or run code that is not traced (profilers, audit hooks, threads). That makes it hard to evade the count, but is
+no sandbox: only the limit of the CPU time cannot be evaded.
 """
 
 import _thread
@@ -36,7 +37,7 @@ LENT = (
     *(bisect, collections, copy, decimal, functools, heapq, itertools, json, math, operator, re, statistics, string),
     typing,
 )
-"""What programs import."""
+"""Modules that programs can import."""
 
 _LONGEST_ERROR = 200
 _DEEPEST = 60
@@ -48,25 +49,27 @@ _REFUSED = frozenset(
         *("_thread.start_new_thread", "_thread.start_joinable_thread", "cpython.PyInterpreterState_New"),
     }
 )
-"""Audit events of what would reach the trace function, or run code that it does not see."""
+"""Audit events of calls that could access the trace function, or run code that is not traced."""
 _FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
-"""Attributes that are frames, of whose instructions `f_trace` decides."""
+"""Attributes that return frames. A frame's `f_trace` determines whether its instructions are counted."""
 
 
 _PID = 2
 _EPOCH = 1_000_000_000
-"""Seconds since 1970 at which a program's clock begins."""
+"""Initial time of a program's clock, in seconds since 1970."""
 _TICK = 1_000_000
-"""Nanoseconds that pass whenever a program looks at the clock."""
+"""Nanoseconds by which each reading advances a program's clock."""
 _HIDDEN = ("_datetime", "_random", "_uuid", "multiprocessing", "resource", "secrets", "uuid")
-"""Modules that a program cannot import, since what they give differs from process to process."""
+"""Modules that a program cannot import, because their results differ between processes."""
 
 
 def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
-    """Defines the program and calls its function on each list of arguments.
+    """Execute a program and call its function with each list of arguments.
 
-    work: JSON with `code`, `function`, `arguments` and `instructions`: how many of Python all may run together. Replies
-    JSON: `results`, each with a `value` or an `error`; or `error` where the program could not be defined, or `limit`.
+    Args:
+        work: JSON with `code`, `function`, `arguments` and `instructions`, the maximum number of Python instructions.
+        reply: receives JSON with `results` (each a `value` or an `error`), or `error` if the program could not be
+            executed, or `limit` if it exceeded a limit.
     """
     task = json.loads(work)
     limits = {name: json.dumps({"limit": name}).encode() for name in ("instructions", "uncounted", "memory")}
@@ -78,14 +81,14 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
         nonlocal armed
         armed = False
         settrace(None)
-        os.write, os._exit = write, leave  # the program may have put its own in their place
+        os.write, os._exit = write, leave  # the program may have replaced them
         reply(data)
 
     def exhausted() -> NoReturn:
         finish(limits["instructions"])
 
-    # sys.gettrace hands these two out. What they use stands in their defaults, which audit() guards: cells and globals
-    # can be written by anybody who holds a function.
+    # sys.gettrace returns these two functions. They keep what they use in their defaults, which audit() protects. Cells
+    # and globals can be modified by everyone who has a reference to a function.
     def count(
         frame: FrameType, event: str, argument: object, *, take: Any = left.__next__, end: Any = exhausted
     ) -> None:
@@ -95,7 +98,7 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
             end()
 
     def enter(frame: FrameType, event: str, argument: object, *, count: Any = count) -> Any:
-        frame.f_trace = count  # before the others: Python 3.13 asks whose instructions to trace when they are set
+        frame.f_trace = count  # first, because Python 3.13 reads it when the next attributes are set
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         count(frame, event, argument)
         return count
@@ -104,22 +107,22 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
         if not armed:
             return
         reaches = event in refused or event.startswith("ctypes.")
-        if event.startswith("object.__"):  # a guarded attribute of arguments[0] is read or written
+        if event.startswith("object.__"):  # a protected attribute of arguments[0] is read or written
             ours = arguments[0] is count or arguments[0] is enter
             reaches = ours or (event == "object.__getattr__" and arguments[1] in frames)
         if reaches:
             refuse(event)
 
     def refuse(event: str) -> NoReturn:
-        # Python drops a trace function that fails, and asks audit() first. Where it failed because the recursion is too
-        # deep, this one, as many calls deep, fails in the same way: the program gets that error, and is counted on.
+        # Python removes a trace function that fails, but calls audit() before that. If it failed because the recursion
+        # is too deep, this function fails for the same reason. The program then gets that error and is still counted.
         nonlocal tampered
-        error = ValueError(f"{event} is out of a program's reach")  # libraries that look for frames can do without
+        error = ValueError(f"{event} is out of a program's reach")  # libraries that ask for frames also work without
         tampered = tampered or event == "sys.settrace"
         raise error
 
     def check() -> None:
-        """Ends a program that may have run uncounted."""
+        """End a program that may have run without being counted."""
         if tampered or gettrace() is not enter:
             finish(limits["uncounted"])
 
@@ -127,11 +130,11 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
     namespace: dict[str, Any] = {"__name__": "solution"}
     refused, frames = _REFUSED, _FRAMES
     sys.setrecursionlimit = _raise_recursion_limit
-    # Python 3.11 has no event for them.
-    _thread.start_new_thread = _thread.start_new = threading._start_new_thread = _no_thread  # type: ignore[attr-defined]
+    # Python 3.11 has no audit event for starting threads.
+    _thread.start_new_thread = _thread.start_new = threading._start_new_thread = _refuse_thread  # type: ignore[attr-defined]
     sys.addaudithook(audit)
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 traces instructions if any frame wanted that by now
-    settrace(enter)  # until the end: a program has code that runs when its values are read, written and freed
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 only traces instructions if a frame has set this before
+    settrace(enter)  # until the end, because the program's code also runs when its values are converted or freed
     armed = True
     try:
         exec(compile(task["code"], "solution", "exec"), namespace)
@@ -140,25 +143,25 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
         finish(limits["memory"])
     except BaseException as error:
         check()
-        finish(json.dumps({"error": _tell(error)}).encode())
+        finish(json.dumps({"error": _describe_error(error)}).encode())
     results: list[dict[str, Any]] = []
     for arguments in task["arguments"]:
         try:
-            results.append({"value": _plain(function(*arguments))})
+            results.append({"value": _expect_json(function(*arguments))})
         except MemoryError:
             finish(limits["memory"])
         except BaseException as error:
-            results.append({"error": _tell(error)})
+            results.append({"error": _describe_error(error)})
     data = json.dumps({"results": results}).encode()
     check()
     finish(data)
 
 
 def _repeat_each_time() -> None:
-    """Gives a program the same clock, process id and random numbers in every process.
+    """Give a program the same clock, process id and random numbers in every process.
 
-    Addresses in memory (`id`, and how plain objects show themselves), facts about the machine and what has been
-    computed so far (`gc`, `sys`) stay as they are.
+    Memory addresses (`id`, the default `repr`), facts about the machine, and statistics of the interpreter (`gc`,
+    `sys`) are not changed.
     """
     elapsed = itertools.count(0, _TICK)
     slept = 0
@@ -213,7 +216,7 @@ def _repeat_each_time() -> None:
 
 
 class _Datetime(datetime.datetime):
-    """A datetime that takes its `now` from the clock of `time`."""
+    """A datetime whose `now` uses the clock of `time`."""
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> "_Datetime":
@@ -231,26 +234,26 @@ _Datetime.__module__ = "datetime"
 def _raise_recursion_limit(
     limit: int, *, to: Any = sys.setrecursionlimit, least: int = sys.getrecursionlimit()
 ) -> None:
-    """In place of sys.setrecursionlimit: with less than the usual limit the trace function would fail in any frame."""
+    """Replacement of sys.setrecursionlimit. Below the default limit, the trace function would fail in every frame."""
     to(max(limit, least))
 
 
-def _no_thread(*_: Any, **__: Any) -> NoReturn:
+def _refuse_thread(*_: Any, **__: Any) -> NoReturn:
     raise ValueError("threads are out of a program's reach")
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """A value as JSON has it. Raises TypeError for one that JSON would change: a tuple, a set, a class of their own."""
+def _expect_json(value: Any, depth: int = 0) -> Any:
+    """Return a JSON value unchanged. Raises TypeError for types that JSON changes or lacks, such as tuples and sets."""
     if depth > _DEEPEST:
         raise TypeError("the result is nested too deep")
     if type(value) in (str, int, bool) or value is None or (type(value) is float and math.isfinite(value)):
         return value
     if type(value) is list:
-        return [_plain(item, depth + 1) for item in value]
+        return [_expect_json(item, depth + 1) for item in value]
     raise TypeError(f"the result holds a value of type {type(value).__name__}")
 
 
-def _tell(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
     except BaseException:

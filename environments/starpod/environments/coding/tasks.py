@@ -1,4 +1,4 @@
-"""Tasks: what a function shall do, a program that does it, and arguments to test it on. Numbers in them are drawn."""
+"""Tasks: description of a function, a program that implements it, and arguments for tests. Some numbers are drawn."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 
 class Task(NamedTuple):
-    """A task. program: Python that defines the function; it is ours, and is the truth that tests compare with."""
+    """A function to write, with the arguments of its tests."""
 
     function: str
     signature: str
     text: str
     program: str
+    """Our own definition of the function; its results are the right ones."""
     arguments: tuple[Any, ...]
 
 
@@ -29,7 +30,7 @@ def _word(rng: random.Random, letters: str = string.ascii_lowercase, most: int =
 
 
 class _Family(NamedTuple):
-    """Tasks that differ by two numbers, `{a}` and `{b}` in the texts."""
+    """Tasks that only differ in two numbers, `{a}` and `{b}` in the texts."""
 
     function: str
     signature: str
@@ -180,7 +181,7 @@ def _brackets(rng: random.Random) -> str:
 
 
 def draw_task(rng: random.Random, tests: int) -> Task:
-    """A task with arguments for so many tests, all different, of which no result is that of more than three in four."""
+    """Draw a task with different arguments for `tests` tests. At most three in four of them have the same result."""
     family = rng.choice(_FAMILIES)
     a, b = (rng.randint(*bounds) for bounds in family.ranges)
 
@@ -192,8 +193,8 @@ def draw_task(rng: random.Random, tests: int) -> Task:
     while True:
         arguments: list[Any] = []
         while len(arguments) < tests:
-            if (drawn := family.draw(rng, a, b)) not in arguments:
-                arguments.append(drawn)
+            if (candidate := family.draw(rng, a, b)) not in arguments:
+                arguments.append(candidate)
         task = Task(family.function, signature, fill(family.text), program, tuple(arguments))
         results = [repr(result) for result in expected(task)]
         if max(map(results.count, results)) <= max(1, tests * 3 // 4):
@@ -203,11 +204,11 @@ def draw_task(rng: random.Random, tests: int) -> Task:
 @functools.lru_cache(maxsize=256)
 def _function(program: str, name: str) -> Callable[..., Any]:
     namespace: dict[str, Any] = {}
-    exec(program, namespace)  # ours, from above
+    exec(program, namespace)  # only programs of this module
     function: Callable[..., Any] = namespace[name]
     return function
 
 
 def expected(task: Task) -> list[Any]:
-    """The right results."""
+    """Return the right results of a task's tests."""
     return [_function(task.program, task.function)(*arguments) for arguments in task.arguments]

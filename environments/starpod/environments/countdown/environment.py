@@ -1,4 +1,4 @@
-"""Reach a target with given numbers and arithmetic. Answers are read and worked out as Python would, and never run."""
+"""Reach a target with given numbers and arithmetic. Answers are evaluated as Python expressions, but never run."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from .picture import draw, draw_text, plain
 from .puzzles import draw_puzzle, solve
 
 TOLERANCE = 1e-5
-"""How far a value may be off the target, for the errors of floating point."""
+"""Maximum difference between a value and the target, because of rounding errors."""
 
 
 class CountdownOptions(EnvironmentOptions):
     """The puzzle and its rewards."""
 
     numbers: tuple[int, ...] | None = Field(
-        default=None, description="A puzzle of your own: 1 to 4 whole numbers from 1 to 10000; needs `target`."
+        default=None, description="Numbers instead of drawn ones: 1 to 4 integers from 1 to 10000. Needs `target`."
     )
     target: int | None = Field(
-        default=None, ge=-1_000_000, le=1_000_000, description="The target of that puzzle. It need not be solvable."
+        default=None, ge=-1_000_000, le=1_000_000, description="The target for `numbers`. It need not be reachable."
     )
-    min_count: int = Field(default=3, ge=2, le=4, description="Fewest numbers of a drawn puzzle.")
-    max_count: int = Field(default=4, ge=2, le=4, description="Most numbers of a drawn puzzle.")
+    min_count: int = Field(default=3, ge=2, le=4, description="Minimum number of numbers in a drawn puzzle.")
+    max_count: int = Field(default=4, ge=2, le=4, description="Maximum number of numbers in a drawn puzzle.")
     max_number: int = Field(default=99, ge=2, le=1000, description="Drawn numbers go from 1 to this.")
     max_target: int = Field(default=999, ge=10, le=100_000, description="Drawn targets go from 1 to this.")
     operators: Literal["+-", "+-*/"] = Field(
         default="+-",
-        description="What suffices to solve a drawn puzzle. Answers may use every operator either way.",
+        description="Operators with which a drawn puzzle can be solved. Answers may always use all operators.",
     )
     reward_correct: float = Field(
-        default=1.0, description="For an expression that uses the numbers and hits the target."
+        default=1.0, description="Reward if the expression uses the numbers and reaches the target."
     )
-    reward_numbers: float = Field(default=0.1, description="For one that uses the numbers and misses the target.")
-    reward_wrong: float = Field(default=0.0, description="For every other answer.")
+    reward_numbers: float = Field(default=0.1, description="Reward if it uses the numbers and misses the target.")
+    reward_wrong: float = Field(default=0.0, description="Reward of any other answer.")
 
     @model_validator(mode="after")
     def _consistent(self) -> CountdownOptions:
@@ -55,7 +55,7 @@ class CountdownOptions(EnvironmentOptions):
 
 
 class Countdown(Environment):
-    """One answer decides. The seed fixes the puzzle, which can be solved by construction; nothing is left to chance."""
+    """An episode of one answer. The seed determines the puzzle, which can be solved by construction."""
 
     spec = EnvironmentSpec(
         id="countdown-v1",
@@ -81,7 +81,7 @@ class Countdown(Environment):
     numbers: tuple[int, ...]
     target: int
     answer: str | None
-    """As it was given, cut to the longest that is read."""
+    """The answer, cut to MAX_LENGTH."""
     points: float
 
     def reset(self, rng: random.Random) -> None:

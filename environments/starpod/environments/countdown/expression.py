@@ -1,4 +1,4 @@
-"""Reads the text of an answer and works out its value as Python would, without running it."""
+"""Parsing and evaluation of answers as Python expressions, without running them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_LENGTH = 200
-"""Characters of an answer."""
+"""Maximum number of characters of an answer."""
 MAX_POWER_BITS = 10_000
-"""Of a power of whole numbers: 1000 ** 1000 is the largest of drawn numbers. What is larger has no value."""
+"""Maximum size of a power of integers, so that 1000 ** 1000 has a value. Larger powers have none."""
 
 Number = int | float
 
@@ -26,17 +26,20 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """An expression: its numbers in order, its value (None: it has none), and what it was said to equal."""
+    """A parsed answer."""
 
     numbers: tuple[int, ...]
+    """Numbers in the expression, in order."""
     value: Number | None
+    """Value of the expression; None if it has none, as in 1 / 0."""
     claim: int | None
+    """The number after `=`, if there is one."""
 
 
 def parse(text: str) -> Parsed:
-    """Reads `expression` or `expression = integer`. Raises Malformed.
+    """Parse `expression` or `expression = integer`. Raises Malformed.
 
-    Python says what an expression is, of whole numbers, + - * / // % **, signs and parentheses alone.
+    Expressions are those of Python, but only with integers, + - * / // % **, signs and parentheses.
     """
     if len(text) > MAX_LENGTH:
         raise Malformed(f"longer than {MAX_LENGTH} characters")
@@ -61,7 +64,7 @@ def parse(text: str) -> Parsed:
 
 
 def describe(value: Number | None) -> str:
-    """A value for people: whole numbers in full, others with ten digits."""
+    """Format a value: integers in full, other numbers with ten digits."""
     if value is None:
         return "undefined"
     if isinstance(value, int):
@@ -70,7 +73,7 @@ def describe(value: Number | None) -> str:
 
 
 def _value(node: ast.expr) -> Number:
-    """The value as Python computes it, floating point included. Raises ArithmeticError where there is none."""
+    """Evaluate a node as Python does, with floating point. Raises ArithmeticError if it has no value."""
     match node:
         case ast.BinOp(left=left, op=operation, right=right):
             return _OPERATORS[type(operation)](_value(left), _value(right))

@@ -1,4 +1,4 @@
-"""Draws the target, the numbers and the answer, as text and as a picture."""
+"""Drawing of target, numbers and answer, as text and as a picture."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _INK, _PAPER, _GOLD = (35, 40, 52), (255, 251, 240), (246, 196, 83)
 
 
 def plain(points: float) -> str:
-    """Points as a person writes them: whole ones without a decimal point."""
+    """Format points; whole numbers have no decimal point."""
     return str(int(points)) if points == int(points) else str(points)
 
 
 def draw_text(numbers: Sequence[int], target: int, answer: str | None, points: float) -> str:
-    """The puzzle in lines of text."""
+    """Draw the puzzle in lines of text."""
     cells = [f"{number:^{len(str(number)) + 2}}" for number in numbers]
     lines = [
         f"Target {target}",
@@ -29,7 +29,7 @@ def draw_text(numbers: Sequence[int], target: int, answer: str | None, points: f
 
 
 def draw(numbers: Sequence[int], target: int, answer: str | None, points: float, best: float) -> bytes:
-    """A PNG of 480 x 300 pixels: the target on a display, the numbers on cards, the answer below."""
+    """Draw the puzzle as a PNG of 480 x 300 pixels: target, numbers on cards, and the answer below them."""
     canvas = Canvas(480, 300, (29, 84, 78))
     canvas.box(10, 10, 470, 290, (36, 98, 90), radius=16)
     canvas.box(140, 26, 340, 108, (14, 22, 30), radius=12)

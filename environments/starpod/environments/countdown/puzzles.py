@@ -1,4 +1,4 @@
-"""Draws puzzles that can be solved, and solves them."""
+"""Drawing and solving of puzzles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fractions import Fraction
 def draw_puzzle(
     rng: random.Random, *, min_count: int, max_count: int, max_number: int, max_target: int, operators: str
 ) -> tuple[tuple[int, ...], int]:
-    """Numbers and a target between 1 and `max_target` that some expression of `operators` reaches."""
+    """Draw numbers, and a target from 1 to `max_target` that an expression with `operators` can reach."""
     while True:
         count = rng.randint(min_count, max_count)
         numbers = tuple(rng.randint(1, max_number) for _ in range(count))
@@ -22,7 +22,7 @@ def draw_puzzle(
 
 
 def _combine(rng: random.Random, numbers: Sequence[int], operators: str) -> int:
-    """The value of a random expression of all the numbers; with "+-*/" every step of it is a whole number."""
+    """Return the value of a random expression of all numbers. With "+-*/", all intermediate results are integers."""
     if operators == "+-":
         return sum(rng.choice((-1, 1)) * number for number in numbers)
     pool = list(numbers)
@@ -36,9 +36,9 @@ def _combine(rng: random.Random, numbers: Sequence[int], operators: str) -> int:
 
 
 def signs_for(numbers: Sequence[int], target: int) -> tuple[int, ...] | None:
-    """Signs of the numbers, each used once, that add up to the target; None if there are none.
+    """Return signs with which the numbers add up to the target, or None.
 
-    That there are is RAGEN's filter of its data set, except that it looks at the first four numbers only.
+    RAGEN's data set contains only puzzles with such signs, but RAGEN only considers the first four numbers.
     """
     for signs in itertools.product((1, -1), repeat=len(numbers)):
         if sum(sign * number for sign, number in zip(signs, numbers, strict=True)) == target:
@@ -48,32 +48,31 @@ def signs_for(numbers: Sequence[int], target: int) -> tuple[int, ...] | None:
 
 @functools.lru_cache(maxsize=256)
 def solve(numbers: tuple[int, ...], target: int) -> str | None:
-    """An expression of all the numbers whose value is the target; None if there is none.
+    """Return an expression of all numbers whose value is the target, or None.
 
-    Sums and differences first, then everything: up to 20 ms for four numbers.
+    Sums and differences are tried first, then all operators. This takes up to 20 ms for four numbers.
     """
     if signs := signs_for(numbers, target):
         text = " ".join(f"{'+' if sign > 0 else '-'} {number}" for sign, number in zip(signs, numbers, strict=True))
         return text.removeprefix("+ ")
-    found = _search([(Fraction(number), str(number)) for number in numbers], target)
-    return found and found[1:-1]
+    expression = _search([(Fraction(number), str(number)) for number in numbers], target)
+    return expression and expression[1:-1]
 
 
 def _search(pool: list[tuple[Fraction, str]], target: int) -> str | None:
-    """Makes one value of any two until one is left, in every way there is."""
+    """Combine any two values until one is left, in all possible ways, and return an expression for the target."""
     if len(pool) == 1:
         value, text = pool[0]
         return text if value == target else None
     for i, j in itertools.combinations(range(len(pool)), 2):
         rest = [pool[k] for k in range(len(pool)) if k not in (i, j)]
         for result in _results(*pool[i], *pool[j]):
-            if found := _search([*rest, result], target):
-                return found
+            if expression := _search([*rest, result], target):
+                return expression
     return None
 
 
 def _results(a: Fraction, a_text: str, b: Fraction, b_text: str) -> list[tuple[Fraction, str]]:
-    """Every result of two values, by any operator and in either order."""
     results = [
         (a + b, f"({a_text} + {b_text})"),
         (a - b, f"({a_text} - {b_text})"),

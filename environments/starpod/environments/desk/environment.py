@@ -1,4 +1,4 @@
-"""A desk with a calendar, files and mail. Actions are tool calls; a checklist tells what is done."""
+"""A desk with calendar, files and mail. Actions are tool calls, and a checklist shows the progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .tasks import KINDS, Changes, Task, draw_tasks
 from .tools import TOOLS, BadCall, read_call, write_call
 
 MOST_THINGS = 50
-"""Meetings, files and mails sent that there can be, of each."""
+"""Maximum number of meetings, of files and of sent mails."""
 
 _INSTRUCTIONS = (
     "You keep the calendar, the files and the mail of an office. Do what you are asked, change nothing else, and then "
@@ -34,21 +34,19 @@ _INSTRUCTIONS = (
 
 
 class DeskOptions(EnvironmentOptions):
-    """What is asked, and how it is paid."""
+    """The tasks and the reward."""
 
     tasks: tuple[str, ...] | None = Field(
-        default=None, description=f"The kinds of tasks, in order, each at most once: {', '.join(KINDS)}."
+        default=None, description=f"Kinds of tasks, in order, each at most once: {', '.join(KINDS)}."
     )
-    count: int = Field(
-        default=1, ge=1, le=len(KINDS), description="How many tasks are drawn where `tasks` is not given."
-    )
+    count: int = Field(default=1, ge=1, le=len(KINDS), description="Number of tasks to draw if `tasks` is not given.")
     reward: Literal["all", "share"] = Field(
         default="all",
-        description="What finish pays: all is 1 if the whole checklist holds; share is the part that does.",
+        description="Reward of finish. all: 1 if the whole checklist is met, else 0; share: the share that is met.",
     )
     expert_calls: Literal["tool_call", "text"] = Field(
         default="tool_call",
-        description="Whether the expert's action is a tool call or a text, for agents that write text.",
+        description="Form of the expert's actions: tool calls, or texts for agents that write text.",
     )
 
     @field_validator("tasks")
@@ -60,7 +58,7 @@ class DeskOptions(EnvironmentOptions):
 
 
 class Desk(Environment):
-    """The seed fixes the office and the tasks; nothing is left to chance."""
+    """Office work. The seed determines the office and the tasks; the transitions are deterministic."""
 
     spec = EnvironmentSpec(
         id="desk-v1",
@@ -76,12 +74,12 @@ class Desk(Environment):
     options: DeskOptions
 
     drawn: int
-    """What the office and the tasks are drawn from."""
+    """Seed of the office and the tasks."""
     events: dict[int, tuple[Any, ...]]
     files: dict[str, str]
     sent: list[tuple[Any, ...]]
     looked: list[str]
-    """Calls that found something out, as text, for the expert."""
+    """Calls that list, read or find something, as texts, for the expert."""
     last: str
     """The result of the latest call."""
     done: bool
@@ -100,7 +98,7 @@ class Desk(Environment):
 
     @property
     def start(self) -> tuple[Office, list[Task]]:
-        """The office at the start and the tasks, drawn again after a restore or fork."""
+        """The initial office and the tasks. They are not part of the state, so a restore or fork draws them again."""
         if self._cached_start is None:
             rng = random.Random(self.drawn)
             office = draw_office(rng)
@@ -133,49 +131,51 @@ class Desk(Environment):
         reward = met if self.options.reward == "share" else float(met == 1)
         return Outcome(reward, terminated=True, success=met == 1, criteria=criteria)
 
-    def _call(self, name: str, given: Mapping[str, Any]) -> str:
-        """Runs a tool and tells its result. Raises BadCall."""
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Execute a tool and return its result. Raises BadCall."""
         office, _ = self.start
         match name:
             case "list_events":
-                found = sorted(
-                    ((event, number) for number, event in self.events.items() if event[1] == given["day"]),
+                events = sorted(
+                    ((event, number) for number, event in self.events.items() if event[1] == arguments["day"]),
                     key=lambda entry: entry[0][2],
                 )
-                lines = [f"{number}: {e[2]} to {e[2] + e[3]}, {e[0]}, with {e[4]}" for e, number in found]
-                return "\n".join(lines) or f"No meetings on {given['day']}."
+                lines = [f"{number}: {e[2]} to {e[2] + e[3]}, {e[0]}, with {e[4]}" for e, number in events]
+                return "\n".join(lines) or f"No meetings on {arguments['day']}."
             case "add_event":
-                return self._add(Event(**given))
+                return self._add(Event(**arguments))
             case "delete_event":
-                if given["id"] not in self.events:
-                    raise BadCall(f"there is no meeting {given['id']}")
-                return f"Deleted: {self.events.pop(given['id'])[0]}."
+                if arguments["id"] not in self.events:
+                    raise BadCall(f"there is no meeting {arguments['id']}")
+                return f"Deleted: {self.events.pop(arguments['id'])[0]}."
             case "list_files":
                 return "\n".join(self.files)
             case "read_file":
-                if given["name"] not in self.files:
-                    raise BadCall(f"there is no file {given['name'][:40]!r}")
-                return self.files[given["name"]]
+                if arguments["name"] not in self.files:
+                    raise BadCall(f"there is no file {arguments['name'][:40]!r}")
+                return self.files[arguments["name"]]
             case "write_file":
-                if not given["name"] or (len(self.files) >= MOST_THINGS and given["name"] not in self.files):
-                    raise BadCall("give the file a name" if not given["name"] else "there is no room for more files")
-                self.files[given["name"]] = given["text"]
-                return f"Written: {given['name']}."
+                if not arguments["name"] or (len(self.files) >= MOST_THINGS and arguments["name"] not in self.files):
+                    raise BadCall(
+                        "give the file a name" if not arguments["name"] else "there is no room for more files"
+                    )
+                self.files[arguments["name"]] = arguments["text"]
+                return f"Written: {arguments['name']}."
             case "list_mail":
                 return "\n".join(
                     f"{number}: from {mail.other}, {mail.subject}" for number, mail in office.inbox.items()
                 )
             case "read_mail":
-                if (mail := office.inbox.get(given["id"])) is None:
-                    raise BadCall(f"there is no mail {given['id']}")
+                if (mail := office.inbox.get(arguments["id"])) is None:
+                    raise BadCall(f"there is no mail {arguments['id']}")
                 return f"From {mail.other}\n{mail.subject}\n\n{mail.body}"
             case "send_mail":
-                return self._send(Mail(given["to"], given["subject"], given["body"]), office)
+                return self._send(Mail(arguments["to"], arguments["subject"], arguments["body"]), office)
             case "find_contact":
-                wanted = given["name"].strip().lower()
+                wanted = arguments["name"].strip().lower()
                 hits = [f"{name}: {address}" for name, address in office.contacts.items() if wanted in name.lower()]
                 if not wanted or not hits:
-                    raise BadCall(f"nobody is called {given['name'][:40]!r}")
+                    raise BadCall(f"nobody is called {arguments['name'][:40]!r}")
                 return "\n".join(hits)
         return "Done."
 
@@ -183,7 +183,7 @@ class Desk(Environment):
         now = self.now.events
         if not is_free(now, event.day, event.start, event.hours):
             raise BadCall(f"{event.day} from {event.start} to {event.start + event.hours} is not free")
-        number = max(*now, *self.start[0].events, 0) + 1  # never that of a meeting that was there at the start
+        number = max(*now, *self.start[0].events, 0) + 1  # never reuse the number of an initial meeting
         self.events[number] = tuple(event)
         return f"Added as {number}."
 
@@ -196,7 +196,7 @@ class Desk(Environment):
         return f"Sent to {mail.other}."
 
     def criteria(self) -> dict[str, bool]:
-        """The checklist of all tasks, and that nothing else was changed."""
+        """Return the checklist of all tasks, and whether nothing else was changed."""
         office, tasks = self.start
         now = self.now
         return {name: met for task in tasks for name, met in task.criteria(now).items()} | {
@@ -227,7 +227,7 @@ class Desk(Environment):
         return "finish", {}
 
     def score(self) -> float:
-        """The share of the tasks' checklist that holds, x 0.95 until all is finished; 0 for a wrong end."""
+        """Return 0.95 * the share of the tasks' checklist that is met; after finish, 1 or 0."""
         criteria = self.criteria()
         if self.done:
             return float(all(criteria.values()))
@@ -252,7 +252,7 @@ class Desk(Environment):
 
 
 def _is_tidy(office: Office, tasks: list[Task], now: Changes) -> bool:
-    """Whether all that changed is what some task asks for."""
+    """Return whether all changes are required by a task."""
     for number, event in office.events.items():
         if now.events.get(number) != event and not any(task.may_go(number) for task in tasks):
             return False

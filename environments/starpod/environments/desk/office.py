@@ -1,4 +1,4 @@
-"""The office: what lies on the desk at the start, drawn from a stream, and what of it changes."""
+"""The office at the start of an episode: contacts, meetings, files and mails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 OPENS, CLOSES = 9, 17
-"""Hours between which meetings lie."""
+"""Hours between which meetings can take place."""
 
 _NAMES = (
     *("Amara Okoye", "Ben Fischer", "Chen Wei", "Dana Novak", "Elif Kaya", "Farid Haddad", "Greta Lind", "Hugo Marin"),
@@ -32,7 +32,7 @@ _SMALL_TALK = (
 
 
 class Event(NamedTuple):
-    """A meeting in the calendar, from a whole hour on."""
+    """A meeting in the calendar. `start` is an hour of the day."""
 
     title: str
     day: str
@@ -42,7 +42,7 @@ class Event(NamedTuple):
 
 
 class Mail(NamedTuple):
-    """A mail. `other` is the address that it came from or went to."""
+    """A mail. `other` is the address of the sender or recipient."""
 
     other: str
     subject: str
@@ -50,22 +50,21 @@ class Mail(NamedTuple):
 
 
 class Office(NamedTuple):
-    """The start of an episode.
-
-    contacts: addresses by name. events: by number. facts: (project, what, value) that the files tell, one file each.
-    codes: what the mails of some people tell, by name.
-    """
+    """The office at the start of an episode."""
 
     contacts: dict[str, str]
+    """Name -> address."""
     events: dict[int, Event]
     files: dict[str, str]
     inbox: dict[int, Mail]
     facts: list[tuple[str, str, str]]
+    """Facts in the files: project, name of the fact, value. Each project has one file."""
     codes: dict[str, str]
+    """Name of a person -> door code in that person's mail."""
 
 
 def draw_office(rng: random.Random) -> Office:
-    """An office with six contacts, six meetings, four files and four mails."""
+    """Draw an office with six contacts, six meetings, four files and four mails."""
     people = rng.sample(_NAMES, 6)
     contacts = {name: name.lower().replace(" ", ".") + "@office.example" for name in people}
     events: dict[int, Event] = {}
@@ -77,10 +76,10 @@ def draw_office(rng: random.Random) -> Office:
     files: dict[str, str] = {}
     facts = []
     for project in rng.sample(_PROJECTS, 4):
-        told = {what: form.format(rng.randint(low, high)) for what, form, low, high in _FACTS}
+        values = {what: form.format(rng.randint(low, high)) for what, form, low, high in _FACTS}
         name = f"{project.lower()}.txt"
-        files[name] = "\n".join([f"Project {project}", *(f"{what}: {value}" for what, value in told.items())])
-        facts += [(project, what, value) for what, value in told.items()]
+        files[name] = "\n".join([f"Project {project}", *(f"{what}: {value}" for what, value in values.items())])
+        facts += [(project, what, value) for what, value in values.items()]
     inbox: dict[int, Mail] = {}
     codes = {name: f"{rng.randint(1000, 9999)}-{rng.choice('ABCDEFGH')}" for name in rng.sample(people, 2)}
     mails = [Mail(contacts[name], "Door code", f"The new code of my office is {code}.") for name, code in codes.items()]
@@ -91,7 +90,7 @@ def draw_office(rng: random.Random) -> Office:
 
 
 def is_free(events: dict[int, Event], day: str, start: int, hours: int) -> bool:
-    """Whether the time lies within opening hours and no meeting overlaps it."""
+    """Return whether a time is within opening hours and overlaps no meeting."""
     return (
         start >= OPENS
         and start + hours <= CLOSES
@@ -103,5 +102,5 @@ def is_free(events: dict[int, Event], day: str, start: int, hours: int) -> bool:
 
 
 def earliest(events: dict[int, Event], day: str, hours: int) -> int | None:
-    """The first hour of a day from which so many are free."""
+    """Return the first hour of a day from which `hours` hours are free, or None."""
     return next((start for start in range(OPENS, CLOSES) if is_free(events, day, start, hours)), None)

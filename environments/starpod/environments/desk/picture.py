@@ -1,4 +1,4 @@
-"""Draws the desk: the week's calendar, the files, the mails sent and the checklist."""
+"""Picture of the desk: calendar, files, sent mails and checklist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ _DAY, _HOUR, _TOP = 112, 34, 56
 
 
 def draw(now: Changes, new_files: frozenset[str], kept: frozenset[int], criteria: Mapping[str, bool]) -> bytes:
-    """A PNG of 880 x 470 pixels. new_files: those that were written. kept: numbers of the meetings that were there."""
+    """Draw a PNG of 880 x 470 pixels.
+
+    Args:
+        now: the current state.
+        new_files: files that were added; they are highlighted.
+        kept: numbers of the initial meetings; others are highlighted.
+        criteria: the checklist.
+    """
     canvas = Canvas(880, 470, (176, 140, 104))
     canvas.box(14, 14, 614, 356, _PAPER, radius=10)
     for column, day in enumerate(DAYS):

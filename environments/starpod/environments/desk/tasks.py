@@ -1,4 +1,4 @@
-"""Tasks: what is asked, the calls that do it, and the checklist that tells whether it is done."""
+"""Tasks: instructions, checklists, and the expert's calls."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ Call = tuple[str, Mapping[str, str | int]]
 
 @dataclass
 class Changes:
-    """What an episode has changed so far."""
+    """The current calendar and files, and the mails sent so far."""
 
     events: dict[int, Event]
     files: dict[str, str]
     sent: list[Mail]
 
     def told(self, address: str, *words: str) -> bool:
-        """Whether a mail to the address holds all of the words, in any case; a number is no part of a longer one."""
+        """Return whether a mail to the address contains all words, in any case. 9 does not match 19."""
         patterns = [re.compile(rf"(?<!\d){re.escape(word)}(?!\d)", re.IGNORECASE) for word in words]
         texts = [f"{mail.subject}\n{mail.body}" for mail in self.sent if mail.other == address]
         return any(all(pattern.search(text) for pattern in patterns) for text in texts)
 
 
 class Task(ABC):
-    """One thing to do."""
+    """A task in the office, with its checklist and the expert's calls."""
 
     @abstractmethod
     def ask(self) -> str:
-        """The instruction."""
+        """Return the instruction."""
 
     @abstractmethod
     def criteria(self, now: Changes) -> dict[str, bool]:
-        """The checklist."""
+        """Return the checklist."""
 
     @abstractmethod
     def look(self) -> list[Call]:
-        """The calls that find out what the task needs."""
+        """Return the expert's calls that gather information."""
 
     @abstractmethod
     def act(self, now: Changes) -> Call | None:
-        """The next call that changes something; None once the task is done."""
+        """Return the expert's next call that changes something, or None if the task is done."""
 
     @property
     def recipients(self) -> frozenset[str]:
-        """Addresses that a mail may go to."""
+        """Addresses to which mails may be sent."""
         return frozenset()
 
     @property
@@ -59,17 +59,17 @@ class Task(ABC):
         return frozenset()
 
     def is_meant(self, event: Event) -> bool:
-        """Whether this meeting may be new in the calendar."""
+        """Return whether this meeting may be added to the calendar."""
         return False
 
     def may_go(self, number: int) -> bool:
-        """Whether this meeting may be gone from the calendar."""
+        """Return whether this meeting may be deleted from the calendar."""
         return False
 
 
 @dataclass(frozen=True)
 class Schedule(Task):
-    """A meeting at the earliest free time, of which somebody is told."""
+    """Add a meeting at the earliest free time, and mail the attendee."""
 
     name: str
     address: str
@@ -128,11 +128,11 @@ class Schedule(Task):
 
 @dataclass(frozen=True)
 class Cancel(Task):
-    """All meetings of a day are off, and those whom they were with are told."""
+    """Delete all meetings of a day, and mail their attendees."""
 
     day: str
     meetings: tuple[tuple[int, str, str], ...]
-    """Number, title and the attendee's address of each."""
+    """Number, title and attendee's address of each meeting."""
     names: tuple[str, ...]
 
     @property
@@ -168,7 +168,7 @@ class Cancel(Task):
 
 @dataclass(frozen=True)
 class Report(Task):
-    """A fact from the files, mailed to somebody."""
+    """Mail a fact from the files to somebody."""
 
     name: str
     address: str
@@ -205,7 +205,7 @@ class Report(Task):
 
 @dataclass(frozen=True)
 class Keep(Task):
-    """Something that a mail tells, kept in a file."""
+    """Write the door code from a mail into a file."""
 
     name: str
     mail: int
@@ -235,7 +235,7 @@ KINDS = ("schedule", "cancel", "report", "keep")
 
 
 def draw_task(rng: random.Random, kind: str, office: Office) -> Task | None:
-    """A task of a kind that this office has room for; None if it has none."""
+    """Draw a task of a kind; None if the calendar has no free time for it."""
     name = rng.choice(sorted(office.contacts))
     match kind:
         case "schedule":
@@ -260,7 +260,7 @@ def draw_task(rng: random.Random, kind: str, office: Office) -> Task | None:
 
 
 def draw_tasks(rng: random.Random, kinds: Sequence[str], office: Office) -> list[Task]:
-    """A task of each kind. No meeting is put on a day whose meetings are to go."""
+    """Draw a task of each kind. No meeting is to be added on a day whose meetings are to be deleted."""
     while True:
         tasks = [task for kind in kinds if (task := draw_task(rng, kind, office))]
         days = [task.day for task in tasks if isinstance(task, Schedule | Cancel)]

@@ -1,4 +1,4 @@
-"""The tools of the desk: their descriptions, and reading calls that may be wrong."""
+"""The tools of the desk: their descriptions, and the parsing of calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starpod.env_server import Tool, ToolCall, read_untrusted_json
 from .office import CLOSES, DAYS, OPENS
 
 MAX_TEXT = 2_000
-"""Characters of a text argument."""
+"""Maximum number of characters of a text argument."""
 
 _DAY = {"type": "string", "enum": list(DAYS)}
 _HOUR = {"type": "integer", "minimum": OPENS, "maximum": CLOSES - 1}
@@ -57,14 +57,11 @@ _WRITTEN = re.compile(r"\s*([a-z_]+)\s*(\{.*\})?\s*", re.DOTALL)
 
 
 class BadCall(ValueError):
-    """The call cannot be made; the message says why."""
+    """A call is invalid; the message says why."""
 
 
 def read_call(action: Any) -> tuple[str, dict[str, Any]]:
-    """A tool's name and its checked arguments, of a tool call or of the text `name {"argument": "value"}`.
-
-    Raises BadCall.
-    """
+    """Parse a tool call or a text `name {"argument": "value"}` into name and checked arguments. Raises BadCall."""
     if isinstance(action, str):
         action = _read_text(action)
     if not isinstance(action, ToolCall):
@@ -81,14 +78,14 @@ def read_call(action: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _read_text(text: str) -> ToolCall:
-    written = _WRITTEN.fullmatch(text) if len(text) <= 4 * MAX_TEXT else None
-    if written is None:
+    match = _WRITTEN.fullmatch(text) if len(text) <= 4 * MAX_TEXT else None
+    if match is None:
         raise BadCall('write a call as name {"argument": "value"}')
     try:
-        arguments = read_untrusted_json(written[2] or "{}")
+        arguments = read_untrusted_json(match[2] or "{}")
     except ValueError as error:
         raise BadCall(f"the arguments are not JSON: {str(error)[:80]}") from None
-    return ToolCall(written[1], arguments)
+    return ToolCall(match[1], arguments)
 
 
 def _check(name: str, value: Any, schema: Mapping[str, Any]) -> str | int:
@@ -109,5 +106,5 @@ def _check(name: str, value: Any, schema: Mapping[str, Any]) -> str | int:
 
 
 def write_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as text."""
+    """Return a call as text."""
     return f"{name} {json.dumps(dict(arguments), ensure_ascii=False)}"

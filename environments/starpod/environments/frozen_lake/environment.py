@@ -1,6 +1,6 @@
 """A walk over slippery ice to the goal, around the holes: Gymnasium's dynamics, RAGEN's observations.
 
-A step is a table look-up. What follows from a map alone is worked out once and shared by all sessions on that map.
+A step is a table look-up. The tables of a map are computed once and shared by all sessions on it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class FrozenLakeOptions(EnvironmentOptions):
         default=0.9,
         ge=0.5,
         le=1,
-        description="How likely each tile of a drawn map is ice; else it is a hole. RAGEN's paper: 0.8.",
+        description="Probability that a tile of a drawn map is ice and not a hole. RAGEN's paper: 0.8.",
     )
     success_rate: float = Field(
         default=0.8,
         gt=0,
         le=1,
-        description="How likely a move goes where it was meant to; else it slips to one of the two sides at right "
-        "angles. 1: never. RAGEN's paper and Gymnasium: 1/3.",
+        description="Probability that a move goes in the chosen direction. Otherwise it slips to one of the two sides "
+        "at right angles. 1: no slips. RAGEN's paper and Gymnasium: 1/3.",
     )
     goal_reward: float = Field(default=1.0, description="Paid for reaching the goal.")
     map: tuple[str, ...] | None = Field(
@@ -82,7 +82,7 @@ class FrozenLakeOptions(EnvironmentOptions):
 
 
 class FrozenLake(Environment):
-    """The seed fixes the map, the dynamics seed the slips. A hole or the goal ends the episode."""
+    """A frozen lake. The seed determines the map, the dynamics seed the slips. A hole or the goal ends the episode."""
 
     spec = EnvironmentSpec(
         id="frozen_lake-v1",
@@ -98,7 +98,7 @@ class FrozenLake(Environment):
 
     map: tuple[str, ...]
     position: int
-    """Row times columns plus column."""
+    """Row * columns + column."""
     _cached_lake: Lake | None = None
 
     def reset(self, rng: random.Random) -> None:
@@ -135,8 +135,8 @@ class FrozenLake(Environment):
     def score(self) -> float:
         distances = distances_to_goal(self.map)
         lake = self._cached_lake or self._shared_lake()
-        left, whole = distances[self.position], distances[lake.start]
-        return 0.0 if left is None or whole is None else max(0.0, 1 - left / whole)
+        remaining, total = distances[self.position], distances[lake.start]
+        return 0.0 if remaining is None or total is None else max(0.0, 1 - remaining / total)
 
     def instructions(self) -> str:
         return _instructions(self.options)

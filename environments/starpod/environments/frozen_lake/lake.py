@@ -1,4 +1,4 @@
-"""A map with all that follows from it: where moves lead, what arriving means, and what is seen at each position."""
+"""The tables of a map: targets of moves, outcomes of arriving, and observations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FELL = Outcome(terminated=True, success=False)
 
 
 class Symbols(EnvironmentOptions):
-    """One character for each thing on the board."""
+    """The characters that show the board."""
 
     player: str = Field(default="P", description="The player on ice.")
     ice: str = Field(default="_", description="Ice, the start included.")
@@ -38,10 +38,13 @@ class Symbols(EnvironmentOptions):
 
 
 class Lake:
-    """A map with all that follows from it. Observations and keys are filled in as they are asked for.
+    """The tables of a map. Observations and state keys are computed on first use.
 
-    ways: action -> position -> where a move goes: slipped to the action before, straight, slipped to the action after.
-    before, straight: the slip draw below which each of the first two happens.
+    Attributes:
+        ways: action -> position -> the three possible targets of a move: slipped to the previous action in ACTIONS,
+            straight, slipped to the next action.
+        before, straight: the move goes to the first target if a uniform draw is below `before`, else to the second if
+            it is below `straight`.
     """
 
     def __init__(
@@ -67,11 +70,11 @@ class Lake:
         self.keys: list[bytes | None] = [None] * len(self.tiles)
 
     def is_open(self, position: int) -> bool:
-        """Whether the episode goes on at this position."""
+        """Return whether the episode continues at this position."""
         return self.tiles[position] in "SF"
 
     def describe(self, position: int) -> str:
-        """The observation at this position."""
+        """Return the observation at this position."""
         match self.observation:
             case "grid":
                 text = "\n".join(self.grid(position))
@@ -86,18 +89,18 @@ class Lake:
         return text
 
     def key(self, position: int) -> bytes:
-        """The state key at this position."""
+        """Return the state key at this position."""
         key = self.keys[position] = digest("\n".join((*self.map, str(position))))
         return key
 
     def grid(self, position: int) -> list[str]:
-        """The rows of the board in symbols."""
+        """Return the rows of the board in symbols."""
         cells = [self._cell(place) for place in range(len(self.tiles))]
         cells[position] = self._player(position)
         return ["".join(cells[first : first + self.columns]) for first in range(0, len(cells), self.columns)]
 
     def framed(self, position: int) -> str:
-        """The board in symbols, set wide and framed, for people."""
+        """Return the board for people: in symbols, widely spaced and with a frame."""
         rule = "─" * (2 * self.columns + 1)
         rows = (f"│ {' '.join(row)} │" for row in self.grid(position))
         return "\n".join((f"┌{rule}┐", *rows, f"└{rule}┘"))
@@ -139,5 +142,5 @@ class Lake:
 
 @functools.lru_cache(maxsize=4096)
 def lake_of(rows: tuple[str, ...], success_rate: float, goal_reward: float, observation: str, symbols: Symbols) -> Lake:
-    """The lake of a map. All sessions on the map share it."""
+    """Return the tables of a map. All sessions on the map share them."""
     return Lake(rows, success_rate, goal_reward, observation, symbols)

@@ -1,4 +1,4 @@
-"""Boards: the actions and where they lead, distances to the goal, and random maps that can be solved."""
+"""Maps: targets of moves, distances to the goal, and random maps that can be solved."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import random
 from collections import deque
 
 ACTIONS = ("Left", "Down", "Right", "Up")
-"""In a circle, so that a slip goes to the action before or after. The order is Gymnasium's."""
+"""The actions in Gymnasium's order, which is circular: a slip goes to the previous or the next one."""
 
 _STEPS = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
 
 @functools.lru_cache(maxsize=64)
 def moves_on(rows: int, columns: int) -> dict[str, list[tuple[int, int, int]]]:
-    """Targets of all moves on a board of this shape, whose border holds the player in place."""
+    """Return action -> position -> targets of a move: slipped to the previous action, straight, slipped to the next.
+
+    A move against the border stays in place.
+    """
 
     def move(place: int, action: int) -> int:
         row, column = divmod(place, columns)
@@ -29,7 +32,7 @@ def moves_on(rows: int, columns: int) -> dict[str, list[tuple[int, int, int]]]:
 
 @functools.lru_cache(maxsize=1024)
 def distances_to_goal(rows: tuple[str, ...]) -> tuple[int | None, ...]:
-    """Moves to the goal from each position without a slip; None for holes and for ice that holes cut off."""
+    """Return the number of moves to the goal from each position without slips; None if there is no path."""
     tiles = "".join(rows)
     ways = moves_on(len(rows), len(rows[0]))
     distances: list[int | None] = [None] * len(tiles)
@@ -47,7 +50,7 @@ def distances_to_goal(rows: tuple[str, ...]) -> tuple[int | None, ...]:
 
 
 def draw_map(rng: random.Random, size: int, frozen_probability: float) -> tuple[str, ...]:
-    """Independent tiles, then a start and a goal anywhere; again until they differ and a path joins them."""
+    """Draw a map: independent tiles, a random start and a random goal, until a path joins start and goal."""
     while True:
         tiles = ["F" if rng.random() < frozen_probability else "H" for _ in range(size * size)]
         start, goal = rng.randrange(size * size), rng.randrange(size * size)

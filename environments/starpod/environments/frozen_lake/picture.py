@@ -1,4 +1,4 @@
-"""Draws the lake from the sprites in sprites.png: a penguin on its way to a present."""
+"""Picture of the lake, from the sprites in sprites.png: a penguin on its way to a present."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ TILE = 64
 
 @functools.lru_cache(maxsize=256)
 def draw(tiles: str, columns: int, position: int, pixels: int = TILE) -> bytes:
-    """A PNG of the lake. pixels: of a tile's edge; fewer on large boards.
+    """Draw the lake.
 
-    tiles: S, F, H and G, row by row. position: of the player, counted in tiles.
+    Args:
+        tiles: the characters S, F, H and G, row by row.
+        columns: number of columns.
+        position: the player's, as an index into `tiles`.
+        pixels: edge of a tile; reduced on large boards.
+
+    Returns:
+        A PNG.
     """
     rows = len(tiles) // columns
     size = min(pixels, max(16, 768 // max(rows, columns)))

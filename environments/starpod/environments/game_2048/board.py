@@ -1,4 +1,4 @@
-"""Rules of the board: slides, merges and the moves that change something."""
+"""The rules on boards: slides, merges and valid moves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import random
 
 ACTIONS = ("Up", "Right", "Down", "Left")
-"""In the order of the original's action numbers."""
+"""The actions, in the order of the original's action numbers."""
 
 Board = tuple[int, ...]
 """Tiles row by row; 0 is an empty cell."""
@@ -14,7 +14,7 @@ Board = tuple[int, ...]
 
 @functools.lru_cache(maxsize=2**16)
 def slide_line(line: Board) -> tuple[Board, int]:
-    """The line slid to its start, and the sum of the tiles that merging made. A new tile does not merge again."""
+    """Slide a line to its start. Return it and the sum of the merged tiles. A merged tile does not merge again."""
     tiles: list[int] = []
     merged = 0
     mergeable = False
@@ -31,7 +31,7 @@ def slide_line(line: Board) -> tuple[Board, int]:
 
 @functools.cache
 def _lines(size: int) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """For each action the cells of every line, beginning where the tiles slide to."""
+    """Return action -> lines, each as a list of cells that begins at the side to which tiles slide."""
     rows = tuple(tuple(range(row * size, (row + 1) * size)) for row in range(size))
     columns = tuple(zip(*rows, strict=True))
     return {
@@ -43,7 +43,7 @@ def _lines(size: int) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def slide(board: Board, size: int, action: str) -> tuple[Board, int]:
-    """The board after all tiles slid one way, and the sum of the tiles that merging made. No tile is added."""
+    """Slide all tiles in one direction. Return the board, without a new tile, and the sum of the merged tiles."""
     cells = list(board)
     total = 0
     for line in _lines(size)[action]:
@@ -55,12 +55,12 @@ def slide(board: Board, size: int, action: str) -> tuple[Board, int]:
 
 
 def moves(board: Board, size: int) -> list[str]:
-    """The actions that move a tile."""
+    """Return the actions that move a tile."""
     return [action for action in ACTIONS if slide(board, size, action)[0] != board]
 
 
 def add_tile(board: Board, rng: random.Random, two_probability: float) -> Board:
-    """The board with a 2, or else a 4, in one of its empty cells, all equally likely."""
+    """Add a tile in a random empty cell: a 2 with probability `two_probability`, else a 4."""
     empty = [cell for cell, tile in enumerate(board) if not tile]
     cell = empty[rng.randrange(len(empty))]
     tile = 2 if rng.random() < two_probability else 4
@@ -68,5 +68,5 @@ def add_tile(board: Board, rng: random.Random, two_probability: float) -> Board:
 
 
 def rows_of(board: Board, size: int) -> list[Board]:
-    """The board's rows, from the top."""
+    """Return the board's rows, from the top."""
     return [board[start : start + size] for start in range(0, size * size, size)]

@@ -16,24 +16,24 @@ from .picture import draw
 
 
 class Game2048Options(EnvironmentOptions):
-    """The board, when the game ends, what it pays and how it is shown."""
+    """The board, the end of the game, rewards and observations."""
 
     size: int = Field(default=4, ge=2, le=8, description="Rows and columns of a board that starts with two tiles.")
-    two_probability: float = Field(default=0.9, ge=0, le=1, description="How likely a new tile is a 2; else it is a 4.")
+    two_probability: float = Field(default=0.9, ge=0, le=1, description="Probability that a new tile is a 2, not a 4.")
     target: int = Field(default=2048, ge=8, description="The tile that makes the game a success, a power of two.")
     end: Literal["locked", "target"] = Field(
         default="locked", description="locked: play until no move is left; target: stop once the target is reached."
     )
     reward: Literal["log", "raw", "target"] = Field(
         default="log",
-        description="What merging pays: log is 0.1 x log2(1 + sum of the new tiles); raw is that sum, and -0.1 for a "
-        "move that moves nothing; target is 1 for the move that makes the target.",
+        description="Reward of a move. log: 0.1 x log2(1 + sum of the merged tiles); raw: that sum, and -0.1 for a "
+        "move that moves nothing; target: 1 for the move that makes the target.",
     )
     board: tuple[tuple[int, ...], ...] | None = Field(
-        default=None, description="A start of your own: rows of tiles, 0 for an empty cell. A move must be left."
+        default=None, description="Initial board: rows of tiles, 0 for an empty cell. A move must be possible."
     )
     observation: Literal["full", "grid"] = Field(
-        default="full", description="full: the rows, the moves that are valid and the score; grid: the rows alone."
+        default="full", description="full: the rows, the valid moves and the score; grid: only the rows."
     )
 
     @field_validator("target")
@@ -74,12 +74,12 @@ class Game2048Options(EnvironmentOptions):
 
     @property
     def width(self) -> int:
-        """Rows and columns."""
+        """Number of rows, which is also the number of columns."""
         return len(self.board) if self.board else self.size
 
 
 class Game2048(Environment):
-    """The seed fixes the first two tiles, the dynamics seed those that follow."""
+    """The game 2048. The seed determines the first two tiles, the dynamics seed all later ones."""
 
     spec = EnvironmentSpec(
         id="game_2048-v1",
@@ -95,7 +95,7 @@ class Game2048(Environment):
 
     board: Board
     points: int
-    """The sum of all tiles that merging made."""
+    """Sum of all merged tiles so far."""
 
     def reset(self, rng: random.Random) -> None:
         options = self.options
@@ -111,8 +111,8 @@ class Game2048(Environment):
         options = self.options
         slid, merged = slide(self.board, options.width, action)
         if slid == self.board:
-            fine = -0.1 if options.reward == "raw" else 0.0
-            return Outcome(fine, success=self._reached() or None, valid=False, effective=False)
+            reward = -0.1 if options.reward == "raw" else 0.0
+            return Outcome(reward, success=self._reached() or None, valid=False, effective=False)
         before = self._reached()
         self.board = add_tile(slid, self.dynamics, options.two_probability)
         self.points += merged
@@ -163,7 +163,7 @@ class Game2048(Environment):
         return None if self._over() else best_action(self.board, self.options.width, self.options.two_probability)
 
     def score(self) -> float:
-        """The exponent of the largest tile as a share of the target's."""
+        """Return log2 of the largest tile, divided by log2 of the target; at most 1."""
         return min(1.0, (max(self.board).bit_length() - 1) / (self.options.target.bit_length() - 1))
 
     def instructions(self) -> str:
@@ -180,6 +180,6 @@ class Game2048(Environment):
         options = self.options
         if mode == "png":
             return draw(self.board, options.width, self.points, options.target)
-        wide = max(4, len(str(max(self.board))))
-        lines = (" ".join(f"{tile or '.':>{wide}}" for tile in row) for row in rows_of(self.board, options.width))
+        width = max(4, len(str(max(self.board))))
+        lines = (" ".join(f"{tile or '.':>{width}}" for tile in row) for row in rows_of(self.board, options.width))
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Draws the board as coloured tiles."""
+"""Picture of the board, with coloured tiles."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _COLOURS = (
     *((238, 228, 218), (237, 224, 200), (242, 177, 121), (245, 149, 99), (246, 124, 95), (246, 94, 59)),
     *((237, 207, 114), (237, 204, 97), (237, 200, 80), (237, 197, 63), (237, 194, 46)),
 )
-"""Of the tiles 2, 4, 8 and so on; larger ones are dark."""
+"""Colours of the tiles 2, 4, 8, ..., 2048. Larger tiles are dark."""
 
 _CELL, _GAP, _HEAD = 92, 10, 62
 
 
 def draw(board: Board, size: int, points: int, target: int) -> bytes:
-    """A PNG of the points, the target and the tiles, 92 pixels each."""
+    """Draw points, target and tiles as a PNG. A tile is 92 pixels wide."""
     whole = size * (_CELL + _GAP) + _GAP
     canvas = Canvas(whole + 24, whole + _HEAD + 12, (250, 248, 239))
     middle = (whole + 24) / 2

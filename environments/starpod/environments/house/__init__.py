@@ -1,4 +1,4 @@
-"""house-v1: household tasks in text: find, clean, heat, cool, light and place things."""
+"""house-v1: household tasks in text. Find things, clean, heat, cool or light them, and put them in their place."""
 
 from .environment import House, HouseOptions
 

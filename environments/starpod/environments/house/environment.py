@@ -1,4 +1,4 @@
-"""A house in text, in the manner of ALFWorld: find things, clean, heat or cool them, and put them where they belong."""
+"""A house in text, similar to ALFWorld: find things, clean, heat or cool them, and put them where they belong."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .rooms import TASKS, Task, draw_house, possible_tasks
 from .state import Nothing, State
 
 MAX_LENGTH = 100
-"""Characters of an action that are read."""
+"""Maximum number of characters of an action."""
 
 
 class HouseOptions(EnvironmentOptions):
-    """Which tasks, how large the house is and what doing the task pays."""
+    """The tasks and the size of the house."""
 
     tasks: tuple[str, ...] = Field(default=TASKS, description=f"Kinds of tasks: {', '.join(TASKS)}.")
     split: Literal["all", "train", "test"] = Field(
-        default="all", description="All pairs of a thing and its place, three in four of them, or every fourth."
+        default="all", description="train: three in four tasks of each kind; test: the others."
     )
     furniture: int = Field(
-        default=8, ge=0, le=40, description="Pieces of furniture beside those that are always there."
+        default=8, ge=0, le=40, description="Number of pieces of furniture besides those of every house."
     )
-    things: int = Field(default=10, ge=0, le=60, description="Things beside those of the task.")
+    things: int = Field(default=10, ge=0, le=60, description="Number of things besides those of the task.")
     max_steps: int = Field(default=50, ge=1, le=10_000, description="Actions after which the episode is truncated.")
 
     @field_validator("tasks")
@@ -42,7 +42,7 @@ class HouseOptions(EnvironmentOptions):
 
 
 class House(Environment):
-    """The seed fixes the house and the task; nothing is left to chance."""
+    """A house. The seed determines the house and the task; the transitions are deterministic."""
 
     spec = EnvironmentSpec(
         id="house-v1",
@@ -65,7 +65,7 @@ class House(Environment):
 
     state: State
     told: str
-    """What the latest action told."""
+    """The text after the latest action."""
     steps: int
 
     def reset(self, rng: random.Random) -> None:
@@ -80,9 +80,9 @@ class House(Environment):
         return super().get_state() | {"state": dataclasses.asdict(self.state)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        whole = State(**state["state"])
-        whole.task = Task(*whole.task)
-        super().set_state({**state, "state": whole})
+        restored = State(**state["state"])
+        restored.task = Task(*restored.task)
+        super().set_state({**state, "state": restored})
 
     def step(self, action: Any) -> Outcome:
         self.steps += 1
@@ -122,7 +122,7 @@ class House(Environment):
         return next_action(self.state) if self.steps < self.options.max_steps else None
 
     def score(self) -> float:
-        """The share of the task's stages that are reached."""
+        """Return the share of the task's stages that are reached."""
         stages = self.state.stages()
         return sum(stages.values()) / len(stages)
 
@@ -141,7 +141,6 @@ class House(Environment):
 
 @functools.lru_cache(maxsize=64)
 def _tasks(kinds: tuple[str, ...], split: str) -> dict[str, list[Task]]:
-    """The tasks of a split by kind."""
     return {
         kind: [
             task

@@ -1,4 +1,4 @@
-"""Draws the furniture as a plan, with what the player has seen of its inside."""
+"""Picture of the furniture as a plan, with the contents that the player has seen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH, _HEIGHT = 150, 96
 
 
 def draw(state: State) -> bytes:
-    """A PNG with a box for each piece of furniture, five in a row. Closed and unseen insides stay hidden."""
+    """Draw a PNG with a box for each piece of furniture, five in a row. Closed and unseen contents stay hidden."""
     rows = -(-len(state.places) // 5)
     canvas = Canvas(5 * _WIDTH + 20, rows * _HEIGHT + 84, _WOOD)
     canvas.box(10, 8, 5 * _WIDTH + 10, 38, _PAPER, radius=8)

@@ -1,4 +1,4 @@
-"""Furniture, things and tasks: what a house holds at the start, drawn from a stream."""
+"""Furniture, things and tasks of a house at the start of an episode."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import random
 from typing import NamedTuple
 
 CLOSED = frozenset({"cabinet", "drawer", "fridge", "microwave"})
-"""Furniture with a door, which is shut at the start."""
+"""Furniture with a door, which is closed at the start."""
 
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
-"""By what a thing is changed."""
+"""Change -> furniture that makes it."""
 
 _ALWAYS = ("fridge", "microwave", "sinkbasin", "desk")
 _FURNITURE = ("cabinet", "countertop", "drawer", "shelf", "sidetable", "diningtable", "garbagecan", "armchair")
@@ -22,7 +22,7 @@ _ABILITIES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("fork", "knife", "spoon", "ladle"), ("clean",)),
     **dict.fromkeys(("book", "pen", "newspaper", "keychain", "watch", "vase"), ("look",)),
 }
-"""Kinds of things, and what else than placing them can be asked."""
+"""Kinds of things -> kinds of tasks besides placing them."""
 THINGS = tuple(_ABILITIES)
 
 TASKS = ("place", "place_two", "clean", "heat", "cool", "look")
@@ -48,19 +48,21 @@ def _a(name: str) -> str:
 
 
 class Task(NamedTuple):
-    """What is asked. kind: one of TASKS. target: kind of furniture; empty for `look`."""
+    """A household task, such as ("clean", "mug", "shelf")."""
 
     kind: str
+    """One of TASKS."""
     thing: str
     target: str
+    """Kind of furniture; "" for `look`."""
 
     @property
     def change(self) -> str:
-        """clean, heat or cool, where that is asked for; else empty."""
+        """The change that the task asks for: clean, heat or cool, or ""."""
         return self.kind if self.kind in TOOLS else ""
 
     def ask(self) -> str:
-        """The task in words."""
+        """Return the task in words."""
         where = f"in or on {_a(self.target)}"
         match self.kind:
             case "place":
@@ -73,7 +75,7 @@ class Task(NamedTuple):
 
 
 def possible_tasks(kind: str) -> list[Task]:
-    """All tasks of a kind, in a fixed order."""
+    """Return all tasks of a kind, in a fixed order."""
     if kind == "look":
         return [Task(kind, thing, "") for thing, abilities in _ABILITIES.items() if "look" in abilities]
     tasks = []
@@ -85,23 +87,28 @@ def possible_tasks(kind: str) -> list[Task]:
 
 
 class House(NamedTuple):
-    """The start. places: furniture by name. things: where each thing lies, by name."""
+    """A house at the start of an episode."""
 
     task: Task
     places: tuple[str, ...]
+    """Names of the furniture."""
     things: dict[str, str]
+    """Thing -> place."""
 
 
 def kind_of(name: str) -> str:
-    """`apple` of `apple 2`."""
+    """Return the name without its number: `apple` for `apple 2`."""
     return name.rpartition(" ")[0]
 
 
 def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: int) -> House:
-    """A house in which one of the tasks can be done, and is not done at the start.
+    """Draw a house in which one of the tasks can be done, but is not done at the start.
 
-    furniture: pieces beside the fridge, the microwave, the sink, the desk and the target. things: pieces beside those
-    of the task.
+    Args:
+        rng: random state.
+        tasks: the tasks to choose from.
+        furniture: number of pieces of furniture besides fridge, microwave, sink, desk and target.
+        things: number of things besides those of the task.
     """
     task = rng.choice(tasks)
     kinds = [*_ALWAYS, *rng.choices(_FURNITURE, k=furniture)]
@@ -126,5 +133,5 @@ def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: in
 
 
 def _numbered(kinds: list[str]) -> list[str]:
-    """`apple 1`, `apple 2`, `mug 1` of `apple`, `apple`, `mug`."""
+    """Number equal kinds: `apple`, `apple`, `mug` become `apple 1`, `apple 2`, `mug 1`."""
     return [f"{kind} {number}" for kind, group in itertools.groupby(kinds) for number, _ in enumerate(group, 1)]

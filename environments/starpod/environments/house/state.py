@@ -1,4 +1,4 @@
-"""The state of a house, and what the actions do to it."""
+"""The state of a house, and the effects of actions."""
 
 from __future__ import annotations
 
@@ -26,37 +26,38 @@ class Nothing(Exception):
 
 @dataclass
 class State:
-    """Where all is, and what the player has seen.
-
-    things: place of each thing; empty for the one in the hand. at: place of the player; empty at the start. opened:
-    furniture with an open door. changed: things that were cleaned, heated and cooled. seen: places whose inside the
-    player has seen. lit: the thing that was looked at under the lamp.
-    """
+    """The positions and states of all things and of the player."""
 
     task: Task
     places: tuple[str, ...]
     things: dict[str, str]
+    """Thing -> place; "" for the held thing."""
     at: str = ""
+    """Place of the player; "" at the start."""
     held: str = ""
     lit: str = ""
+    """The thing that was looked at under the lamp."""
     opened: set[str] = field(default_factory=set)
+    """Furniture with an open door."""
     seen: set[str] = field(default_factory=set)
+    """Places whose contents the player has seen."""
     changed: dict[str, set[str]] = field(default_factory=lambda: {change: set() for change in TOOLS})
+    """Change -> things that were cleaned, heated or cooled."""
 
     def is_open(self, place: str) -> bool:
-        """Whether its inside can be reached."""
+        """Return whether the contents of a place can be reached."""
         return bool(place) and (kind_of(place) not in CLOSED or place in self.opened)
 
     def inside(self, place: str) -> list[str]:
-        """The things in or on a place."""
+        """Return the things in or on a place."""
         return [thing for thing, where in self.things.items() if where == place]
 
     def act(self, action: str) -> str:
-        """Does an action and tells what is seen then. Raises Nothing where it cannot be done."""
+        """Execute an action and return its text. Raises Nothing if it cannot be done."""
         for name, pattern in _PATTERNS.items():
             if match := pattern.fullmatch(action):
-                told: str = getattr(self, f"_{name}")(action, *match.groups())
-                return told
+                text: str = getattr(self, f"_{name}")(action, *match.groups())
+                return text
         raise Nothing
 
     def _go(self, action: str, place: str) -> str:
@@ -66,7 +67,7 @@ class State:
         return f"You are at the {place}. {self.view()}"
 
     def view(self) -> str:
-        """What can be seen where the player stands."""
+        """Return the text for what the player sees at the current place."""
         if not self.at:
             return f"Around you are: {', '.join(self.places)}."
         if not self.is_open(self.at):
@@ -121,7 +122,7 @@ class State:
         return self.view()
 
     def choices(self) -> list[str]:
-        """Every action that can be done here."""
+        """Return all actions that can be done now."""
         at, held = self.at, self.held
         actions = [f"go to {place}" for place in self.places if place != at]
         if kind_of(at) in CLOSED:
@@ -135,10 +136,10 @@ class State:
         return [*actions, "look", "inventory"]
 
     def stages(self) -> dict[str, bool]:
-        """The checklist of the task, in order."""
+        """Return the checklist of the task, in order."""
         task = self.task
-        mine = [thing for thing in self.things if kind_of(thing) == task.thing]
-        ready = [thing for thing in mine if not task.change or thing in self.changed[task.change]]
+        candidates = [thing for thing in self.things if kind_of(thing) == task.thing]
+        ready = [thing for thing in candidates if not task.change or thing in self.changed[task.change]]
         placed = [thing for thing in ready if task.target and kind_of(self.things[thing]) == task.target]
         taken = kind_of(self.held) == task.thing
         if task.kind == "look":
@@ -159,5 +160,5 @@ class State:
         }
 
     def done(self) -> bool:
-        """Whether the task is done."""
+        """Return whether the task is done."""
         return all(self.stages().values())

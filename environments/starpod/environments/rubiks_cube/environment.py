@@ -1,4 +1,4 @@
-"""The 2x2x2 Rubik's cube: turn faces until each has one colour."""
+"""The 2x2x2 Rubik's cube: turn the faces until each has one colour."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _TITLES = {"U": "Up", "L": "Left", "F": "Front", "R": "Right", "B": "Back", "D":
 
 
 class RubiksCubeOptions(EnvironmentOptions):
-    """How the cube is scrambled, how many turns there are and how it is shown."""
+    """The scramble, the number of turns and the form of observations."""
 
     scramble_depth: int = Field(
-        default=1, ge=1, le=50, description="Random quarter turns that scramble the cube; none undoes the one before."
+        default=1, ge=1, le=50, description="Number of random quarter turns; no turn undoes the previous one."
     )
     min_distance: int = Field(
         default=1, ge=1, le=11, description="Scramble again until the shortest solution has at least this many turns."
     )
     scramble: tuple[str, ...] | None = Field(
-        default=None, description='The quarter turns of a scramble of your own, such as ["R", "U\'"].'
+        default=None, description='Quarter turns to use instead of random ones, such as ["R", "U\'"].'
     )
     max_steps: int = Field(default=20, ge=1, le=10_000, description="Turns after which the episode is truncated.")
     observation: Literal["full", "net"] = Field(
-        default="full", description="full: turns made, faces by name, the actions; net: the faces alone, one line each."
+        default="full", description="full: step number, named faces and actions; net: only the faces, one line each."
     )
 
     @field_validator("scramble")
@@ -59,7 +59,7 @@ class RubiksCubeOptions(EnvironmentOptions):
 
 
 def scrambled(scramble: tuple[str, ...]) -> Cube:
-    """A solved cube after these turns."""
+    """Return a solved cube after these turns."""
     cube = SOLVED
     for action in scramble:
         cube = turn(cube, action)
@@ -67,7 +67,7 @@ def scrambled(scramble: tuple[str, ...]) -> Cube:
 
 
 class RubiksCube(Environment):
-    """The seed fixes the scramble; nothing else is left to chance."""
+    """A Rubik's cube. The seed determines the scramble; the transitions are deterministic."""
 
     spec = EnvironmentSpec(
         id="rubiks_cube-v1",
@@ -136,7 +136,7 @@ class RubiksCube(Environment):
         return best_action(self.cube) if self.steps < self.options.max_steps else None
 
     def score(self) -> float:
-        """1 less the share of the 14 turns, which suffice for every cube, that are still needed."""
+        """Return 1 - (turns of a shortest solution / 14); every cube can be solved in 14 turns."""
         return 1 - distance(self.cube) / MOST_TURNS
 
     def render(self, mode: str = "text") -> str | bytes:
@@ -149,7 +149,7 @@ class RubiksCube(Environment):
 
 
 def draw_scramble(rng: random.Random, depth: int) -> tuple[str, ...]:
-    """Quarter turns, all equally likely but the one that would undo the one before."""
+    """Draw quarter turns uniformly, except for the turn that would undo the previous one."""
     turns: list[str] = []
     while len(turns) < depth:
         action = rng.choice(ACTIONS)

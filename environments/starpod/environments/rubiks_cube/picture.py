@@ -1,4 +1,4 @@
-"""Draws the cube as a net of its six faces."""
+"""Picture of the cube as a net of its six faces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FACE = 2 * _STICKER + 14
 
 
 def draw(cube: Cube, done: str) -> bytes:
-    """A PNG of 448 x 350 pixels. done: what to write in the corner of the net."""
+    """Draw the cube as a PNG of 448 x 350 pixels, with the text `done` in a corner."""
     canvas = Canvas(4 * _FACE + 2 * _MARGIN + 8, 3 * _FACE + 2 * _MARGIN + 12, (58, 66, 80))
     for number, face in enumerate(FACES):
         column, row = _PLACES[face]

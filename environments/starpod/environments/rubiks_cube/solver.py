@@ -1,7 +1,6 @@
-"""Shortest solutions: a table of all cubes near the solved one, and a search from the cube until it meets the table.
+"""Shortest solutions, by a table of all cubes near the solved one and a search that ends when it reaches the table.
 
-The turns of three faces suffice for a cube that is always held by the same corner (`hold`), and no such cube needs more
-than 14 of them.
+In the normal orientation (`hold`), turns of three faces are sufficient, and no cube needs more than 14 of them.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ import functools
 from .cube import ACTIONS, SOLVED, TURNS, Cube, hold, permute, turn
 
 MOST_TURNS = 14
-"""Quarter turns that suffice for every cube."""
+"""Maximum number of quarter turns of a shortest solution."""
 
 _DEPTH = 7
 _HELD_TURNS = tuple(TURNS[action] for action in ("U", "U'", "R", "R'", "F", "F'"))
 
 
 @functools.cache
-def _near() -> dict[Cube, int]:
-    """The quarter turns that each cube needs which needs at most 7 (some 45,000 of 3,674,160)."""
+def _near_cubes() -> dict[Cube, int]:
+    """Return cube -> distance for all cubes with a distance of at most 7: about 45,000 of 3,674,160."""
     near = {SOLVED: 0}
     edge = [SOLVED]
     for distance in range(1, _DEPTH + 1):
@@ -36,18 +35,18 @@ def _neighbours(edge: list[Cube], seen: dict[Cube, int]) -> list[Cube]:
 
 @functools.lru_cache(maxsize=4096)
 def distance(cube: Cube) -> int:
-    """The fewest quarter turns to a solved cube. Raises ValueError for one that no turns solve."""
-    near, edge = _near(), [hold(cube)]
+    """Return the number of quarter turns of a shortest solution. Raises ValueError if there is no solution."""
+    near, edge = _near_cubes(), [hold(cube)]
     seen = {edge[0]: 0}
-    for before in range(MOST_TURNS - _DEPTH + 1):
-        if met := [near[reached] for reached in edge if reached in near]:
-            return before + min(met)
+    for depth in range(MOST_TURNS - _DEPTH + 1):
+        if distances := [near[reached] for reached in edge if reached in near]:
+            return depth + min(distances)
         edge = _neighbours(edge, seen)
         seen.update(dict.fromkeys(edge, 0))
     raise ValueError("no turns solve this cube")
 
 
 def best_action(cube: Cube) -> str | None:
-    """The first turn of a shortest solution; None for a solved cube."""
-    left = distance(cube)
-    return next((action for action in ACTIONS if distance(turn(cube, action)) < left), None) if left else None
+    """Return the first turn of a shortest solution, or None for a solved cube."""
+    remaining = distance(cube)
+    return next((action for action in ACTIONS if distance(turn(cube, action)) < remaining), None) if remaining else None

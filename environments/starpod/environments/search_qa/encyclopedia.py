@@ -1,6 +1,6 @@
-"""An encyclopedia of an invented world: some 700 short articles that state how people, places and things relate.
+"""An encyclopedia of an invented world: about 700 short articles with relations between people, places and things.
 
-It is generated, always the same, and every relation that an article states has exactly one value.
+It is generated and always the same. Every relation in an article has exactly one value.
 """
 
 from __future__ import annotations
@@ -33,50 +33,49 @@ _CORPUS_SEED = 20_240_601
 
 @dataclass(slots=True)
 class Article:
-    """An article. `facts` gives each relation's value: the number of another article, or a plain text."""
+    """An article of the encyclopedia."""
 
     kind: str
     title: str
     facts: dict[str, int | str] = field(default_factory=dict)
+    """Relation -> value: the number of another article, or a text."""
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Encyclopedia:
-    """The articles, by number and in the search engine."""
+    """The articles, and their search index."""
 
     articles: list[Article]
     index: Index
     by_kind: dict[str, list[int]]
 
     def name(self, value: int | str) -> str:
-        """A fact's value as text."""
+        """Return a fact's value as text."""
         return value if isinstance(value, str) else self.articles[value].title
 
     def search(self, query: str, count: int) -> list[int]:
-        """The numbers of the best articles for a query, best first. Raises TooManyTerms."""
+        """Return the numbers of the best articles for a query, best first. Raises TooManyTerms."""
         return self.index.search(query, count)
 
 
 class _Names:
-    """Invented names, each given once."""
-
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.given: set[str] = set()
+        self.used: set[str] = set()
 
     def make(self, *choices: list[str], form: str) -> str:
-        """A new name: a form with a piece out of each of the choices."""
+        """Return a new name: the form, filled with one piece from each list."""
         while True:
             name = form.format(*(self.rng.choice(pieces) for pieces in choices))
-            if name not in self.given:
-                self.given.add(name)
+            if name not in self.used:
+                self.used.add(name)
                 return name
 
 
 @functools.cache
 def encyclopedia() -> Encyclopedia:
-    """The encyclopedia with its index; made once in a process, in a fraction of a second."""
+    """Return the encyclopedia. It is made once per process, in a fraction of a second."""
     rng = random.Random(_CORPUS_SEED)
     articles = _draw(rng)
     by_kind: dict[str, list[int]] = {}
@@ -88,7 +87,6 @@ def encyclopedia() -> Encyclopedia:
 
 
 def _draw(rng: random.Random) -> list[Article]:
-    """The articles with their facts, and no text yet."""
     names = _Names(rng)
     articles: list[Article] = []
 
@@ -186,7 +184,7 @@ _SENTENCES: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def _write(rng: random.Random, articles: list[Article], article: Article) -> str:
-    """The text of an article: each of its facts once."""
-    told = {name: value if isinstance(value, str) else articles[value].title for name, value in article.facts.items()}
-    sentences = [rng.choice(forms).format(title=article.title, **told) for forms in _SENTENCES[article.kind]]
+    """Write the text of an article, with each of its facts once."""
+    names = {name: value if isinstance(value, str) else articles[value].title for name, value in article.facts.items()}
+    sentences = [rng.choice(forms).format(title=article.title, **names) for forms in _SENTENCES[article.kind]]
     return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)

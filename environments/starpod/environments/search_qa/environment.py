@@ -1,4 +1,4 @@
-"""Questions whose answers lie in several articles, which a search engine finds one after another."""
+"""Questions that need several articles, which the agent finds one after another with a search engine."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .picture import draw
 from .questions import draw_question
 
 MAX_LENGTH = 1_000
-"""Characters of an action that are read."""
+"""Maximum number of characters of an action."""
 
 _MOVE = re.compile(r"\s*(search|finish)\s*\[(.*)\]\s*", re.IGNORECASE | re.DOTALL)
 
 
 class SearchQAOptions(EnvironmentOptions):
-    """Which questions, what a search shows and what an answer pays."""
+    """The questions, the search results and the reward."""
 
-    min_hops: int = Field(default=2, ge=1, le=4, description="Fewest articles that a question needs.")
-    max_hops: int = Field(default=2, ge=1, le=4, description="Most articles that a question needs.")
+    min_hops: int = Field(default=2, ge=1, le=4, description="Minimum number of articles that a question needs.")
+    max_hops: int = Field(default=2, ge=1, le=4, description="Maximum number of articles that a question needs.")
     split: Literal["all", "train", "test"] = Field(
-        default="all", description="Questions that begin at any article, at four in five, or at the fifth."
+        default="all", description="train: questions that begin at four in five articles; test: at the others."
     )
-    results: int = Field(default=3, ge=1, le=10, description="Articles that a search shows.")
+    results: int = Field(default=3, ge=1, le=10, description="Number of articles that a search shows.")
     reward: Literal["f1", "exact"] = Field(
         default="f1",
-        description="f1: 1 for the answer, else F1 of its words from 0.3 on; exact: 1 for the answer alone.",
+        description="f1: 1 for the right answer, else the F1 of its words if that is at least 0.3; exact: 1 or 0.",
     )
 
     @model_validator(mode="after")
@@ -44,7 +44,7 @@ class SearchQAOptions(EnvironmentOptions):
 
 
 class SearchQA(Environment):
-    """The seed fixes the question; nothing is left to chance."""
+    """Search and answer. The seed determines the question; the transitions are deterministic."""
 
     spec = EnvironmentSpec(
         id="search_qa-v1",
@@ -66,10 +66,10 @@ class SearchQA(Environment):
     articles: tuple[int, ...]
     answer: str
     seen: frozenset[int]
-    """Articles that were shown."""
+    """Articles that were shown so far."""
     query: str
     found: list[int] | None
-    """What the latest search found; None before the first one, and after an action that was none."""
+    """Results of the last action if that was a search, else None."""
     verdict: str
 
     @classmethod
@@ -135,7 +135,7 @@ class SearchQA(Environment):
         return f"finish[{self.answer}]" if article is None else f"search[{encyclopedia().articles[article].title}]"
 
     def score(self) -> float:
-        """0.9 of the share of the articles that were shown; after the answer 1 or 0."""
+        """Return 0.9 * the share of the question's articles that were shown; after the answer, 1 or 0."""
         if self.verdict:
             return float(self.verdict == "right")
         return 0.9 * len(self.seen & set(self.articles)) / len(self.articles)

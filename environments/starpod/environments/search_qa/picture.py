@@ -1,4 +1,4 @@
-"""Draws the question, the search field and the articles that were found."""
+"""Picture of the question, the search field and the results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ _INK, _BLUE = (36, 40, 50), (40, 84, 170)
 
 
 def draw(question: str, query: str, found: Sequence[tuple[str, str]], verdict: str) -> bytes:
-    """A PNG of 640 pixels' width. found: titles and texts. verdict: right or wrong once there is an answer."""
+    """Draw a PNG of 640 pixels' width.
+
+    Args:
+        question: the question.
+        query: the search.
+        found: titles and texts of the results.
+        verdict: "right" or "wrong"; "" before the answer.
+    """
     asked = textwrap.wrap(question, 66)
     cards = [(title, textwrap.wrap(text, 84)[:4]) for title, text in found[:5]]
     height = 92 + 22 * len(asked) + sum(50 + 18 * len(lines) for _, lines in cards) + (0 if cards else 60)

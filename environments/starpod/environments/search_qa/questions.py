@@ -1,4 +1,4 @@
-"""Questions: chains of relations from one article to the next, in words."""
+"""Questions in words, from chains of relations between articles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .encyclopedia import Encyclopedia
 
 _RELATIONS: dict[tuple[str, str], tuple[str, str, str]] = {
-    # kind, relation -> kind of the value ("" for a text), the value as a part of a longer question, the question itself
+    # kind, relation -> kind of the value ("" for a text), phrase for it in a longer question, the question itself
     ("book", "author"): ("person", "the author of {}", "Who wrote {}?"),
     ("book", "publisher"): ("company", "the publisher of {}", "Which company published {}?"),
     ("book", "year"): ("", "", "In which year did {} appear?"),
@@ -33,17 +33,22 @@ _RELATIONS: dict[tuple[str, str], tuple[str, str, str]] = {
 
 
 class Question(NamedTuple):
-    """A question. articles: the numbers of those that one has to read, in order."""
+    """A question with its articles and answer."""
 
     text: str
     articles: tuple[int, ...]
+    """Numbers of the articles that are needed, in order."""
     answer: str
 
 
 def draw_question(rng: random.Random, book: Encyclopedia, hops: int, rest: int | None) -> Question:
-    """A question over as many articles as there are hops, no article twice.
+    """Draw a question over `hops` different articles.
 
-    rest: what remains of the first article's number divided by 5 must be 0 (held out) or not 0; None for any.
+    Args:
+        rng: random state.
+        book: the articles.
+        hops: number of articles.
+        rest: 0: the number of the first article is divisible by 5 (held out); 1: it is not; None: any article.
     """
     while True:
         at = rng.randrange(len(book.articles))
@@ -55,9 +60,9 @@ def draw_question(rng: random.Random, book: Encyclopedia, hops: int, rest: int |
             article = book.articles[path[-1]]
             ways = [(name, way) for (kind, name), way in _RELATIONS.items() if kind == article.kind]
             ways = [(name, way) for name, way in ways if way[0] or hop == hops]
-            name, (_, part, asked) = rng.choice(ways)
+            name, (_, part, form) = rng.choice(ways)
             value = article.facts[name]
-            question = asked.format(phrase)
+            question = form.format(phrase)
             phrase = part.format(phrase)
             if hop < hops:
                 assert isinstance(value, int)

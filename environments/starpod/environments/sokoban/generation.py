@@ -1,4 +1,4 @@
-"""Generates rooms by reverse play: boxes start on their targets and are pulled away, so each room can be solved."""
+"""Generation of rooms by reverse play: boxes start on their targets and are pulled away, so each room is solvable."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from .room import MOVES, Board, board_of
 from .solver import search
 
 MAX_ROOMS = 2_000
-"""Rooms that one reset tries before it says that the options ask for the impossible."""
+"""Maximum number of rooms that one reset tries before it raises OptionsError."""
 MAX_RESET_STATES = 2_500_000
-"""States that all searches of one reset visit before it says so: some ten seconds. 2000 rooms of 6x6 take 100,000."""
+"""Maximum number of states that the searches of one reset visit before it raises OptionsError: about ten seconds. 2000
+rooms of 6x6 take 100,000 states."""
 MAX_REVERSE_STATES = 50_000
-"""States of one reverse play. The published rooms need a few hundred; a large board stops here, still solvable."""
+"""Maximum number of states of one reverse play. The published rooms need a few hundred. On large boards the play stops
+here, and its room is still solvable."""
 TURN = 0.35
-"""How likely the walk that carves a room turns at each of its steps."""
+"""Probability that the random walk that carves a room turns at a step."""
 CARVINGS = (
     ((0, -1), (0, 0), (0, 1)),
     ((-1, 0), (0, 0), (1, 0)),
@@ -26,14 +28,17 @@ CARVINGS = (
     ((0, -1), (0, 0), (1, -1), (1, 0)),
     ((0, 0), (0, 1), (1, 0)),
 )
-"""Shapes that the walk carves around a cell, as (row, column) offsets: bars, corners and a block."""
+"""Shapes that the random walk carves around a cell, as (row, column) offsets: bars, corners and a block."""
 
 
 def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, frozenset[int]]:
-    """A room that can be solved, with player and boxes. Draws from `rng` alone.
+    """Draw a solvable room.
 
-    Raises OptionsError if MAX_ROOMS tries, or those that MAX_RESET_STATES allow, give no room within the bounds on the
-    length of the solution.
+    Returns:
+        Board, player and boxes.
+
+    Raises:
+        OptionsError: no room within MAX_ROOMS and MAX_RESET_STATES had a solution of the required length.
     """
     rows, columns, boxes = options.rows, options.columns, options.boxes
     shortest, longest = options.min_solution, options.max_solution
@@ -51,12 +56,12 @@ def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, f
             row, column = divmod(cell, width)
             text[row] = text[row][:column] + ("O" if cell in targets else "_") + text[row][column + 1 :]
         board = Board("\n".join(text))
-        played, visited = _play_back(board, player, tuple(targets), options.search_depth)
+        played, visited = _play_in_reverse(board, player, tuple(targets), options.search_depth)
         states += visited
         if played is None:
             continue
         player, placed, displacement = played
-        player = _stroll(rng, board, player, placed, displacement)
+        player = _move_player(rng, board, player, placed, displacement)
         if shortest or longest:
             plan, visited = search(board, player, placed)
             states += visited
@@ -73,7 +78,7 @@ def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, f
 
 
 def _carve(rng: random.Random, rows: int, columns: int) -> set[tuple[int, int]]:
-    """Floor cells (row, column) along a random walk inside the outer wall."""
+    """Carve floor cells (row, column) along a random walk inside the outer wall."""
     steps = tuple(MOVES.values())
     direction = rng.choice(steps)
     row, column = rng.randrange(1, rows - 1), rng.randrange(1, columns - 1)
@@ -89,14 +94,17 @@ def _carve(rng: random.Random, rows: int, columns: int) -> set[tuple[int, int]]:
     return floor
 
 
-def _play_back(
+def _play_in_reverse(
     board: Board, player: int, targets: tuple[int, ...], search_depth: int
 ) -> tuple[tuple[int, frozenset[int], int] | None, int]:
-    """Starts with all boxes on targets and pulls them away, depth first.
+    """Pull all boxes away from the targets, by depth-first search.
 
-    The best state is the one with the largest product of how often the pulling changed to another box and how far the
-    boxes are from their targets in all. Returns its player, boxes and distance, None if no state has every box off
-    the targets; and how many states were visited.
+    The score of a state is the number of changes from one box to another, times the sum of the boxes' distances from
+    their targets.
+
+    Returns:
+        Player, boxes and distance of the state with the highest score (None if no state has every box off the
+        targets), and the number of visited states.
     """
     floor = board.floor
     deltas = tuple(board.deltas.values())
@@ -136,13 +144,13 @@ def _play_back(
     return best, len(seen)
 
 
-def _stroll(rng: random.Random, board: Board, player: int, boxes: frozenset[int], displacement: int) -> int:
-    """Walks the player up to three cells on, so that not every room starts right behind a box."""
+def _move_player(rng: random.Random, board: Board, player: int, boxes: frozenset[int], displacement: int) -> int:
+    """Move the player by up to three cells, so that not every room starts right behind a box."""
     visited = {player}
     chance = 0.8 if displacement == 1 else 0.5
     while len(visited) <= 3 and rng.random() < chance:
-        near = [player + delta for delta in board.deltas.values()]
-        free = [cell for cell in near if cell in board.floor and cell not in boxes and cell not in visited]
+        neighbours = [player + delta for delta in board.deltas.values()]
+        free = [cell for cell in neighbours if cell in board.floor and cell not in boxes and cell not in visited]
         if not free:
             break
         player = rng.choice(free)

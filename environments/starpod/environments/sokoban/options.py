@@ -1,4 +1,4 @@
-"""Options of Sokoban, the symbols that show a room, and layouts that are given as text."""
+"""Options of Sokoban, the symbols that show a room, and the parsing of layouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Symbol = Annotated[str, Field(min_length=1, max_length=1)]
 
 
 class Symbols(BaseModel):
-    """One character for each of the seven things that a cell can show."""
+    """The characters for the seven possible contents of a cell."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,7 +40,7 @@ class Symbols(BaseModel):
         return self
 
     def legend(self) -> Iterator[tuple[str, str]]:
-        """(meaning, symbol) pairs."""
+        """Yield pairs of meaning and symbol, such as ("box on target", "√")."""
         for name in type(self).model_fields:
             yield name.replace("_", " "), getattr(self, name)
 
@@ -61,14 +61,14 @@ class SokobanOptions(EnvironmentOptions):
         300,
         ge=3,
         le=1_000,
-        description="Depth in moves of the reverse play that makes a room; boxes stay near their targets if it "
-        "is small.",
+        description="Maximum depth, in moves, of the reverse play that makes a room. If it is small, boxes stay near "
+        "their targets.",
     )
     min_solution: int | None = Field(
-        None, ge=1, description="Keep only rooms whose shortest solution has so many moves at least."
+        None, ge=1, description="Keep only rooms whose shortest solution has at least this many moves."
     )
     max_solution: int | None = Field(
-        None, ge=1, description="Keep only rooms whose shortest solution has so many moves at most."
+        None, ge=1, description="Keep only rooms whose shortest solution has at most this many moves."
     )
     layout: str | tuple[str, ...] | None = Field(
         None,
@@ -129,16 +129,16 @@ class SokobanOptions(EnvironmentOptions):
         return self
 
     def _check_layout(self, layout: tuple[str, ...]) -> None:
-        given = self.changed("rows", "columns", "boxes")
+        changed = self.changed("rows", "columns", "boxes")
         for name, size in (("rows", len(layout)), ("columns", len(layout[0]) if layout else 0)):
-            if name in given and getattr(self, name) != size:
+            if name in changed and getattr(self, name) != size:
                 raise ValueError(
                     f"layout has {size} {name}, the option {name} says {getattr(self, name)}: leave it out"
                 )
         for name in self.changed("min_solution", "max_solution"):
             raise ValueError(f"{name} chooses among generated rooms: leave it out where there is a layout")
         board, player, boxes = read_layout(layout, self.vocabulary)
-        if "boxes" in given and len(boxes) != self.boxes:
+        if "boxes" in changed and len(boxes) != self.boxes:
             raise ValueError(f"layout has {len(boxes)} boxes, the option boxes says {self.boxes}: leave it out")
         if boxes == board.targets:
             raise ValueError("every box of the layout is on a target already: move one off")
@@ -147,7 +147,7 @@ class SokobanOptions(EnvironmentOptions):
 
 
 def read_layout(layout: Sequence[str], symbols: Symbols) -> tuple[Board, int, frozenset[int]]:
-    """Board, player and boxes of a layout. Raises ValueError that says which cell is wrong."""
+    """Parse a layout into board, player and boxes. Raises ValueError with the first invalid cell."""
     if not 3 <= len(layout) <= 64 or not 3 <= len(layout[0]) <= 64:
         raise ValueError("layout must have 3 to 64 rows of 3 to 64 cells")
     kinds = {symbol: name for name, symbol in symbols.legend()}

@@ -1,4 +1,4 @@
-"""Draws the board from the sprites of sprites_48.png, or in an observation from those of sprites_16.png."""
+"""Picture of the board, from the sprites in sprites_48.png (in observations: sprites_16.png)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ OBSERVATION_CELL = 16
 
 
 def draw(rows: Sequence[Sequence[str]], size: int) -> bytes:
-    """A PNG of the board, whose cells are given by their default symbols. size: PICTURE_CELL or OBSERVATION_CELL."""
+    """Draw the board as a PNG.
+
+    Args:
+        rows: the cells, by their default symbols.
+        size: PICTURE_CELL or OBSERVATION_CELL.
+    """
     sprites = _sprites(size)
     picture = sprites["#"].resize((len(rows[0]) * size, len(rows) * size))
     for row, symbols in enumerate(rows):
@@ -28,5 +33,5 @@ def draw(rows: Sequence[Sequence[str]], size: int) -> bytes:
 
 @functools.cache
 def _sprites(size: int) -> dict[str, Image.Image]:
-    """Sprites by symbol, all of one palette: indices become a PNG in a tenth of the time that colours take."""
+    """Return sprites by symbol. They share a palette, because paletted images are encoded ten times as fast."""
     return read_sprites(__package__, f"sprites_{size}.png", "#_O√XPS")

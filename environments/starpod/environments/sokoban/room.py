@@ -1,4 +1,4 @@
-"""The part of a room that never changes: moves, walls, floor and targets."""
+"""The fixed part of a room: walls, floor and targets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import functools
 from collections import deque
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-"""Action -> step in rows and columns. The order is that of `local` observations and of the expert's preference."""
+"""Action -> step in rows and columns. `local` observations use this order, and the expert prefers earlier moves."""
 
 
 class Board:
-    """The fixed part of a room. A cell is its index into `text`, so neighbours are `deltas` away.
+    """The fixed part of a room. Cells are indices into `text`.
 
-    text: the rows joined by line breaks, in the characters # (wall), _ (floor) and O (target).
-    floor: cells without a wall, targets included. What lies outside the text is never in it.
-    pushes: cell -> how many pushes a lone box there needs to its nearest target; cells without a way are absent.
+    Attributes:
+        text: the rows joined by line breaks, in the characters # (wall), _ (floor) and O (target).
+        deltas: action -> difference between a cell and its neighbour.
+        floor: cells without a wall, including targets.
+        pushes: cell -> minimum number of pushes that bring a single box from there to a target. Cells from which no
+            target can be reached are absent.
     """
 
     def __init__(self, text: str) -> None:
@@ -32,7 +35,7 @@ class Board:
         while queue:
             cell = queue.popleft()
             for delta in self.deltas.values():
-                # The box came from `source`, pushed by a player who stood behind it.
+                # A player behind `source` can push the box from there to `cell`.
                 source = cell - delta
                 if source in self.floor and source - delta in self.floor and source not in pushes:
                     pushes[source] = pushes[cell] + 1
@@ -40,11 +43,11 @@ class Board:
         return pushes
 
     def coordinate(self, cell: int) -> tuple[int, int]:
-        """Row and column, from 0."""
+        """Return row and column, from 0."""
         return divmod(cell, self.columns + 1)
 
 
 @functools.lru_cache(maxsize=1024)
 def board_of(text: str) -> Board:
-    """The board of a text. The members of a group and the copies of a fork share it."""
+    """Return the board of a text. The members of a group and the copies of a fork share it."""
     return Board(text)

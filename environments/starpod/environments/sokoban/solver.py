@@ -1,4 +1,4 @@
-"""Searches for a shortest solution of a room."""
+"""Search for a shortest solution of a room."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections import deque
 from .room import Board
 
 MAX_SOLVER_STATES = 20_000
-"""States that a forward search visits before it gives up: less than a tenth of a second."""
+"""Maximum number of states that a search visits before it gives up: less than a tenth of a second."""
 
 
 class Unsolvable:
-    """The search saw every state there is, and none is solved."""
+    """The result of a search that visited all reachable states without finding a solution."""
 
 
 Plan = list[tuple[int, frozenset[int], str]]
-"""Player, boxes and move, for every move of a solution."""
+"""The moves of a solution, each with the player and the boxes before it."""
 
 
 def solve(board: Board, player: int, boxes: frozenset[int]) -> Plan | Unsolvable | None:
-    """A shortest solution; None where the search gives up."""
+    """Return a shortest solution, Unsolvable, or None if the search gave up."""
     return search(board, player, boxes)[0]
 
 
 def search(board: Board, player: int, boxes: frozenset[int]) -> tuple[Plan | Unsolvable | None, int]:
-    """A shortest solution, as `solve` gives it, and the number of states that the search visited.
+    """Search for a shortest solution, breadth first. Return it as `solve` does, and the number of visited states.
 
-    Breadth-first over player and boxes, never pushing a box to where no target can be reached. Of all shortest
-    solutions it finds the first in the order of MOVES, so each of its suffixes is what a search from there would find.
+    Boxes are never pushed to cells from which no target can be reached. Of all shortest solutions, the first in the
+    order of MOVES is found. Each of its suffixes is therefore what a search from that state would find.
     """
     floor, targets, alive = board.floor, board.targets, board.pushes
     if not all(box in alive for box in boxes):
         return Unsolvable(), 0
     moves = tuple(board.deltas.items())
     start = (player, boxes)
-    came: dict[tuple[int, frozenset[int]], tuple[tuple[int, frozenset[int]], str] | None] = {start: None}
+    previous: dict[tuple[int, frozenset[int]], tuple[tuple[int, frozenset[int]], str] | None] = {start: None}
     queue = deque([start])
     while queue:
         state = queue.popleft()
@@ -50,18 +50,18 @@ def search(board: Board, player: int, boxes: frozenset[int]) -> tuple[Plan | Uns
                     continue
                 pushed = crates - {ahead} | {behind}
             following = (ahead, pushed)
-            if following in came:
+            if following in previous:
                 continue
-            came[following] = (state, name)
+            previous[following] = (state, name)
             if pushed == targets:
                 plan = []
-                step = came[following]
+                step = previous[following]
                 while step is not None:
                     (before, boxes_before), move = step
                     plan.append((before, boxes_before, move))
-                    step = came[step[0]]
-                return plan[::-1], len(came)
+                    step = previous[step[0]]
+                return plan[::-1], len(previous)
             queue.append(following)
-        if len(came) > MAX_SOLVER_STATES:
-            return None, len(came)
-    return Unsolvable(), len(came)
+        if len(previous) > MAX_SOLVER_STATES:
+            return None, len(previous)
+    return Unsolvable(), len(previous)

@@ -1,4 +1,4 @@
-"""Texts of a room: the instructions, and the board in symbols, as coordinates or cell by cell."""
+"""Texts of Sokoban: the instructions, and the board in symbols, as coordinates or cell by cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .room import MOVES, Board
 
 
 class View(NamedTuple):
-    """A room as it stands, in some symbols."""
+    """The current state of a room, with the symbols that show it."""
 
     board: Board
     player: int
@@ -19,7 +19,7 @@ class View(NamedTuple):
     symbols: Symbols
 
     def text(self, mode: str) -> str:
-        """The observation of a mode."""
+        """Return the observation in a mode, such as "grid"."""
         match mode:
             case "grid":
                 return self.grid()
@@ -33,7 +33,7 @@ class View(NamedTuple):
                 return self._local()
 
     def grid(self) -> str:
-        """The board row by row, a symbol for each cell."""
+        """Return the rows of the board, with one symbol per cell."""
         board, player, boxes, symbols = self
         targets = board.targets
         cells = list(_translated(board.text, symbols.wall, symbols.empty, symbols.target))
@@ -75,7 +75,7 @@ class View(NamedTuple):
         return "\n".join(lines)
 
     def _local_line(self, cell: int, goals: Collection[int]) -> str:
-        """Symbol, row, column, the way to the nearest of `goals`, and the cells around."""
+        """Return a line with symbol, row, column, the directions to the nearest goal, and the adjacent cells."""
         board = self.board
         row, column = board.coordinate(cell)
         offsets = [(there - row, across - column) for there, across in map(board.coordinate, sorted(goals))]
@@ -87,12 +87,11 @@ class View(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _translated(room: str, wall: str, empty: str, target: str) -> str:
-    """The room's text in other symbols."""
     return room.translate({ord("#"): wall, ord("_"): empty, ord("O"): target})
 
 
 def instructions(options: SokobanOptions) -> str:
-    """The rules, and how the board is shown with these options."""
+    """Return the rules, with a description of the observations."""
     rows, columns = options.shape
     return (
         f"Sokoban on a board of {rows} rows and {columns} columns. Push every box onto a target in as few moves as "

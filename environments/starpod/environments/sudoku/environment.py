@@ -1,4 +1,4 @@
-"""Sudoku: fill the grid so that no row, column or box holds a digit twice. Every puzzle has exactly one solution."""
+"""Sudoku: fill the grid so that no row, column or box contains a digit twice. Every puzzle has exactly one solution."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sudoku(Environment):
 
     @property
     def size(self) -> int:
-        """Cells of a row. Not part of the state, where a forged snapshot could make it any number."""
+        """Number of cells in a row. It is not part of the state, so that a forged snapshot cannot change it."""
         return self.options.width
 
     def step(self, action: Any) -> Outcome:
@@ -92,7 +92,7 @@ class Sudoku(Environment):
         else:
             reward = self._pay(cell)
             self.feedback = f"✓ Correct! {placed}" if correct else f"⚠ {placed} - Valid but not optimal"
-        reward += sum(self._pay(peer) for peer in self._freed(cell, before))
+        reward += sum(self._pay(peer) for peer in self._unblocked(cell, before))
         solved = self._solved()
         if solved:
             reward += self.options.solved_reward
@@ -113,20 +113,20 @@ class Sudoku(Environment):
         )
 
     def _criteria(self) -> dict[str, bool]:
-        """What the puzzle had complete is no achievement."""
-        given = complete(self.puzzle, self.size)
-        return {name: held for name, held in complete(self.grid, self.size).items() if not given[name]}
+        """Return which rows, columns and boxes are complete. Ones that were complete at the start are left out."""
+        initial = complete(self.puzzle, self.size)
+        return {name: filled for name, filled in complete(self.grid, self.size).items() if not initial[name]}
 
     def _pay(self, cell: int) -> float:
-        """The reward of a digit that clashes with nothing: overwriting a cell pays for the best it ever held, once."""
+        """Return the reward for a digit without clashes. A cell pays only the excess over what it has paid before."""
         correct = self.grid[cell] == self.solution[cell]
         worth = self.options.correct_reward if correct else self.options.legal_reward
         paid = self.paid.get(cell)
         self.paid[cell] = worth if paid is None else max(worth, paid)
         return worth if paid is None else max(worth - paid, 0.0)
 
-    def _freed(self, cell: int, number: int) -> list[int]:
-        """Cells whose own digit clashed with nothing but the number that has just left this cell."""
+    def _unblocked(self, cell: int, number: int) -> list[int]:
+        """Return the cells whose digit clashed only with `number`, which was just removed from `cell`."""
         if not number:
             return []
         same = [peer for peer in sorted(peers(self.size)[cell]) if self.grid[peer] == number]
@@ -154,11 +154,11 @@ class Sudoku(Environment):
         return instructions(self.options)
 
     def valid_actions(self) -> list[str]:
-        """Every placement that is not refused, in the longest form."""
+        """Return every placement that is not refused, in the longest form."""
         return [
             self._write(cell, number)
-            for cell, given in enumerate(self.puzzle)
-            if not given
+            for cell, initial in enumerate(self.puzzle)
+            if not initial
             for number in (
                 range(1, self.size + 1) if self.options.conflicts == "place" else candidates(self.grid, self.size, cell)
             )
@@ -169,7 +169,7 @@ class Sudoku(Environment):
         return hashlib.blake2b(self.puzzle + self.grid, digest_size=16).digest()
 
     def score(self) -> float:
-        """Share of the cells to fill that hold the right digit; 1 for any complete grid without clashes."""
+        """Return the share of cells to fill that have the right digit; 1 for any complete grid without clashes."""
         if self._solved():
             return 1.0
         open_cells = [cell for cell, digit in enumerate(self.puzzle) if not digit]
@@ -177,9 +177,9 @@ class Sudoku(Environment):
         return min(right, len(open_cells) - 1) / len(open_cells)
 
     def expert_action(self) -> str | None:
-        """The right digit for the first cell that can take it, wrong digits first; None where there is none.
+        """Return the right digit for the first cell that accepts it. Cells with wrong digits come first.
 
-        Where wrong digits block each other, one of them makes way for a third digit.
+        If wrong digits block each other, replace one of them by a third digit. Return None if that is impossible, too.
         """
         if self._solved():
             return None

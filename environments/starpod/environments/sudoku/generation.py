@@ -1,4 +1,4 @@
-"""Generates puzzles: a full grid, cleared cell by cell as long as one solution is left."""
+"""Generation of puzzles: a full grid, whose cells are cleared as long as the solution stays unique."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .solver import SearchLimit, solutions
 CLEARED = {"easy": 0.4, "medium": 0.5, "hard": 0.6}
 """Difficulty -> share of the cells that are cleared."""
 FILL_NODES = 2_000
-"""Steps of a search for a full grid before it starts over: luck decides, so a new start is cheaper than patience."""
+"""Maximum number of steps of a search for a full grid. Restarting is faster, because some random starts take long."""
 CHECK_NODES = 300
-"""Steps of a search for a second solution before a digit stays, because it could not be shown to be redundant."""
+"""Maximum number of steps of a search for a second solution. If it is exceeded, the digit is not cleared."""
 MAX_GRIDS = 200
-"""Full grids that one reset tries to find and thin out. A handful is rare."""
+"""Maximum number of full grids that one reset tries. It rarely needs more than a few."""
 
 
 def generate(rng: random.Random, size: int, difficulty: str) -> tuple[Grid, Grid]:
-    """A puzzle with exactly one solution, and that solution. Draws from `rng` alone."""
+    """Draw a puzzle with exactly one solution. Returns the puzzle and its solution."""
     goal = int(size * size * CLEARED[difficulty])
     for _ in range(MAX_GRIDS):
         try:
@@ -39,7 +39,7 @@ def generate(rng: random.Random, size: int, difficulty: str) -> tuple[Grid, Grid
 
 
 def _has_other(puzzle: list[int], size: int, cell: int, digit: int) -> bool:
-    """Whether some other digit in the cell also leads to a solution, or may: what takes too long counts as yes."""
+    """Return whether another digit in the cell also leads to a solution, or whether the search takes too long."""
     taken = {puzzle[peer] for peer in peers(size)[cell]}
     try:
         for other in range(1, size + 1):

@@ -1,4 +1,4 @@
-"""Options of Sudoku, and puzzles that are given as text or rows."""
+"""Options of Sudoku, and the parsing of explicit puzzles."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from .solver import solve_given
 
 
 class SudokuOptions(EnvironmentOptions):
-    """Which puzzle, how it is shown and what a placement pays."""
+    """The puzzle, the form of observations and the rewards."""
 
-    size: Literal[4, 9, 16] = Field(9, description="Cells of a row, and of a column and a box.")
+    size: Literal[4, 9, 16] = Field(9, description="Number of cells in a row, a column and a box.")
     difficulty: Literal["easy", "medium", "hard"] = Field(
         "easy", description="Share of the cells that start empty: 40 %, 50 % or 60 %."
     )
     puzzle: str | tuple[tuple[int, ...], ...] | None = Field(
         None,
-        description="A puzzle of your own with one solution: rows of numbers, 0 for an empty cell, or (4x4, 9x9) one "
-        "text of digits, `.` or 0 for an empty cell.",
+        description="Puzzle to use instead of a generated one; it has one solution. Rows of numbers with 0 for an "
+        "empty cell, or (4x4, 9x9) one text of digits with `.` or 0 for an empty cell.",
     )
     solution: str | tuple[tuple[int, ...], ...] | None = Field(
-        None, description="Which solution is meant, for a `puzzle` that has several."
+        None, description="The intended solution of a `puzzle` that has several."
     )
     observation: Literal["simple", "detailed", "with_feedback"] = Field(
         "with_feedback",
-        description="The bare grid; with given cells marked, a legend and what the last placement did; with "
-        "candidates, progress and steps too.",
+        description="simple: only the grid; detailed: with marks for initial cells, a legend and the result of the "
+        "last action; with_feedback: also candidates, progress and steps.",
     )
     conflicts: Literal["refuse", "place"] = Field(
         "refuse",
-        description="What happens to a digit that clashes with its row, column or box: refuse leaves the cell "
-        "as it was, place writes it down.",
+        description="A digit that clashes with its row, column or box is not placed (refuse) or placed all the same "
+        "(place).",
     )
     show_conflicts: bool = Field(True, description="Mark clashing digits, as `*N*`.")
     show_valid_numbers: bool = Field(
-        True, description="Name the valid numbers of all empty cells once at most 10 are left."
+        True, description="List the valid numbers of all empty cells when at most 10 cells are empty."
     )
     show_candidates: bool = Field(False, description="List the valid numbers of all empty cells from the start.")
     max_steps: int | None = Field(
@@ -79,16 +79,16 @@ class SudokuOptions(EnvironmentOptions):
 
     @property
     def width(self) -> int:
-        """Cells of a row."""
+        """Number of cells in a row."""
         return len(self.puzzle) if self.puzzle else self.size
 
     @property
     def steps_allowed(self) -> int:
-        """Actions after which the episode is cut."""
+        """Number of actions after which the episode is truncated."""
         return self.max_steps or self.width * self.width
 
     def given(self) -> tuple[Grid, Grid] | None:
-        """The explicit puzzle and its solution; None where one is to be generated."""
+        """Return the explicit puzzle and its solution, or None if a puzzle should be generated."""
         puzzle = _flat(self.puzzle)
         return (puzzle, solve_given(puzzle, _flat(self.solution))) if puzzle else None
 
@@ -99,7 +99,7 @@ def _flat(rows: str | tuple[tuple[int, ...], ...] | None) -> Grid:
 
 
 def read_rows(value: str | tuple[tuple[int, ...], ...], name: str) -> tuple[tuple[int, ...], ...]:
-    """The rows of a puzzle, from rows or one text. name: of the option, for errors. Raises ValueError."""
+    """Parse a puzzle from rows or a text. Raises ValueError that mentions `name`, the name of the option."""
     if isinstance(value, str):
         cells = "".join(value.split())
         size = math.isqrt(len(cells))

@@ -1,4 +1,4 @@
-"""Draws the grid, as HTML and as a picture: given digits bold, digits that clash in red."""
+"""The grid as HTML and as a picture, with initial digits in bold and clashing digits in red."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starpod.env_server import Canvas
 
 
 def draw_html(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> str:
-    """A table in HTML."""
+    """Return the grid as an HTML table."""
     side = math.isqrt(size)
     rows = []
     for row in range(size):
@@ -29,7 +29,7 @@ def draw_html(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) 
 
 
 def draw(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> bytes:
-    """A PNG with 48 pixels a cell."""
+    """Draw the grid as a PNG with 48 pixels per cell."""
     side, edge, margin = math.isqrt(size), 48, 16
     far = margin + size * edge
     canvas = Canvas(far + margin, far + margin, "#faf8f3", smoothing=1)
@@ -44,7 +44,7 @@ def draw(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> by
         if digit:
             size_of_text = 28 if size < 10 else 22
             canvas.text(left + edge / 2, top + edge / 2, str(digit), ink, size=size_of_text, bold=bool(puzzle[cell]))
-    for index in sorted(range(size + 1), key=lambda index: index % side == 0):  # the heavy rulers last
+    for index in sorted(range(size + 1), key=lambda index: index % side == 0):  # thick lines last
         heavy, ruler = index % side == 0, margin + index * edge
         for line in ((margin, ruler, far, ruler), (ruler, margin, ruler, far)):
             canvas.line(*line, fill="#3b3a45" if heavy else "#cfc9bb", width=3 if heavy else 1)

@@ -1,4 +1,4 @@
-"""Reads actions as they are written."""
+"""Parsing of actions."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ FORMS = tuple(
         r"(?<!\d)(\d+),\s*(\d+),\s*(\d+)",
     )
 )
-"""How a placement is written. The first form that occurs anywhere counts. All take time linear in the text."""
+"""Forms of a placement. The first form with a match anywhere in the text is used. Matching takes linear time."""
 
 
 def read_action(text: str, size: int) -> tuple[int, int, int]:
-    """Row, column and number, each from 1. Raises ValueError that says what is wrong."""
+    """Parse an action into row, column and number, each from 1. Raises ValueError that says what is wrong."""
     text = text.strip().lower()
     for form in FORMS:
         if match := form.search(text):
-            # Python refuses to read thousands of digits.
+            # int() fails for texts of thousands of digits.
             first, second, third = (int(group[:200]) for group in match.groups())
-            # With "place" or "at" anywhere in it, the text reads number, row, column; else row, column, number.
+            # The order is number, row, column if the text contains "place" or "at", otherwise row, column, number.
             worded = "place" in text or "at" in text
             row, column, number = (second, third, first) if worded else (first, second, third)
             for name, value in (("Row", row), ("Column", column), ("Number", number)):

@@ -1,4 +1,4 @@
-"""Searches for the solutions of a grid."""
+"""Search for the solutions of a grid."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from collections.abc import Iterator, Sequence
 from .grid import Grid, units
 
 SOLVE_NODES = 10_000
-"""Steps of a search for the solution of a given puzzle: some tenths of a second."""
+"""Maximum number of steps of a search for the solution of an explicit puzzle: some tenths of a second."""
 PATIENCE = 8
-"""Steps per row of the grid after which a search also looks for digits with one place left: dear, and worth it late."""
+"""Steps per row after which a search also looks for digits with one possible cell. It is slow, so not done earlier."""
 
 
 class SearchLimit(Exception):
-    """A search took more steps than it may."""
+    """A search exceeded its maximum number of steps."""
 
 
 def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | None = None) -> Iterator[Grid]:
-    """Every completion of a grid; the digits are tried in order, or as `rng` shuffles them.
+    """Yield every completion of a grid, by backtracking on digits with one possible cell and cells with few candidates.
 
-    Backtracks on digits with one place left and cells with few candidates. Raises SearchLimit after `nodes` placements.
+    Args:
+        grid: the cells.
+        size: number of cells in a row.
+        nodes: maximum number of placements.
+        rng: shuffles the order in which digits are tried; None tries them in ascending order.
+
+    Raises:
+        SearchLimit: the search exceeded `nodes`.
     """
     places = units(size)
     every = (1 << size) - 1
@@ -64,7 +71,7 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
                 if only := frees[index] & (lone[0][row] | lone[1][column] | lone[2][box]):
                     fewest, chosen, candidates = 1, index, only
                     break
-        # Two digits that each have this cell as their only place are a dead end, like a cell without candidates.
+        # If two digits have this cell as their only one, there is no completion, as for a cell without candidates.
         if not fewest or (fewest == 1 and candidates & (candidates - 1)):
             return
         cell = empty[chosen]
@@ -97,7 +104,7 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
 def _lone_digits(
     size: int, used: list[list[int]], places: list[tuple[int, int, int]], frees: list[int]
 ) -> list[list[int]] | None:
-    """For every row, column and box the digits with one place left, as bits; None if a digit has no place at all."""
+    """Return for every row, column and box the digits with one possible cell, as bits; None if a digit has none."""
     once = [[0] * size, [0] * size, [0] * size]
     twice = [[0] * size, [0] * size, [0] * size]
     for place, free in zip(places, frees, strict=True):
@@ -116,7 +123,12 @@ def _lone_digits(
 
 @functools.lru_cache(maxsize=256)
 def solve_given(puzzle: Grid, solution: Grid) -> Grid:
-    """The solution of an explicit puzzle, checked against `solution` unless that is empty. Raises ValueError."""
+    """Return the solution of an explicit puzzle. Raises ValueError if there is none, or several.
+
+    Args:
+        puzzle: the puzzle.
+        solution: the intended solution, which is checked; empty means that the puzzle has only one.
+    """
     size = math.isqrt(len(puzzle))
     if 0 not in puzzle:
         raise ValueError("puzzle has no empty cell: leave at least one to fill")
@@ -130,9 +142,9 @@ def solve_given(puzzle: Grid, solution: Grid) -> Grid:
         if 0 in solution or next(solutions(solution, size, 1), None) is None:
             raise ValueError("solution is no full grid without clashes")
         return solution
-    found = solutions(puzzle, size, SOLVE_NODES)
+    search = solutions(puzzle, size, SOLVE_NODES)
     try:
-        first, second = next(found, None), next(found, None)
+        first, second = next(search, None), next(search, None)
     except SearchLimit:
         raise ValueError("puzzle is too open to be solved here: give more digits, or its solution") from None
     if first is None:

@@ -1,4 +1,4 @@
-"""Texts of a grid: the instructions, and the grid bare, with marks, or with feedback."""
+"""Texts of Sudoku: the instructions, and the grid in the three forms of observations."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from .grid import Grid, candidates
 from .options import SudokuOptions
 
 LISTED_CELLS = 10
-"""`with_feedback` lists the candidates once so many cells are empty, or fewer."""
+"""`with_feedback` lists candidates when at most this many cells are empty."""
 
 
 class View(NamedTuple):
-    """A grid as it stands. marked: cells shown as clashing. feedback: on the last action. steps: actions taken."""
+    """The current state of a grid, for display."""
 
     size: int
     puzzle: Grid
     grid: Grid
     marked: Collection[int]
+    """Cells to mark as clashing."""
     feedback: str
+    """Result of the last action."""
     steps: int
+    """Number of actions taken."""
 
     def text(self, options: SudokuOptions) -> str:
-        """The observation that the options ask for."""
+        """Return the observation in the form that the options select."""
         match options.observation:
             case "simple":
                 return self._simple()
@@ -34,7 +37,7 @@ class View(NamedTuple):
                 return self._with_feedback(options)
 
     def _rows(self, cells: list[str], gap: str, rule: int) -> str:
-        """Lays cells out with rulers between the boxes; a ruler below a band is `rule` dashes."""
+        """Arrange cells in lines, with rules between the boxes. A horizontal rule has `rule` dashes."""
         size, side = self.size, math.isqrt(self.size)
         lines = []
         for row in range(size):
@@ -51,7 +54,7 @@ class View(NamedTuple):
         return self._rows(cells, " ", size * (width + 1) + math.isqrt(size) - 1)
 
     def detailed(self) -> str:
-        """The grid with given and clashing digits marked, and what the last action did."""
+        """Return the grid with marks for initial and clashing digits, a legend, and the result of the last action."""
         size, width = self.size, len(str(self.size))
         cells = []
         for cell, digit in enumerate(self.grid):
@@ -77,19 +80,19 @@ class View(NamedTuple):
             lines += ["", "💡 VALID NUMBERS FOR EMPTY CELLS:"]
             listed = ((cell, candidates(grid, size, cell)) for cell in empty)
             lines += [f"  - {place(cell, size)}: {numbers}" for cell, numbers in listed if numbers]
-        given, filled = len(grid) - self.puzzle.count(0), len(grid) - len(empty)
-        lines += ["", f"Progress: {filled}/{len(grid)} cells filled ({given} initial, {filled - given} placed)"]
+        initial, filled = len(grid) - self.puzzle.count(0), len(grid) - len(empty)
+        lines += ["", f"Progress: {filled}/{len(grid)} cells filled ({initial} initial, {filled - initial} placed)"]
         lines.append(f"Steps: {self.steps}/{options.steps_allowed}")
         return "\n".join(lines)
 
 
 def place(cell: int, size: int) -> str:
-    """Row and column of a cell, from 1."""
+    """Return row and column of a cell, from 1, as a text."""
     return f"({cell // size + 1},{cell % size + 1})"
 
 
 def instructions(options: SudokuOptions) -> str:
-    """The rules, and how the grid is shown with these options."""
+    """Return the rules, with a description of the observations."""
     size = options.width
     side = math.isqrt(size)
     if options.observation == "simple":
@@ -108,6 +111,6 @@ def instructions(options: SudokuOptions) -> str:
         f"{shown} Rows and columns are counted from 1 at the top left. Place one number at a time, written as "
         f"'place {size} at row 2 col 3', or in short as row, column, number: '2,3,{size}'. "
         f"{clash}; a number of your own may be overwritten. "
-        # The limits of the episode may be narrower; whoever set them tells them.
+        # Limits of the episode may be lower. They are not mentioned here, because the caller sets them.
         f"After {options.steps_allowed} actions at the latest the puzzle counts as failed."
     )

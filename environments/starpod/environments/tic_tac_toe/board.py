@@ -1,4 +1,4 @@
-"""The board as a text of nine cells, row by row: `X`, `O` or `.`; X moves first. Perfect play by search."""
+"""The rules on boards, and perfect play by search. A board is a str of nine cells, row by row: `X`, `O` or `.`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ CELLS = tuple(str(number) for number in range(1, 10))
 """The actions: the cells, numbered from 1 at the top left."""
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 _ORDER = (4, 0, 2, 6, 8, 1, 3, 5, 7)
-"""The order in which the expert takes cells of equal worth: the centre, the corners, the edges."""
+"""The expert's preference among cells of equal value: the centre, the corners, the edges."""
 
 
 def to_move(board: str) -> str:
-    """X or O, whoever's turn it is."""
+    """Return the player whose turn it is, X or O. X moves first."""
     return "X" if board.count("X") == board.count("O") else "O"
 
 
 def place(board: str, cell: int) -> str:
-    """The board after whoever's turn it is has taken a free cell."""
+    """Return the board after the player whose turn it is has taken a cell."""
     return board[:cell] + to_move(board) + board[cell + 1 :]
 
 
@@ -29,7 +29,7 @@ def free_cells(board: str) -> list[int]:
 
 @functools.cache
 def winning_line(board: str) -> tuple[int, int, int] | None:
-    """Three cells with the same mark."""
+    """Return three cells in a row with the same mark, or None."""
     return next(
         (
             line
@@ -46,22 +46,24 @@ def is_over(board: str) -> bool:
 
 @functools.cache
 def value(board: str) -> int:
-    """What perfect play comes to for whoever's turn it is: above 0 a win, and the more the sooner; 0 a draw; below 0 a
-    loss, and the less the sooner."""
+    """Return the value of perfect play for the player whose turn it is.
+
+    A win is positive and larger the sooner it comes; a loss is negative and smaller the sooner it comes; a draw is 0.
+    """
     if winning_line(board):
         return -(1 + board.count("."))
     return max((-value(place(board, cell)) for cell in free_cells(board)), default=0)
 
 
 def best_cells(board: str) -> list[int]:
-    """The cells that perfect play may take; none where the game is over."""
+    """Return the cells with the highest value, in the order of preference; none if the game is over."""
     if is_over(board):
         return []
     return [cell for cell in _ORDER if board[cell] == "." and -value(place(board, cell)) == value(board)]
 
 
 def draw_opening(rng: random.Random, moves: int) -> str:
-    """A board after so many random moves that end nothing."""
+    """Return a board after that number of random moves, none of which ends the game."""
     board = EMPTY
     for _ in range(moves):
         board = rng.choice([after for cell in free_cells(board) if not is_over(after := place(board, cell))])

@@ -1,4 +1,4 @@
-"""Three in a row, against an opponent of the environment's or for both sides in turn."""
+"""Tic-tac-toe against the environment's opponent, or with the caller playing both sides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .picture import draw
 
 
 class TicTacToeOptions(EnvironmentOptions):
-    """Who plays whom, from which position."""
+    """The opponent, the starting position and the form of observations."""
 
     opponent: Literal["random", "expert", "none"] = Field(
         default="random",
@@ -23,13 +23,13 @@ class TicTacToeOptions(EnvironmentOptions):
         "sides in turn, as the agents X and O.",
     )
     side: Literal["X", "O", "either"] = Field(
-        default="either", description="The caller's, against an opponent; either: drawn. X moves first."
+        default="either", description="The caller's side if there is an opponent; either: drawn. X moves first."
     )
     opening: int = Field(
         default=0,
         ge=0,
         le=4,
-        description="Random moves before the game begins, and one more where it is not the caller's turn then.",
+        description="Random moves before the game begins. One more is made if it is not the caller's turn then.",
     )
     observation: Literal["grid", "line"] = Field(
         default="grid", description="grid: three rows, free cells by their numbers; line: one line of marks."
@@ -37,7 +37,7 @@ class TicTacToeOptions(EnvironmentOptions):
 
 
 class TicTacToe(Environment):
-    """The seed fixes side and opening, the dynamics seed the opponent's moves."""
+    """Tic-tac-toe. The seed determines side and opening, the dynamics seed the opponent's moves."""
 
     spec = EnvironmentSpec(
         id="tic_tac_toe-v1",
@@ -69,7 +69,7 @@ class TicTacToe(Environment):
         if winning_line(self.board):
             return self._end(1.0)
         if self.side and not is_over(self.board):
-            self._answer()
+            self._move_opponent()
             if winning_line(self.board):
                 return self._end(-1.0)
         return self._end(0.0) if is_over(self.board) else Outcome()
@@ -80,12 +80,12 @@ class TicTacToe(Environment):
     def observe(self) -> str:
         board = self.board
         if self.options.observation == "line":
-            return " ".join((self._me(), *board))
+            return " ".join((self._player(), *board))
         shown = [number if mark == "." else mark for number, mark in zip(CELLS, board, strict=True)]
         rows = "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
         if line := winning_line(board):
             return f"{board[line[0]]} has three in a row.\n{rows}"
-        return f"{f'You are {self._me()}.' if '.' in board else 'It is a draw.'}\n{rows}"
+        return f"{f'You are {self._player()}.' if '.' in board else 'It is a draw.'}\n{rows}"
 
     def instructions(self) -> str:
         who = "You play against an opponent." if self.options.opponent != "none" else "X and O move in turn."
@@ -101,33 +101,32 @@ class TicTacToe(Environment):
         return [] if is_over(self.board) else [CELLS[cell] for cell in free_cells(self.board)]
 
     def state_key(self) -> bytes:
-        return f"{self._me()}{self.board}{self.first}{self.worth}".encode()
+        return f"{self._player()}{self.board}{self.first}{self.worth}".encode()
 
     def expert_action(self) -> str | None:
         return next((CELLS[cell] for cell in best_cells(self.board)), None)
 
     def score(self) -> float:
-        """0.9 while perfect play still comes to what it came to at the start; at the end 1 for success, else 0."""
-        return (1.0 if is_over(self.board) else 0.9) * self._holds()
+        """Return 0.9 while the result of perfect play is no worse than at the start, 1 at a successful end, else 0."""
+        return (1.0 if is_over(self.board) else 0.9) * self._keeps_result()
 
     def render(self, mode: str = "text") -> str | bytes:
         return draw(self.board) if mode == "png" else self.observe()
 
-    def _me(self) -> str:
+    def _player(self) -> str:
         return self.side or to_move(self.board)
 
-    def _answer(self) -> None:
-        """The opponent's move."""
+    def _move_opponent(self) -> None:
         cells = best_cells(self.board) if self.options.opponent == "expert" else free_cells(self.board)
         self.board = place(self.board, self.dynamics.choice(cells))
 
     def _end(self, reward: float) -> Outcome:
-        return Outcome(reward=reward, terminated=True, success=self._holds())
+        return Outcome(reward=reward, terminated=True, success=self._keeps_result())
 
-    def _holds(self) -> bool:
-        """Whether perfect play from here comes to what it came to at the start, or better for the caller.
+    def _keeps_result(self) -> bool:
+        """Return whether the result of perfect play (win, draw or loss) is no worse for the caller than at the start.
 
-        Where the caller plays both sides, better for one is worse for the other.
+        If the caller plays both sides, the result must be equal: a better one for one side is worse for the other.
         """
         now = _sign(value(self.board)) * (1 if to_move(self.board) == self.first else -1)
         return now == self.worth or bool(self.side and now > self.worth)

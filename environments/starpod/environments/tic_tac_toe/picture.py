@@ -1,4 +1,4 @@
-"""Draws the board, with a line through three in a row."""
+"""Picture of the board, with a line through three marks in a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MARKS = {"X": (206, 60, 52), "O": (44, 100, 190)}
 
 
 def draw(board: str) -> bytes:
-    """A PNG of 320 x 320 pixels."""
+    """Draw the board as a PNG of 320 x 320 pixels."""
     side = 3 * _CELL + 2 * _MARGIN
     canvas = Canvas(side, side, _PAPER)
     for number in (1, 2):

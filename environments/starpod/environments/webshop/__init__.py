@@ -1,1 +1,1 @@
-"""WebShop without a browser: a catalogue, a search that ranks as Lucene does, goals, a graded reward, and pages."""
+"""WebShop without a browser: catalogue, search with Lucene's ranking, goals, graded reward, and pages."""

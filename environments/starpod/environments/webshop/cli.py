@@ -1,4 +1,4 @@
-"""`starpod webshop`: builds the stores that a server sells from, and looks into them."""
+"""`starpod webshop`: commands that build and inspect stores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STORE = click.Path(path_type=Path)
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def webshop() -> None:
-    """Builds and inspects stores for webshop-v1, and opens the shop as a web site."""
+    """Build and inspect stores for webshop-v1, and open the shop as a web site."""
 
 
 webshop.add_command(site)
@@ -71,9 +71,9 @@ def build_store(
     on_malformed: str,
     force: bool,
 ) -> None:
-    """Builds a store from the original's files, or from made-up products.
+    """Build a store from the original's files, or from made-up products.
 
-    Stopped at any moment, the same command goes on after the last finished stage.
+    If the command is interrupted, run it again: it continues after the last finished stage.
     """
     source: building.Files | building.Synthetic
     if synthetic is not None:
@@ -94,11 +94,11 @@ def build_store(
     console = Console(stderr=True)
     skipped = 0
 
-    def skip(found: Malformed) -> None:
+    def skip(record: Malformed) -> None:
         nonlocal skipped
         skipped += 1
         if skipped <= _SHOWN_MALFORMED:
-            console.print(f"skipped: {escape(str(found))}", highlight=False)
+            console.print(f"skipped: {escape(str(record))}", highlight=False)
         elif skipped == _SHOWN_MALFORMED + 1:
             console.print("skipped: more, which are only counted")
 
@@ -120,7 +120,7 @@ def build_store(
 @click.argument("store", type=_STORE)
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
 def info(store: Path, as_json: bool) -> None:
-    """Shows what a store holds."""
+    """Show the contents of a store."""
     with _errors():
         opened = Store.open(store)
         manifest = opened.manifest
@@ -149,7 +149,7 @@ def info(store: Path, as_json: bool) -> None:
 @webshop.command("verify")
 @click.argument("store", type=_STORE)
 def verify_store(store: Path) -> None:
-    """Reads all of a store and compares every checksum. Exit status 1 if it is damaged."""
+    """Read a whole store and compare all checksums. The exit status is 1 if it is damaged."""
     with _errors(), _bars(Console(stderr=True)) as progress:
         total = Manifest.read(store).bytes
         manifest = verify(store, lambda done: progress("bytes", done, total))
@@ -162,7 +162,7 @@ def verify_store(store: Path) -> None:
 @click.argument("query")
 @click.option("-k", "--count", default=10, show_default=True, type=click.IntRange(1, 50), help="Products to show.")
 def search(store: Path, query: str, count: int) -> None:
-    """Shows what a search of a store finds, best first, with scores."""
+    """Search a store and show the results with their scores, best first."""
     with _errors():
         opened = Store.open(store)
         try:
@@ -186,17 +186,17 @@ def _errors() -> Iterator[None]:
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Report]:
-    """A bar per stage; on something that is no terminal nothing is drawn until the end."""
+    """Show a progress bar per stage. If the output is not a terminal, only the final bars are printed."""
     columns = (TextColumn("{task.description:26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def tell(stage: str, done: int, total: int | None) -> None:
+        def report(stage: str, done: int, total: int | None) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
             bars.update(tasks[stage], completed=done, total=total)
 
-        yield tell
+        yield report
 
 
 def _size(count: int) -> str:

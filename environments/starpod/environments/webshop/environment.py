@@ -1,4 +1,4 @@
-"""webshop-v1: find and buy what an instruction describes, in a shop of up to a million products."""
+"""webshop-v1: find and buy the product that an instruction describes, in a shop of up to a million products."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPEN_SCORE = 0.99
-"""The most that `score` says before the purchase: only a purchase solves the task."""
+"""Maximum of `score` before the purchase, because only a purchase solves the task."""
 
 _PAID = {
     "graded": "It is paid by how many of attributes, options and price are as asked, and by the kind of the product.",
@@ -47,7 +47,7 @@ _UNCHANGED = Outcome(effective=False)
 
 
 class WebShop(Environment):
-    """A session in a store. The seed chooses the goal, the dynamics seed what `search[<r>]` draws, and no more."""
+    """A session in a store. The seed selects the goal; the dynamics seed only determines what `search[<r>]` draws."""
 
     spec = EnvironmentSpec(
         id="webshop-v1",
@@ -76,23 +76,23 @@ class WebShop(Environment):
     _cached_shop: Shop
     _remembers: bool
     _past_pages: list[str]
-    """As shown after earlier actions, oldest first, as many as are shown again."""
+    """Earlier pages that are shown again, oldest first."""
     _past_actions: list[str]
 
     @classmethod
     def use_stores(cls, stores: Sequence[str]) -> bool:
-        """Sells from these, NAME=PATH each; the first is the default."""
+        """Use these stores, each NAME=PATH; the first is the default."""
         give_stores(stores)
         return True
 
     @classmethod
     def prepare(cls) -> None:
-        """Opens the stores. Where there is no Chromium, the class no longer offers pictures, and the log says why."""
+        """Open the stores. Without Chromium, remove the render mode png and log the reason."""
         try:
             open_stores()
         except StoreError as error:
             raise Unavailable(str(error)) from error
-        if lacking := _lacks_for_pictures():
+        if lacking := _missing_for_pictures():
             logger.warning("%s draws no png: %s", cls.spec.id, lacking)
             cls.spec = replace(cls.spec, render_modes=tuple(mode for mode in cls.spec.render_modes if mode != "png"))
 
@@ -194,7 +194,7 @@ class WebShop(Environment):
         if options.presentation != "original":
             return present(shop, options.presentation)
         page = self._page()
-        past = self._past()
+        past = self._earlier_texts()
         return pages.SEPARATOR.join([*past, page]) if past else page
 
     def _page(self) -> str:
@@ -202,13 +202,13 @@ class WebShop(Environment):
         return _html(self._cached_shop) if mode == "html" else pages.show(self._cached_shop, mode)
 
     def _remember(self, action: str) -> None:
-        """Called before an action is carried out: keeps the page that it answers, and the action."""
+        """Keep the current page and the action that is about to be executed, to show them again later."""
         shown, acts = self.options.num_prev_obs, self.options.num_prev_actions
         self._past_pages = [*self._past_pages, self._page()][-shown:] if shown else []
         self._past_actions = [*self._past_actions, action][-acts:] if acts else []
 
-    def _past(self) -> list[str]:
-        """Earlier pages and actions in turn, oldest first; each action follows the page that it answered."""
+    def _earlier_texts(self) -> list[str]:
+        """Return earlier pages and actions alternately, oldest first: a page, the action on it, the next page, ..."""
         shown, acts = self._past_pages, self._past_actions
         past: list[str] = []
         for age in range(max(len(shown), len(acts)), 0, -1):
@@ -223,24 +223,24 @@ class WebShop(Environment):
         return [action for action in listed if action is not None]
 
     def state_key(self) -> bytes:
-        """A digest of the page and the goal. Products opened before count only where the page shows them."""
+        """Return a digest of page and goal. Products opened before only count if the observation shows them."""
         state = self._cached_shop.state
         opened = sorted(state.opened) if self.options.observation in ("text_rich", "html") else None
         options = sorted(state.options.items())
-        where = (state.page, state.keywords, state.number, state.drawn, state.asin, state.sub_page, options, opened)
+        page = (state.page, state.keywords, state.number, state.drawn, state.asin, state.sub_page, options, opened)
         goal = self._cached_shop.goal
-        return digest(repr((self._cached_store.digest, goal.asin, goal.instruction_text, goal.options, where)))
+        return digest(repr((self._cached_store.digest, goal.asin, goal.instruction_text, goal.options, page)))
 
     def expert_action(self) -> str | None:
         return expert_action(self._cached_shop)
 
     def score(self) -> float:
-        """The reward for buying the open product now, a little less as long as it is not bought; 0 without one."""
+        """Return the reward for buying the open product (times 0.99 until it is bought), or 0 if none is open."""
         shop = self._cached_shop
         if not shop.state.asin:
             return 0.0
-        worth = shop.appraise().reward
-        return worth if shop.state.page == "done" else OPEN_SCORE * worth
+        reward = shop.appraise().reward
+        return reward if shop.state.page == "done" else OPEN_SCORE * reward
 
     def render(self, mode: str = "text") -> str | bytes:
         if mode == "png":
@@ -259,7 +259,7 @@ class WebShop(Environment):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Raises ValueError where this server's catalogue is not the one that the state is of."""
+        """Restore a state. Raises ValueError if it belongs to another catalogue than this server's."""
         name, digest = state["catalogue"]
         store = store_named(self.options.catalogue)
         if store.digest != digest:
@@ -279,8 +279,8 @@ def _html(shop: Shop) -> str:
     return render_html(shop)
 
 
-def _lacks_for_pictures() -> str:
-    """Names what is missing on this machine to draw a page as a PNG; empty if nothing is."""
+def _missing_for_pictures() -> str:
+    """Return what this machine lacks to draw a page as a PNG, or "" if nothing is missing."""
     if find_spec("selenium") is None:
         return "it needs the package selenium; from a clone of the repository: pip install '.[browser]'"
     from .browser.config import BrowserConfig

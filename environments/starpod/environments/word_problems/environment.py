@@ -1,4 +1,4 @@
-"""Grade-school arithmetic in words: a story with numbers, a calculator, and one answer."""
+"""Grade-school arithmetic in words: a story with numbers, a calculator, and an answer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .picture import draw
 from .stories import Problem, draw_problem
 
 MAX_LENGTH = 4_000
-"""Characters of an action that are read."""
+"""Maximum number of characters of an action."""
 
 _MOVE = re.compile(r"\s*(calculate|answer)\s*\[(.*)\]\s*", re.IGNORECASE | re.DOTALL)
 _FINAL = re.compile(r"####\s*\$?(-?[0-9][0-9,]*(?:\.0+)?)(?![0-9.])")
 _EQUATION_CHARACTERS = "0123456789+-*/() "
 _MOST_EQUATIONS = 40
 _SHOWN = 20
-"""Lines of work that are kept for pictures."""
+"""Maximum number of lines of work that are kept for pictures."""
 _INSTRUCTIONS = {
     "calculator": (
         "Solve the problem. Each action is either calculate[expression], such as calculate[12 * 3 + 5], which tells "
@@ -36,16 +36,16 @@ _INSTRUCTIONS = {
 
 
 class WordProblemsOptions(EnvironmentOptions):
-    """How long and how large the problems are, and how they are answered."""
+    """The problems and the form of answers."""
 
-    min_steps: int = Field(default=2, ge=1, le=8, description="Fewest calculations that a drawn problem needs.")
-    max_steps: int = Field(default=4, ge=1, le=8, description="Most calculations that a drawn problem needs.")
-    max_number: int = Field(default=50, ge=5, le=1000, description="Numbers in the story go up to this.")
-    distractors: int = Field(default=0, ge=0, le=4, description="Sentences whose numbers do not matter.")
+    min_steps: int = Field(default=2, ge=1, le=8, description="Minimum number of calculations of a problem.")
+    max_steps: int = Field(default=4, ge=1, le=8, description="Maximum number of calculations of a problem.")
+    max_number: int = Field(default=50, ge=5, le=1000, description="Maximum of the numbers in the story.")
+    distractors: int = Field(default=0, ge=0, le=4, description="Number of sentences with irrelevant numbers.")
     mode: Literal["calculator", "steps"] = Field(
         default="calculator",
-        description="calculator: calculate[...] as often as wanted, then answer[...]; steps: one reply with an "
-        "equation per line and #### before the answer.",
+        description="calculator: calculate[...] any number of times, then answer[...]; steps: one reply with an "
+        "equation per line, and #### before the answer.",
     )
 
     @model_validator(mode="after")
@@ -56,7 +56,7 @@ class WordProblemsOptions(EnvironmentOptions):
 
 
 class WordProblems(Environment):
-    """The seed fixes the story; nothing is left to chance."""
+    """Word problems. The seed determines the story; the transitions are deterministic."""
 
     spec = EnvironmentSpec(
         id="word_problems-v1",
@@ -72,11 +72,11 @@ class WordProblems(Environment):
     text: str
     steps: tuple[tuple[str, int], ...]
     found: frozenset[int]
-    """Positions of the steps whose results were calculated."""
+    """Indices of the steps whose results were calculated."""
     work: list[str]
-    """The latest calculations and answers, as they are shown."""
+    """The latest calculations and answers."""
     verdict: str
-    """right or wrong once there was an answer."""
+    """"right" or "wrong"; "" before the answer."""
 
     def reset(self, rng: random.Random) -> None:
         options = self.options
@@ -120,13 +120,13 @@ class WordProblems(Environment):
 
     def _read_reply(self, reply: str) -> Outcome:
         equations = read_equations(reply)
-        holding = [right for left, right in equations if left is not None and abs(left - right) < 1e-9]
-        for right in holding:
+        correct = [right for left, right in equations if left is not None and abs(left - right) < 1e-9]
+        for right in correct:
             self.found |= self._steps_with(right)
         self._note(*[line.strip() for line in reply.splitlines() if line.strip()])
         finals = _FINAL.findall(reply)
         answer = float(finals[-1].replace(",", "")) if finals else None
-        return self._end("", answer, {"equations_hold": len(holding) == len(equations) > 0})
+        return self._end("", answer, {"equations_hold": len(correct) == len(equations) > 0})
 
     def _note(self, *lines: str) -> None:
         self.work = [*self.work, *lines][-_SHOWN:]
@@ -170,12 +170,12 @@ class WordProblems(Environment):
             return None
         if self.options.mode == "steps":
             return "\n".join([*(f"{left} = {right}" for left, right in self.steps), f"#### {self.steps[-1][1]}"])
-        following = (left for number, (left, _) in enumerate(self.steps) if number not in self.found)
-        expression = next(following, None)
+        missing = (left for number, (left, _) in enumerate(self.steps) if number not in self.found)
+        expression = next(missing, None)
         return f"calculate[{expression}]" if expression else f"answer[{self.steps[-1][1]}]"
 
     def score(self) -> float:
-        """0.9 of the share of the steps that were calculated; after the answer 1 or 0."""
+        """Return 0.9 * the share of steps that were calculated; after the answer, 1 or 0."""
         if self.verdict:
             return float(self.verdict == "right")
         return 0.9 * len(self.found) / len(self.steps)
@@ -190,7 +190,7 @@ class WordProblems(Environment):
 
 
 def read_equations(reply: str) -> list[tuple[Number | None, int]]:
-    """The lines of a reply that end in `expression = whole number`: the expression's value, if any, and the number."""
+    """Return value (None: it has none) and integer of each line of a reply that ends with `expression = integer`."""
     equations: list[tuple[Number | None, int]] = []
     for line in reply.splitlines():
         left, equals, right = line.rpartition("=")

@@ -1,4 +1,4 @@
-"""Draws the problem and the work on it as a page of a notebook."""
+"""Picture of the problem and its calculations, as a page of a notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LINE, _WIDTH = 26, 620
 
 
 def draw(problem: str, work: Sequence[str], verdict: str) -> bytes:
-    """A PNG of 620 pixels' width: the problem above, a line for each calculation, the verdict below."""
+    """Draw a PNG of 620 pixels' width with the problem, a line per calculation, and the verdict."""
     story = textwrap.wrap(problem, 62)
     shown = [line if len(line) <= 60 else line[:59] + "…" for line in work[-12:]]
     rows = len(story) + max(3, len(shown)) + 3

@@ -1,6 +1,6 @@
-"""Generates word problems: a short story, a question, and the calculations that answer it in order.
+"""Generation of word problems: a story, a question, and the calculations that answer it, in order.
 
-A story is a chain of events, each of which changes what somebody has. All quantities are whole and positive.
+A story is a chain of events, each of which changes a person's number of items. All quantities are positive integers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ASIDES = (
 
 
 class Problem(NamedTuple):
-    """A word problem. The last step's result is the answer."""
+    """A word problem. The result of the last step is the answer."""
 
     text: str
     steps: tuple[Step, ...]
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
 
 
 class _Story:
-    """A story in the making."""
+    """A story to which events are added."""
 
     def __init__(self, rng: random.Random, largest: int) -> None:
         self.rng = rng
@@ -57,17 +57,17 @@ class _Story:
 
     @property
     def who(self) -> str:
-        """The person, by name or pronoun."""
+        """The person's name or pronoun, at random."""
         return self.rng.choice((self.name, self.they.capitalize()))
 
     def tell(self, sentence: str, *steps: Step) -> None:
-        """Adds an event; the last step says what the person has afterwards."""
+        """Add an event. The result of the last step is the person's new number of items."""
         self.sentences.append(sentence)
         self.steps += steps
         self.has = steps[-1][1]
 
 
-# Each event adds as many steps as its name's number says, or answers False where it does not fit.
+# Each event adds as many steps as its key in _EVENTS says, or returns False if it does not fit the story.
 
 
 def _find(story: _Story) -> bool:
@@ -156,11 +156,11 @@ def _ask_money(story: _Story) -> str:
 
 
 def _ask_together(story: _Story) -> str:
-    own, more = story.has, story.rng.randint(2, story.largest)
+    count, more = story.has, story.rng.randint(2, story.largest)
     story.tell(
         f"{story.friend} has {more} more {story.items} than {story.name} has now.",
-        (f"{own} + {more}", own + more),
-        (f"{own} + {own + more}", 2 * own + more),
+        (f"{count} + {more}", count + more),
+        (f"{count} + {count + more}", 2 * count + more),
     )
     return f"How many {story.items} do {story.name} and {story.friend} have together?"
 
@@ -169,15 +169,22 @@ _QUESTIONS: dict[int, Callable[[_Story], str]] = {0: _ask_left, 1: _ask_money, 2
 
 
 def draw_problem(rng: random.Random, *, min_steps: int, max_steps: int, largest: int, distractors: int) -> Problem:
-    """A problem of so many steps. largest: of the numbers that are given. distractors: sentences that do not matter."""
+    """Draw a problem.
+
+    Args:
+        rng: random state.
+        min_steps, max_steps: range of the number of calculations.
+        largest: maximum of the numbers in the story.
+        distractors: number of irrelevant sentences.
+    """
     count = rng.randint(min_steps, max_steps)
     story = _Story(rng, largest)
     ending = rng.choice([steps for steps in _QUESTIONS if steps <= count])
-    while (left := count - ending - len(story.steps)) > 0:
-        steps = rng.choice([steps for steps in _EVENTS if steps <= left])
+    while (missing := count - ending - len(story.steps)) > 0:
+        steps = rng.choice([steps for steps in _EVENTS if steps <= missing])
         rng.choice(_EVENTS[steps])(story)
     question = _QUESTIONS[ending](story)
     for aside in rng.sample(_ASIDES, distractors):
-        told = aside.format(name=story.name, n=rng.randint(5, max(6, largest)))
-        story.sentences.insert(rng.randint(0, len(story.sentences)), told)
+        sentence = aside.format(name=story.name, n=rng.randint(5, max(6, largest)))
+        story.sentences.insert(rng.randint(0, len(story.sentences)), sentence)
     return Problem(" ".join([*story.sentences, question]), tuple(story.steps))

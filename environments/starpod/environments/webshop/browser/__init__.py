@@ -1,4 +1,4 @@
-"""Chromium for the shop: pictures of its pages, and an environment that acts through the browser alone."""
+"""Chromium for the shop: pictures of its pages, and an environment in which the agent uses the browser."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ __all__ = ["png", "shared_pool"]
 
 
 def png(shop: Shop) -> bytes:
-    """The shop's page as a PNG of the configured size: what shows without scrolling. Equal pages give equal bytes.
+    """Draw the part of the shop's page that is visible without scrolling, as a PNG. Equal pages give equal bytes.
 
-    Raises Busy when every browser is taken for too long, Unavailable where there is no Chromium.
+    Raises:
+        Busy: no browser became free in time.
+        Unavailable: there is no Chromium.
     """
     html = render_html(shop)
     return shared_pool().run(lambda browser: browser.draw(html))

@@ -1,4 +1,4 @@
-"""One headless Chromium with its driver: started, asked to draw or to act, and killed with all that belongs to it."""
+"""A headless Chromium and its driver, which are killed together with all their child processes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from .config import BrowserConfig
 logger = logging.getLogger(__name__)
 
 BROKEN = (WebDriverException, HTTPError, OSError)
-"""What an operation raises if the browser or its driver crashed, hangs or was killed."""
+"""Exceptions of an operation if the browser or its driver crashed, hangs or was killed."""
 
-# Starts the driver in a process group of its own and waits until standard input closes: when we let go of it, or die,
-# however we die. Then it kills the group, browser and all, and removes the folder.
+# A separate process that starts the driver in a new process group and waits until its standard input closes, which also
+# happens if this process is killed. Then it kills the group, including the browser, and removes the folder.
 _KEEPER = """
 import os, shutil, signal, subprocess, sys
 folder, *command = sys.argv[1:]
@@ -43,7 +43,7 @@ try:
 except ProcessLookupError:
     pass
 driver.wait()
-for _ in range(5):  # the dying may still write
+for _ in range(5):  # dying processes may still write files
     shutil.rmtree(folder, ignore_errors=True)
     if not os.path.exists(folder):
         break
@@ -66,11 +66,11 @@ _FLAGS = (
     "--mute-audio",
     "--font-render-hinting=none",
     "--force-color-profile=srgb",
-    # Nothing but this machine can be reached: all else goes to a proxy that is not there.
+    # Only this machine can be reached. All other addresses go to a proxy that does not exist.
     "--proxy-server=http://127.0.0.1:9",
 )
 
-# Whatever blinks or moves would make each picture another one.
+# Cursors and animations would make equal pages look different.
 _STILL = "*{caret-color:transparent!important;animation:none!important;transition:none!important}"
 _ADD_STYLE = """
 const style = document.createElement("style"); style.textContent = arguments[0]; document.head.append(style);
@@ -78,7 +78,7 @@ const style = document.createElement("style"); style.textContent = arguments[0];
 
 
 class Browser:
-    """A browser with one tab. Not for two threads at once; only `kill` may be called from another."""
+    """A browser with one tab. It is not thread-safe, but `kill` may be called from any thread."""
 
     def __init__(self, config: BrowserConfig) -> None:
         self.config = config
@@ -86,8 +86,8 @@ class Browser:
         self._driver: WebDriver | None = None
         self._killing = threading.Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="starpod-browser-"))
-        # The driver could choose a port itself, but where there is no IPv6 it does not tell which. Should another
-        # program take this one first, the driver does not start, which is seen and tried again.
+        # The driver could choose a port itself, but does not report it on machines without IPv6. If another program
+        # takes this port first, the driver does not start, and the operation is tried again.
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
@@ -98,12 +98,12 @@ class Browser:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            # The browser's temporary files go into the folder that the keeper removes: a killed browser leaves them.
+            # A killed browser leaves temporary files, so put them into the folder that the keeper removes.
             env={**os.environ, "TMPDIR": str(self._folder)},
         )
 
     def start(self) -> None:
-        """Starts the browser. Raises one of `BROKEN`."""
+        """Start the browser. Raises an exception in BROKEN if that fails."""
         options = Options()
         options.binary_location = self.config.chromium
         root = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
@@ -125,7 +125,7 @@ class Browser:
         self.resize(self.config.width, self.config.height)
 
     def _await_driver(self) -> None:
-        """Returns when the driver listens, as it says in its log. Raises OSError if it does not."""
+        """Wait until the driver's log says that it listens. Raises OSError if it does not start in time."""
         log, limit = self._folder / "driver.log", time.monotonic() + self.config.deadline
         while time.monotonic() < limit:
             with contextlib.suppress(FileNotFoundError):
@@ -143,7 +143,7 @@ class Browser:
 
     @contextlib.contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Kills the browser if what is inside takes longer; what it waits for then fails with one of `BROKEN`."""
+        """Kill the browser if the context lasts longer, so that its operation fails with an exception in BROKEN."""
         timer = threading.Timer(max(seconds, 0.0), self.kill)
         timer.daemon = True
         timer.start()
@@ -153,7 +153,7 @@ class Browser:
             timer.cancel()
 
     def kill(self) -> None:
-        """Ends the driver, the browser and everything that they started, and removes their folder. Can be repeated."""
+        """Kill driver, browser and all their child processes, and remove their folder. Further calls do nothing."""
         with self._killing:
             assert self._keeper.stdin is not None
             with contextlib.suppress(OSError):
@@ -164,20 +164,20 @@ class Browser:
                 logger.error("a browser could not be ended", extra={"keeper": self._keeper.pid})
                 self._keeper.kill()
 
-    # --- what it does --------------------------------------------------------------------------------------------
+    # --- operations ----------------------------------------------------------------------------------------------
 
     def command(self, name: str, **parameters: Any) -> Any:
-        """One command of the DevTools protocol."""
+        """Execute a command of the DevTools protocol."""
         return self.driver.execute("executeCdpCommand", {"cmd": name, "params": parameters})["value"]
 
     def resize(self, width: int, height: int, *, mobile: bool = False) -> None:
-        """The size of the page, in CSS pixels."""
+        """Set the size of the window, in CSS pixels."""
         self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
         )
 
     def draw(self, html: str) -> bytes:
-        """Draws the part of a page that shows without scrolling, as PNG. Nothing of the page is run or loaded."""
+        """Draw the part of a page that is visible without scrolling, as PNG. No scripts run and nothing is loaded."""
         self.resize(self.config.width, self.config.height)
         self.driver.get("about:blank")
         frame = self.command("Page.getFrameTree")["frameTree"]["frame"]["id"]
@@ -189,6 +189,6 @@ class Browser:
         return self.screenshot()
 
     def screenshot(self) -> bytes:
-        """The tab's present view as PNG, with nothing that blinks."""
+        """Return the visible part of the tab as PNG, without cursor and animations."""
         self.driver.execute_script(_ADD_STYLE, _STILL)
         return base64.b64decode(self.command("Page.captureScreenshot", format="png")["data"])

@@ -1,4 +1,4 @@
-"""Settings of the browsers: number, size, deadlines; from environment variables, since a process has one pool."""
+"""Settings of the browsers, from environment variables, because a process has only one pool of browsers."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 @dataclass(frozen=True, slots=True)
 class BrowserConfig:
-    """One process's browsers.
-
-    chromium, chromedriver: paths. browsers: the most that run at once; they start when they are needed.
-    queue: operations that may wait for one. deadline: seconds of one operation, waiting and starting included.
-    width, height: of the page, in CSS pixels. uses: operations after which a browser is replaced.
-    flags: further flags of Chromium.
-    """
+    """Settings of a process's browsers."""
 
     chromium: str
+    """Path of Chromium."""
     chromedriver: str
+    """Path of its driver."""
     browsers: int = 1
+    """Maximum number of browsers. They are started when they are needed."""
     queue: int = 16
+    """Maximum number of operations that wait for a browser."""
     deadline: float = 30.0
+    """Maximum seconds for one operation, including waiting for a browser and starting it."""
     width: int = 1280
     height: int = 800
+    """Size of the window in CSS pixels."""
     uses: int = 2000
+    """Number of operations after which a browser is replaced."""
     flags: tuple[str, ...] = ()
+    """Further flags of Chromium."""
 
     @classmethod
     def from_environment(cls) -> BrowserConfig:
-        """Reads STARPOD_CHROMIUM, STARPOD_CHROMEDRIVER, STARPOD_BROWSERS, STARPOD_BROWSER_QUEUE,
+        """Read STARPOD_CHROMIUM, STARPOD_CHROMEDRIVER, STARPOD_BROWSERS, STARPOD_BROWSER_QUEUE,
         STARPOD_BROWSER_DEADLINE, STARPOD_BROWSER_SIZE (1280x800) and STARPOD_BROWSER_FLAGS.
 
-        Raises Unavailable where a program is missing or a value cannot be read.
+        Raises:
+            Unavailable: a program is missing, or a value is malformed.
         """
         chromium = _program("STARPOD_CHROMIUM", _CHROMIUM)
         chromedriver = _program("STARPOD_CHROMEDRIVER", ("chromedriver", "chromium.chromedriver"))
@@ -59,12 +62,12 @@ class BrowserConfig:
 
 
 def _program(variable: str, names: tuple[str, ...]) -> str:
-    asked = os.environ.get(variable)
-    for name in (asked,) if asked else names:
-        if found := shutil.which(name):
-            return found
+    setting = os.environ.get(variable)
+    for name in (setting,) if setting else names:
+        if path := shutil.which(name):
+            return path
     raise Unavailable(
-        f"there is no {asked or names[0]} here; install Chromium and its driver (Debian: apt-get install chromium "
+        f"there is no {setting or names[0]} here; install Chromium and its driver (Debian: apt-get install chromium "
         f"chromium-driver), or name the program in {variable}"
     )
 

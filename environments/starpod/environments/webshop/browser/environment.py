@@ -1,4 +1,4 @@
-"""webshop-browser-v1: the shop of webshop-v1, seen and used through a web browser alone."""
+"""webshop-browser-v1: the shop of webshop-v1, which the agent uses through a web browser."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Result = TypeVar("Result")
 
 _ACTION = re.compile(r"(click|type|search|scroll)\[(.*)\]|(back)(?:\[\])?", re.DOTALL)
 _SEEN: dict[bytes, str] = {}
-"""What was seen lately, by state."""
+"""Cache of observations by state key."""
 _MAX_SEEN = 2048
 _SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 
 
 class WebShopBrowserOptions(WebShopOptions):
-    """Options of webshop-v1, and the window. Those about the text of pages have no effect here."""
+    """Options of webshop-v1, and the size of the window. Options for the text of pages have no effect here."""
 
     window: Literal["desktop", "phone"] = Field(
         default="desktop", description="The size of the window: 1280 x 800 or 390 x 844 pixels."
@@ -37,10 +37,10 @@ class WebShopBrowserOptions(WebShopOptions):
 
 
 class WebShopBrowser(WebShop):
-    """A session of webshop-v1 that is acted in through a browser.
+    """A session of webshop-v1 that is played through a browser.
 
-    Browsers are shared: each turn opens the session's page in one, and lets go of it. So the state is that of
-    webshop-v1, how far the page is scrolled, and what is typed into the search field and not yet sent.
+    Browsers are shared: each turn opens the session's page in a free one. The state is therefore that of webshop-v1,
+    the scroll position, and the text in the search field that was not sent yet.
     """
 
     spec = EnvironmentSpec(
@@ -71,7 +71,7 @@ class WebShopBrowser(WebShop):
 
     @classmethod
     def prepare(cls) -> None:
-        """Raises Unavailable where Chromium, its driver or a package is missing."""
+        """Open the stores. Raises Unavailable if Chromium, its driver or a package is missing."""
         shared_pool()
         super().prepare()
 
@@ -80,15 +80,15 @@ class WebShopBrowser(WebShop):
         self._scroll, self._typed = 0, None
 
     def step(self, action: Any) -> Outcome:
-        """Raises Busy, with nothing changed."""
+        """Execute an action. If it raises Busy, the state is unchanged."""
         if not isinstance(action, str) or len(action) > actions.MAX_LENGTH:
             return INVALID
-        found = _ACTION.fullmatch(action.strip())
-        if found is None:
+        match = _ACTION.fullmatch(action.strip())
+        if match is None:
             return INVALID
         before = self.get_state()
         return self._visit(
-            lambda visit, view: self._act(visit, view, found[1] or found[3], found[2] or ""),
+            lambda visit, view: self._act(visit, view, match[1] or match[3], match[2] or ""),
             undo=lambda: self.set_state(before),
         )
 
@@ -108,40 +108,39 @@ class WebShopBrowser(WebShop):
                 if outcome.valid:
                     self._typed = words.strip()
         if visit.outcome is not None:
-            self._typed = None  # another page
+            self._typed = None  # the page changed
         if outcome.effective:
             view = look(visit.browser)
         self._scroll = view.scroll
         self._saw(view)
         return outcome
 
-    # --- for the visit -------------------------------------------------------------------------------------------
+    # --- as the Session of a Visit -------------------------------------------------------------------------------
 
     def html(self) -> str:
-        """The page that the browser loads."""
+        """Return the page that the browser loads."""
         page = super().render("html")
         assert isinstance(page, str)
         return page
 
     def submit(self, action: str) -> Outcome:
-        """Does what a form of the page asks for."""
+        """Execute the action of a form of the page."""
         return super().step(action)
 
     def _visit(self, work: Callable[[Visit, View], Result], undo: Callable[[], None] = lambda: None) -> Result:
-        """Opens the page as it was left. Raises Busy."""
+        """Open the page in the state in which it was left, and run `work`. Raises Busy."""
 
-        def visit(browser: Browser) -> Result:
-            there = Visit(browser, self, _SIZES[self.options.window], self.options.window == "phone")
-            with there.opened(self._typed, self._scroll) as view:
-                return work(there, view)
+        def run(browser: Browser) -> Result:
+            visit = Visit(browser, self, _SIZES[self.options.window], self.options.window == "phone")
+            with visit.opened(self._typed, self._scroll) as view:
+                return work(visit, view)
 
-        return shared_pool().run(visit, undo)
+        return shared_pool().run(run, undo)
 
-    # --- what the agent sees -------------------------------------------------------------------------------------
+    # --- observations --------------------------------------------------------------------------------------------
 
     def observe(self) -> str:
-        """The text in view. It follows from the state, so what was seen lately is not looked at again: copies and
-        members of a group cost no visit."""
+        """Return the visible text. It only depends on the state, so copies and members of a group share a cache."""
         return _SEEN.get(self.state_key()) or self._saw(self._visit(lambda visit, view: view))
 
     def _saw(self, view: View) -> str:

@@ -1,4 +1,4 @@
-"""The shop's pages for a browser on this machine: a small http server on 127.0.0.1, a secret address per page."""
+"""A small HTTP server on 127.0.0.1 that serves the shop's pages to the browser, each at a secret address."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MAX_BODY_BYTES = 64 * 1024
 
 
 class Shown(Protocol):
-    """A page that is shown at an address."""
+    """A page with an address."""
 
     def page(self) -> str:
-        """The page, as html."""
+        """Return the page as HTML."""
 
     def act(self, action: str) -> None:
-        """Takes the action that a form of the page was sent with."""
+        """Execute the action of a form that was sent."""
 
 
 class Loopback:
-    """Serves pages while they are shown. Nobody who was not told an address can find it."""
+    """A server of pages. Their addresses cannot be guessed."""
 
     def __init__(self) -> None:
         self._shown: dict[str, Shown] = {}
@@ -39,7 +39,7 @@ class Loopback:
 
     @contextlib.contextmanager
     def showing(self, shown: Shown) -> Iterator[str]:
-        """The address of a page, good for as long as the context lasts."""
+        """Serve a page while the context lasts, and yield its address."""
         token = secrets.token_urlsafe(24)
         self._shown[token] = shown
         try:
@@ -92,10 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
         return page
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing is logged: addresses are secret."""
+        """Log nothing, because addresses are secret."""
 
 
 @once_per_process
 def shared_loopback(process: int) -> Loopback:
-    """The server of this process."""
+    """Return the server of this process."""
     return Loopback()

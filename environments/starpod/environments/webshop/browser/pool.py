@@ -1,4 +1,4 @@
-"""The browsers of a process: few, shared, each operation within its deadline, and none left behind."""
+"""The pool of a process's browsers. Each operation has a deadline, and all browsers end with the process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 RETRY_SECONDS = 1.0
-"""What Busy asks for."""
+"""Seconds after which callers should retry when the pool is busy."""
 
 
 class Pool:
-    """At most `config.browsers` browsers, started when they are needed. Safe to use from threads."""
+    """A pool of up to `config.browsers` browsers, which are started when they are needed. It is thread-safe."""
 
     def __init__(self, config: BrowserConfig) -> None:
         self.config = config
@@ -37,10 +37,12 @@ class Pool:
         self._change = threading.Condition()
 
     def run(self, work: Callable[[Browser], Result], undo: Callable[[], None] = lambda: None) -> Result:
-        """Does something with a browser, and once more, after `undo`, with a new one if the browser breaks.
+        """Run `work` with a browser. If the browser breaks, call `undo` and try once more with a new one.
 
-        Raises Busy, after `undo`, if the queue is full, no browser is free in time, or the second breaks too. Whatever
-        else `work` raises passes through.
+        Raises:
+            Busy: the queue is full, no browser became free in time, or the second browser broke as well. If work had
+                begun, `undo` was called.
+            Exception: whatever else `work` raises, after `undo`.
         """
         limit = time.monotonic() + self.config.deadline
         for attempt in (1, 2):
@@ -68,7 +70,7 @@ class Pool:
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Ends all browsers. Operations that still run fail; no more are taken."""
+        """Kill all browsers. Running operations fail, and new ones raise Busy."""
         with self._change:
             self._closed = True
             browsers, self._free = list(self._all), []
@@ -89,12 +91,12 @@ class Pool:
                     raise Busy(f"all browsers are taken and {self._waiting} callers wait already", RETRY_SECONDS)
                 self._waiting += 1
                 try:
-                    there = self._change.wait_for(
+                    available = self._change.wait_for(
                         lambda: self._free or self._places or self._closed, limit - time.monotonic()
                     )
                 finally:
                     self._waiting -= 1
-                if not there:
+                if not available:
                     raise Busy(f"no browser became free within {self.config.deadline:g} s", RETRY_SECONDS)
             if self._closed:
                 raise Busy("the browsers are being closed", RETRY_SECONDS)
@@ -126,19 +128,19 @@ class Pool:
 
 
 def once_per_process(make: Callable[[int], Result]) -> Callable[[], Result]:
-    """Makes something when it is first asked for, told the process's id: a fork must not use what is its parent's."""
-    made, making = functools.cache(make), threading.Lock()
+    """Cache the result of `make(process_id)` per process, because a fork must not use its parent's object."""
+    cached, lock = functools.cache(make), threading.Lock()
 
     def shared() -> Result:
-        with making:
-            return made(os.getpid())
+        with lock:
+            return cached(os.getpid())
 
     return shared
 
 
 @once_per_process
 def shared_pool(process: int) -> Pool:
-    """The pool of this process; its browsers end with it. Raises Unavailable where there is no Chromium."""
+    """Return the pool of this process; its browsers end with it. Raises Unavailable if there is no Chromium."""
     pool = Pool(BrowserConfig.from_environment())
     atexit.register(lambda: pool.close() if os.getpid() == process else None)
     return pool

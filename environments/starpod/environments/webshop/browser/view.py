@@ -1,4 +1,4 @@
-"""A rendered page as text: its lines in view, and its interactive elements by number."""
+"""A rendered page as text: the visible lines, and the interactive elements by number."""
 
 from __future__ import annotations
 
@@ -12,62 +12,63 @@ from .chromium import Browser
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """Something to click or to type into. value: what it sends or holds. field: the name of a field, else empty.
-
-    sends: whether a click sends a form as it is now.
-    """
+    """An interactive element: something to click or to type into."""
 
     text: str
     value: str
+    """Value that it sends, or the content of a field."""
     field: str
+    """Name of a field; "" for other elements."""
     sends: bool
+    """Whether a click sends a form in its current state."""
     disabled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A page as it stands in the browser.
-
-    text: what is in view, a line each, elements as `[number] text`. elements: of the whole page; number 1 is the first.
-    scroll, height, page: the place of the view, the height of the window and of the page, in CSS pixels.
-    """
+    """The current state of a page in the browser. Lengths are in CSS pixels."""
 
     text: str
+    """Visible lines, with elements as `[number] text`."""
     elements: tuple[Element, ...]
+    """Elements of the whole page, numbered from 1."""
     scroll: int
+    """Scroll position."""
     height: int
+    """Height of the window."""
     page: int
+    """Height of the page."""
 
     def find(self, name: str) -> int | None:
-        """The place of the element with this text (in any case), sent value or number; None if there is none.
+        """Return the index of the element with this text (in any case), sent value or number, or None.
 
-        `#7` is always a number; `7` is one only where nothing on the page is called 7.
+        `#7` is always a number. `7` is a number only if no element on the page has that text.
         """
         wanted = " ".join(name.split()).lower()
-        place = None if wanted.startswith("#") else self._texted(wanted)
+        index = None if wanted.startswith("#") else self._find_text(wanted)
         number = wanted.removeprefix("#")
-        if place is None and number.isdecimal() and 1 <= int(number) <= len(self.elements):
+        if index is None and number.isdecimal() and 1 <= int(number) <= len(self.elements):
             return int(number) - 1
-        return place
+        return index
 
-    def _texted(self, wanted: str) -> int | None:
-        sent = f"click[{wanted}]"
-        for place, element in enumerate(self.elements):
-            if not element.field and (element.value.lower() == sent or element.text.lower() == wanted):
-                return place
+    def _find_text(self, wanted: str) -> int | None:
+        action = f"click[{wanted}]"
+        for index, element in enumerate(self.elements):
+            if not element.field and (element.value.lower() == action or element.text.lower() == wanted):
+                return index
         return None
 
     def find_field(self, name: str) -> int | None:
-        """The place of a field by its number, name or label."""
+        """Return the index of the field with this number, name or label, or None."""
         wanted = name.strip().lower()
-        for place, element in enumerate(self.elements):
+        for index, element in enumerate(self.elements):
             if element.field and wanted in (
-                str(place + 1),
-                f"#{place + 1}",
+                str(index + 1),
+                f"#{index + 1}",
                 element.field.lower(),
                 element.text.lower(),
             ):
-                return place
+                return index
         return None
 
 
@@ -77,11 +78,11 @@ def _script() -> str:
 
 
 def look(browser: Browser) -> View:
-    """Reads the page in the tab."""
-    seen: dict[str, Any] = browser.driver.execute_script(_script())
-    scroll, height, page = seen["scroll"], seen["height"], seen["page"]
-    lines = [line["text"] for line in seen["lines"] if line["bottom"] > 0 and line["top"] < height]
+    """Read the page in the tab."""
+    result: dict[str, Any] = browser.driver.execute_script(_script())
+    scroll, height, page = result["scroll"], result["height"], result["page"]
+    lines = [line["text"] for line in result["lines"] if line["bottom"] > 0 and line["top"] < height]
     if page > height:
         lines.append(f"(pixels {scroll} to {scroll + height} of {page} are in view)")
-    elements = tuple(Element(**element) for element in seen["elements"])
+    elements = tuple(Element(**element) for element in result["elements"])
     return View("\n".join(lines), elements, scroll, height, page)

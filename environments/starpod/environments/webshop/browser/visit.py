@@ -1,4 +1,4 @@
-"""A session's page in a browser: opened from this machine, used as a person would, and read."""
+"""A visit to a session's page in a browser: clicks, typed text, scrolling, and reading of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .loopback import shared_loopback
 from .view import View, look
 
 _SCROLL = 0.8
-"""How much of the window's height one scroll moves."""
+"""Share of the window's height that one scroll moves."""
 _WAIT_SECONDS = 10.0
 _UNCHANGED = Outcome(effective=False)
 
@@ -35,7 +35,7 @@ _LOADED = "return document.readyState === 'complete' && !window.__shown;"
 
 
 class Session(Protocol):
-    """The session that is visited: its page, and what a form of it does."""
+    """The visited session: its page, and the execution of its forms."""
 
     def html(self) -> str: ...
     def submit(self, action: str) -> Outcome: ...
@@ -43,26 +43,27 @@ class Session(Protocol):
 
 @dataclass
 class Visit:
-    """One visit to a session's page. `outcome`: what the form that was sent during it did; only one is taken."""
+    """One visit to a session's page."""
 
     browser: Browser
     session: Session
     size: tuple[int, int]
     mobile: bool
     outcome: Outcome | None = None
+    """Outcome of the form that was sent during the visit. Further forms are ignored."""
     _error: BaseException | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
     def opened(self, typed: str | None, scroll: int) -> Iterator[View]:
-        """The page as it was left: with what was typed and not sent, and as far scrolled."""
+        """Open the page in the state in which it was left: with the typed text and the scroll position."""
         self.browser.resize(*self.size, mobile=self.mobile)
         with shared_loopback().showing(self) as address:
             self.browser.driver.get(address)
             self.browser.driver.execute_script(_OPEN, typed, scroll)
             yield look(self.browser)
 
-    # --- what the page asks of us, on a thread of the loopback's -------------------------------------------------
+    # --- requests of the page, on a thread of the Loopback -------------------------------------------------------
 
     def page(self) -> str:
         return self.session.html()
@@ -75,42 +76,42 @@ class Visit:
                 except BaseException as error:
                     self._error = error
 
-    # --- what an agent does --------------------------------------------------------------------------------------
+    # --- actions of the agent ------------------------------------------------------------------------------------
 
     def click(self, view: View, name: str) -> Outcome:
-        place = view.find(name)
-        if place is None or view.elements[place].disabled:
+        index = view.find(name)
+        if index is None or view.elements[index].disabled:
             return INVALID
-        if not view.elements[place].sends:
+        if not view.elements[index].sends:
             return _UNCHANGED
-        self._run(_CLICK, place)
+        self._run(_CLICK, index)
         return self._sent()
 
     def search(self, view: View, words: str) -> Outcome:
-        place = view.find_field("search_query")
-        if place is None or not words.strip():
+        index = view.find_field("search_query")
+        if index is None or not words.strip():
             return INVALID
-        self._run(_FILL, place, words)
-        self._run(_SEND, place)
+        self._run(_FILL, index, words)
+        self._run(_SEND, index)
         return self._sent()
 
     def type(self, view: View, field: str, words: str) -> Outcome:
-        place = view.find_field(field)
-        if place is None:
+        index = view.find_field(field)
+        if index is None:
             return INVALID
-        self._run(_FILL, place, words)
-        return _UNCHANGED if view.elements[place].value == words else Outcome()
+        self._run(_FILL, index, words)
+        return _UNCHANGED if view.elements[index].value == words else Outcome()
 
     def scroll(self, view: View, direction: str) -> Outcome:
         if direction not in ("up", "down"):
             return INVALID
         step = round(_SCROLL * view.height) * (1 if direction == "down" else -1)
-        place = min(max(view.scroll + step, 0), max(view.page - view.height, 0))
-        self._run(_SCROLL_TO, place)
-        return Outcome() if place != view.scroll else _UNCHANGED
+        position = min(max(view.scroll + step, 0), max(view.page - view.height, 0))
+        self._run(_SCROLL_TO, position)
+        return Outcome() if position != view.scroll else _UNCHANGED
 
     def back(self, view: View) -> Outcome:
-        """The page's own way back."""
+        """Click the page's own button for going back."""
         name = next((name for name in ("< prev", "back to search") if view.find(name) is not None), None)
         return INVALID if name is None else self.click(view, name)
 
@@ -118,7 +119,7 @@ class Visit:
         self.browser.driver.execute_script(script, *arguments)
 
     def _sent(self) -> Outcome:
-        """Waits until the form was taken and the next page is there. Raises TimeoutException."""
+        """Wait until the form was executed and the next page has loaded. Raises TimeoutException."""
         limit = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < limit:
             if self._error is not None:

@@ -1,1 +1,1 @@
-"""Products, their prices and the goals made of them: read from the original's files, or synthetic."""
+"""Products, prices and goals, from the original's files or synthetic."""

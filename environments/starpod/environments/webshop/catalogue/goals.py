@@ -1,4 +1,4 @@
-"""The goals of a shop, human or synthetic, in the original's order: columns of numbers, a Goal made on access."""
+"""The goals of a shop, human or synthetic, in the original's order. They are stored as columns of numbers."""
 
 from __future__ import annotations
 
@@ -19,53 +19,59 @@ if TYPE_CHECKING:
 Kind = Literal["human", "synthetic"]
 
 Caps = Literal["original", "agentgym"]
-"""How price caps are chosen. `original`: one draw per instruction. `agentgym`: human instructions become one goal per
-candidate cap (four without a cap where there are not two candidates), and the draws of synthetic ones start from seed
-233."""
+"""How price caps are chosen. `original`: one draw per instruction. `agentgym`: a human instruction gives one goal per
+candidate cap (with fewer than two candidates, four goals without a cap), and draws for synthetic goals use seed 233."""
 
 ORDER_SEED = 233
-"""Fixes the order of the goals, in the original and here."""
+"""Seed of the shuffle of the goals, as in the original."""
 
-_DRAWS_PER_GOAL = 100  # after which a selection gives up; a caller must not hold up the server
+_DRAWS_PER_GOAL = 100  # a selection fails after this many draws per goal, so that it cannot block the server
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A purchase that an instruction asks for.
-
-    index: its place in the goals it came from. position: that of its product in the catalogue.
-    asin, category, query, name (the title), product_category: its product's.
-    instruction_text: what the agent is told, with the price cap.
-    attributes: what the product should be like. options: values (human) or group -> value (synthetic).
-    price_upper: the cap in dollars, 1,000,000 where the text names none. weight: its share in a weighted draw.
-    """
+    """A purchase that an instruction asks for. `asin` to `product_category` describe the goal's product."""
 
     index: int
+    """Index among the goals."""
     position: int
+    """Position of the product in the catalogue."""
     asin: str
     category: str
     query: str
     name: str
+    """Title of the product."""
     product_category: str
     instruction_text: str
+    """Instruction for the agent, including the price cap."""
     attributes: tuple[str, ...]
+    """Attributes that the product should have."""
     price_upper: float
+    """Price cap in dollars; 1,000,000 if the instruction names none."""
     options: tuple[str, ...] | dict[str, str]
+    """Options to choose: values (human goals) or group -> value (synthetic goals)."""
     weight: float
+    """Relative probability in a weighted draw."""
 
 
 class Goals:
-    """The goals of one kind in their final order, as a sequence. Immutable, safe to read from threads.
+    """The goals of one kind, in their final order. The sequence is immutable and safe to use from many threads.
 
-    An instruction is one row of the columns; a synthetic one stands for a goal per combination of its product's
-    options. The order says which goal of all rows an index means, so that a million goals cost megabytes.
-    catalogue: the one that they were built from. arrays: the columns, perhaps memory-mapped.
+    Each instruction is one row of the columns. The row of a synthetic instruction has one goal per combination of its
+    product's options. Goals are made on access, so that a million of them take only megabytes.
 
-    product int32 per row: position in the catalogue. record int32 per row: number of the product's human instruction.
-    first int64 per row and one more: goals before it, before the shuffle. cap float64 per row: price_upper.
-    weight float64 per row: weight of each of its goals. order uint32 per goal: its number before the shuffle.
-    cumulative float64 per goal: sum of the weights up to and with it.
-    stream uint32: state of the generator after the shuffle, where selections go on.
+    Args:
+        catalogue: the catalogue that the goals were built from.
+        kind: "human" or "synthetic".
+        arrays: the columns, which may be memory-mapped:
+            product int32[rows]: position in the catalogue.
+            record int32[rows]: index of the product's human instruction.
+            first int64[rows + 1]: number of goals in earlier rows, before the shuffle.
+            cap float64[rows]: price_upper.
+            weight float64[rows]: weight of each goal of the row.
+            order uint32[goals]: number of the goal before the shuffle.
+            cumulative float64[goals]: cumulative sum of the weights.
+            stream uint32: random state after the shuffle, from which selections draw.
     """
 
     def __init__(self, catalogue: Catalogue, kind: Kind, arrays: Mapping[str, np.ndarray]) -> None:
@@ -84,11 +90,18 @@ class Goals:
         *,
         caps: Caps = "original",
     ) -> Goals:
-        """The goals of a catalogue, capped by draws and in the order of seed 233.
+        """Build the goals of a catalogue. Instructions without attributes are skipped.
 
-        prices: in dollars, by position. rng: the generator as the draws of prices left it; it stays as it is, so both
-        kinds can be built from the same one. progress: told the number of products done.
-        An instruction without attributes gives no goal. Equal arguments give equal goals on every machine.
+        Args:
+            catalogue: the products.
+            kind: "human" or "synthetic".
+            prices: in dollars, by position.
+            rng: random state after the draws of prices. It is copied, so both kinds can be built from the same state.
+            progress: called with the number of products done.
+            caps: how price caps are chosen.
+
+        Returns:
+            The goals. Equal arguments give equal goals on every machine.
         """
         draws = random.Random()
         draws.setstate(rng.getstate())
@@ -96,8 +109,8 @@ class Goals:
             draws.seed(ORDER_SEED)
         product, record, cap, first, weights = array("i"), array("i"), array("d"), array("q", [0]), _Weights()
         for position in range(len(catalogue)):
-            here = catalogue[position]
-            rows = _human_rows(here) if kind == "human" else _synthetic_rows(here)
+            item = catalogue[position]
+            rows = _human_rows(item) if kind == "human" else _synthetic_rows(item)
             for number, attributes, combinations in rows:
                 for price_upper in _caps(float(prices[position]), draws, kind, caps):
                     product.append(position)
@@ -121,7 +134,7 @@ class Goals:
         return len(self.arrays["order"])
 
     def __getitem__(self, index: int) -> Goal:
-        """The goal at an index. Raises IndexError outside 0 .. len - 1."""
+        """Return the goal at an index. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"goal {index} of {len(self)}")
         number = int(self.arrays["order"][index])
@@ -130,9 +143,9 @@ class Goals:
         product = self._catalogue[position]
         price_text = "" if price_upper == NO_CAP else f", and price lower than {price_upper:.2f} dollars"
         if self.kind == "human":
-            asked = product.human[int(self.arrays["record"][row])]
-            text, attributes = asked.instruction.strip("."), asked.attributes
-            options: tuple[str, ...] | dict[str, str] = asked.options
+            human = product.human[int(self.arrays["record"][row])]
+            text, attributes = human.instruction.strip("."), human.attributes
+            options: tuple[str, ...] | dict[str, str] = human.options
         else:
             text, attributes = product.instruction or "", product.instruction_attributes
             options = _combination(product, number - int(self.arrays["first"][row]))
@@ -157,10 +170,10 @@ class Goals:
         return map(self.__getitem__, range(len(self)))
 
     def draw(self, rng: random.Random) -> int:
-        """The index of a goal drawn by weight, by one `uniform` of `rng`. Raises ValueError where there is no goal.
+        """Draw the index of a goal by weight, with one `uniform` of `rng`. Raises ValueError if there are no goals.
 
-        As in the original, the search is off by one: goal 0 is never drawn (unless it is the only one), each other has
-        the weight of the one before it, and the last has its own besides.
+        As in the original, the search is off by one. Goal 0 is never drawn (unless it is the only one), every other
+        goal has the weight of its predecessor, and the last one has its own weight in addition.
         """
         if not len(self):
             raise ValueError(f"there is no {self.kind} goal to draw")
@@ -168,11 +181,13 @@ class Goals:
         return min(int(np.searchsorted(self.arrays["cumulative"], place, side="right")) + 1, len(self) - 1)
 
     def select(self, keep: Callable[[int, Goal], bool] | None = None, limit: int | None = None) -> Goals:
-        """The goals that `keep` (called with index and goal) lets through, then `limit` of them, at least 1, by weight.
+        """Select the goals for which `keep(index, goal)` is true, and draw `limit` of them by weight.
 
-        As in the original the draws follow the shuffle in the same random stream, the drawn goals come in the order in
-        which they were drawn, and a limit that is not below their number changes nothing. Raises ValueError for a limit
-        so close to their number that the rarest goals would have to be waited for.
+        As in the original, the draws continue the random stream of the shuffle, and goals keep the order of the draws.
+        A limit that is not below the number of goals has no effect.
+
+        Raises:
+            ValueError: the limit is so close to the number of goals that rare goals would take too many draws.
         """
         chosen = self
         if keep is not None:
@@ -204,12 +219,12 @@ class Goals:
 
 
 class _Weights:
-    """The weights of synthetic goals: the mean of 1 / (number of goals that ask for it) over a goal's attributes."""
+    """The weights of synthetic goals: the mean of 1 / (number of goals with the attribute) over a goal's attributes."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._goals = array("q")  # by attribute
-        self._attributes = array("i")  # of all rows, one after the other
+        self._goals = array("q")  # number of goals by attribute
+        self._attributes = array("i")  # attributes of all rows, concatenated
         self._ends = array("q")
 
     def add(self, attributes: tuple[str, ...], goals: int) -> None:
@@ -225,7 +240,7 @@ class _Weights:
         weights = np.empty(len(self._ends))
         start = 0
         for row, end in enumerate(self._ends):
-            total = 0.0  # added in order: `sum` rounds otherwise from Python 3.12 on
+            total = 0.0  # not `sum`, which rounds differently from Python 3.12 on
             for number in self._attributes[start:end]:
                 total += 1.0 / self._goals[number] if self._goals[number] else 0.0
             weights[row] = total / (end - start)
@@ -234,8 +249,8 @@ class _Weights:
 
 
 def _human_rows(product: Product) -> Iterator[tuple[int, tuple[str, ...], int]]:
-    """Number, attributes and goals of each instruction of a product."""
-    return ((number, asked.attributes, 1) for number, asked in enumerate(product.human) if asked.attributes)
+    """Return index, attributes and number of goals of each human instruction of a product."""
+    return ((number, human.attributes, 1) for number, human in enumerate(product.human) if human.attributes)
 
 
 def _synthetic_rows(product: Product) -> Iterator[tuple[int, tuple[str, ...], int]]:
@@ -244,7 +259,6 @@ def _synthetic_rows(product: Product) -> Iterator[tuple[int, tuple[str, ...], in
 
 
 def _caps(price: float, rng: random.Random, kind: Kind, caps: Caps) -> Sequence[float]:
-    """The caps of one instruction's goals."""
     if caps == "agentgym" and kind == "human":
         candidates = cap_candidates(price)
         return candidates if len(candidates) > 1 else [NO_CAP] * 4
@@ -252,17 +266,16 @@ def _caps(price: float, rng: random.Random, kind: Kind, caps: Caps) -> Sequence[
 
 
 def _combination(product: Product, number: int) -> dict[str, str]:
-    """The options of the n-th goal of a product: groups in order of their names, the last varying fastest."""
+    """Return the options of the n-th goal of a product. Groups are sorted by name, and the last one varies fastest."""
     options = {}
     for name in sorted(product.options, reverse=True):
-        number, place = divmod(number, len(product.options[name]))
-        options[name] = product.options[name][place]
+        number, index = divmod(number, len(product.options[name]))
+        options[name] = product.options[name][index]
     return dict(reversed(options.items()))
 
 
 def shuffle(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The order (uint32) into which Python's generator of this seed shuffles 0 .. count - 1, and the words of its state
-    afterwards."""
+    """Shuffle 0 .. count - 1 with Python's generator. Return the order and the generator's state, both as uint32."""
     rng = random.Random(seed)
     numbers = array("I", range(count))
     rng.shuffle(numbers)

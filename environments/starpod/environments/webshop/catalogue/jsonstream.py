@@ -1,4 +1,4 @@
-"""The elements of a JSON list or object in a file, one at a time with its place: files may exceed the memory."""
+"""Streaming of the elements of a JSON list or object, because files can be larger than memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 CHUNK = 1 << 20
-"""Characters read at a time."""
+"""Number of characters that are read at a time."""
 MAX_ELEMENT = 64 << 20
-"""Characters of one element; a longer one is taken for a file that is broken."""
+"""Maximum number of characters of one element. The file counts as broken if an element is longer."""
 
 _BLANKS = " \t\n\r"
 _ENDS = tuple(_BLANKS + ",:]}")
 
 
 class Element(NamedTuple):
-    """One element: its key (empty in a list), its value, and the line of the file on which it begins, from 1."""
+    """An element: its key ("" in a list), its value, and the line on which it begins, from 1."""
 
     key: str
     value: Any
@@ -27,7 +27,7 @@ class Element(NamedTuple):
 
 
 class BrokenJson(ValueError):
-    """Text that is not JSON, not of the expected kind, or ends too soon; nothing can be read beyond."""
+    """The text is not JSON, not of the expected kind, or incomplete. The rest of the file cannot be read."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -36,9 +36,11 @@ class BrokenJson(ValueError):
 
 
 def elements(path: Path, kind: Literal["list", "object"]) -> Iterator[Element]:
-    """Yields what a file holds, in order; a key that comes twice is yielded twice. `.gz` files are unpacked as read.
+    """Yield the elements of a file in order, including repeated keys. `.gz` files are unpacked.
 
-    Raises OSError where the file cannot be opened, and BrokenJson at the point from which it cannot be read.
+    Raises:
+        OSError: the file cannot be opened.
+        BrokenJson: the file cannot be read further.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8-sig") as file:
@@ -68,7 +70,7 @@ def elements(path: Path, kind: Literal["list", "object"]) -> Iterator[Element]:
 
 
 class _Reader:
-    """A window that slides over the text of a file."""
+    """A sliding window over the text of a file."""
 
     def __init__(self, read: Any) -> None:
         self._read = read
@@ -76,14 +78,14 @@ class _Reader:
         self._at = 0
         self._ended = False
         self.line = 1
-        """The line of the next character."""
+        """Line of the next character, from 1."""
         self._decode = json.JSONDecoder().raw_decode
 
     def broken(self, reason: str) -> BrokenJson:
         return BrokenJson(self.line, reason)
 
     def peek(self) -> str:
-        """The next character that is not blank, which stays; '' at the end of the file."""
+        """Return the next character that is not blank without consuming it; "" at the end of the file."""
         while True:
             text = self._text
             for at in range(self._at, len(text)):
@@ -95,26 +97,26 @@ class _Reader:
                 return ""
 
     def sign(self) -> str:
-        """Takes the next character that is not blank; '' at the end of the file."""
+        """Consume and return the next character that is not blank; "" at the end of the file."""
         sign = self.peek()
         if sign:
             self._move(self._at + 1)
         return sign
 
     def value(self) -> Any:
-        """Takes the next value."""
+        """Consume and return the next value."""
         self.peek()
         size = CHUNK
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
             except (ValueError, RecursionError) as error:
-                # Maybe the value only goes on beyond the window, so that is not said before there is no more to read.
+                # The value may continue beyond the window, so report the error only if no more text can be read.
                 if len(self._text) - self._at > MAX_ELEMENT or not self._more(size):
                     raise self._unreadable(error) from None
                 size *= 2
                 continue
-            # A number may go on beyond the window: 12|34, 1.|5. Anything else has an end of its own.
+            # A number may continue beyond the window: 12|34, 1.|5. Other values have an explicit end.
             whole = not isinstance(value, (int, float)) or self._text[end : end + 1] in _ENDS
             if whole or len(self._text) - self._at > MAX_ELEMENT or not self._more(size):
                 self._move(end)
@@ -133,7 +135,7 @@ class _Reader:
         self._at = to
 
     def _more(self, size: int) -> bool:
-        """Reads on; False at the end of the file."""
+        """Read more text into the window. Return False at the end of the file."""
         try:
             read = self._read(size)
         except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The price that a purchase is judged by: one number per product, drawn once where the record gives a range."""
+"""Prices of products (if the record gives a range, the price is drawn once) and price caps of goals."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import random
 from bisect import bisect_right
 
 LADDER = tuple(10.0 * rung for rung in range(1, 100))
-"""The price caps that an instruction may name, in dollars."""
+"""The possible price caps of instructions, in dollars."""
 
 NO_CAP = 1_000_000.0
-"""The cap of a goal that names none."""
+"""Price cap of a goal whose instruction names none."""
 
 
 def draw_price(pricing: tuple[float, ...], rng: random.Random) -> float:
-    """The price of one product: its number, or a uniform draw between its two."""
+    """Return the price of a product, drawn uniformly if `pricing` is a range."""
     return pricing[0] if len(pricing) == 1 else rng.uniform(pricing[0], pricing[1])
 
 
 def cap_candidates(price: float) -> tuple[float, ...]:
-    """The caps that suit a price: the next four rungs of the ladder above it; fewer near its end."""
+    """Return the four caps in LADDER above a price; fewer near its end."""
     first = bisect_right(LADDER, price)
     return LADDER[first : first + 4]
 
 
 def draw_cap(price: float, rng: random.Random) -> float:
-    """The larger of two candidates drawn without replacement; `NO_CAP`, without a draw, where there are not two."""
+    """Draw two candidates and return the larger one. With fewer than two candidates, return NO_CAP without a draw."""
     candidates = cap_candidates(price)
     return max(rng.sample(candidates, 2)) if len(candidates) > 1 else NO_CAP

@@ -1,12 +1,11 @@
-"""The original's three files as products: its cleaning rules, its quirks, and what it would have crashed on.
+"""Reading of products from the original's three files, with its cleaning rules.
 
-A record is malformed where the original would have raised an exception on it, at loading, at indexing or when it is
-shown. Otherwise everything is as in the original, except that
-- the fourteen keys that it removes need not be there;
-- the file of human instructions need not be there, nor a product in the file of attributes;
-- a product may have no bullets at all;
-- texts must be valid Unicode, since stores and messages hold UTF-8;
-- of an address list, a bullet list and the like each entry must be a text, also where it is never looked at.
+A record is malformed if the original would raise an exception when it loads, indexes or shows it. The differences are:
+- The fourteen keys that the original removes can be missing.
+- The file of human instructions can be missing, and so can a product's entry in the file of attributes.
+- A product can have no bullets.
+- Texts must be valid Unicode, because stores and messages contain UTF-8.
+- All entries of lists, such as images and bullets, must be texts, even if they are never used.
 """
 
 from __future__ import annotations
@@ -26,16 +25,17 @@ from .product import HumanInstruction, Product
 
 LONGEST_ASIN = 10
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
-"""The attributes of a product of which nothing is known."""
+"""Attributes of a product without known attributes."""
 
 _NOT_A_NUMBER = re.compile(r"[^\d.]")
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A record that could not be read: where (file, record from 1, line from 1), and why."""
+    """A record that cannot be read."""
 
     place: str
+    """File, record and line, both from 1."""
     reason: str
 
     def __str__(self) -> str:
@@ -50,19 +50,18 @@ def read_products(
     rows: int | None = None,
     on_malformed: Callable[[Malformed], None],
 ) -> Iterator[Product]:
-    """Yields the products of the original's files in catalogue order; one record at a time is in memory.
+    """Yield the products of the original's files in catalogue order. Only one record at a time is in memory.
 
     Args:
-        products: Such as items_shuffle.json, a list of products.
-        attributes: Such as items_ins_v2.json, an object: asin -> attributes and synthetic instruction.
-        human: Such as items_human_ins.json, an object: asin -> list of human instructions. None for no such file.
-            Each file may be packed: `.json.gz`.
-        rows: The list of products is cut to this many records before anything is left out of it.
-        on_malformed: Called with each record that cannot be read; the record is skipped, unless this raises. What
-            follows a place where a file is no JSON any more cannot be read, which it is told once.
+        products: the list of products, such as items_shuffle.json. This and the other files can be gzipped (`.gz`).
+        attributes: an object asin -> attributes and synthetic instruction, such as items_ins_v2.json.
+        human: an object asin -> list of human instructions, such as items_human_ins.json; None for no such file.
+        rows: read only this many records of the list of products; malformed records count.
+        on_malformed: called with each record that cannot be read. The record is skipped, unless this raises. If a
+            file stops being valid JSON, it is called once, and the rest of the file is ignored.
 
     Raises:
-        OSError: A file cannot be opened.
+        OSError: a file cannot be opened.
     """
     described = _ByAsin(attributes, _described, on_malformed)
     instructed = _ByAsin(human, _instructed, on_malformed) if human is not None else None
@@ -82,13 +81,13 @@ def read_products(
 
 
 class _UnusableError(ValueError):
-    """A record that cannot be used; the message says why."""
+    """A record is malformed; the message says why."""
 
 
 def _numbered(
     path: Path, kind: Literal["list", "object"], rows: int | None, on_malformed: Callable[[Malformed], None]
 ) -> Iterator[tuple[int, Element]]:
-    """The elements of a file, counted from 1, up to the end or to where it breaks."""
+    """Yield the elements of a file with their numbers from 1. If the file is broken, report that and stop."""
     number = 0
     try:
         for number, element in enumerate(itertools.islice(elements(path, kind), rows), 1):
@@ -99,20 +98,20 @@ def _numbered(
 
 
 class _ByAsin:
-    """Entries of a file by product, kept on disk: a dict of 1.2 million entries would take most of a gigabyte."""
+    """The entries of a file by asin. They are kept on disk: a dict of 1.2 million entries takes almost a gigabyte."""
 
     def __init__(self, path: Path, clean: Callable[[Any], Any], on_malformed: Callable[[Malformed], None]) -> None:
-        self._table = sqlite3.connect("")  # a private file, which goes with the connection
+        self._table = sqlite3.connect("")  # a temporary file, which is deleted with the connection
         self._table.execute("PRAGMA journal_mode = OFF")
-        self._table.execute("CREATE TABLE said (asin BLOB, what TEXT)")
-        self._table.executemany("INSERT INTO said VALUES (?, ?)", _entries(path, clean, on_malformed))
-        self._table.execute("CREATE INDEX by_asin ON said (asin)")
+        self._table.execute("CREATE TABLE entries (asin BLOB, entry TEXT)")
+        self._table.executemany("INSERT INTO entries VALUES (?, ?)", _entries(path, clean, on_malformed))
+        self._table.execute("CREATE INDEX by_asin ON entries (asin)")
 
     def get(self, asin: str) -> Any:
-        """The file's last entry about a product; None if there is none."""
-        query = "SELECT what FROM said WHERE asin = ? ORDER BY rowid DESC LIMIT 1"
-        found = self._table.execute(query, (asin.encode(),)).fetchone()
-        return None if found is None else json.loads(found[0])
+        """Return the file's last entry for a product, or None."""
+        query = "SELECT entry FROM entries WHERE asin = ? ORDER BY rowid DESC LIMIT 1"
+        row = self._table.execute(query, (asin.encode(),)).fetchone()
+        return None if row is None else json.loads(row[0])
 
 
 def _entries(
@@ -126,7 +125,7 @@ def _entries(
 
 
 def _described(value: Any) -> tuple[Any, ...]:
-    """Attributes (None for none said), instruction and its attributes of an entry of items_ins_v2.json."""
+    """Return attributes (None if unknown), instruction and its attributes, from an entry of items_ins_v2.json."""
     entry = _object(value, "the entry")
     attributes = _texts(entry, "attributes") if "attributes" in entry else None
     if entry.get("instruction") is None:
@@ -138,12 +137,12 @@ def _described(value: Any) -> tuple[Any, ...]:
 
 
 def _instructed(value: Any) -> list[tuple[Any, ...]]:
-    """Text, attributes and options of each instruction in an entry of items_human_ins.json."""
+    """Return text, attributes and options of each instruction in an entry of items_human_ins.json."""
     if not isinstance(value, list):
-        raise _UnusableError(f"the entry is {_kind(value)}, not a list of instructions")
+        raise _UnusableError(f"the entry is {_json_type(value)}, not a list of instructions")
     return [
         (_text(entry, "instruction"), _texts(entry, "instruction_attributes"), _texts(entry, "instruction_options"))
-        for entry in (_object(each, "an instruction") for each in value)
+        for entry in (_object(item, "an instruction") for item in value)
     ]
 
 
@@ -179,11 +178,11 @@ def _product(asin: str, record: dict[str, Any], described: _ByAsin, instructed: 
 
 
 def _pricing(value: Any) -> tuple[tuple[float, ...], str]:
-    """One or two prices, never sorted, and their text."""
+    """Return one or two prices, unsorted, and their text."""
     if not value:
         return (100.0,), "$100.0"
     if not isinstance(value, str):
-        raise _UnusableError(f"pricing is {_kind(value)}, not a text")
+        raise _UnusableError(f"pricing is {_json_type(value)}, not a text")
     try:
         prices = tuple(float(_NOT_A_NUMBER.sub("", part)) for part in value.split("$")[1:])[:2]
     except ValueError:
@@ -194,17 +193,17 @@ def _pricing(value: Any) -> tuple[tuple[float, ...], str]:
 
 
 def _options(value: Any) -> tuple[dict[str, tuple[str, ...]], dict[str, str | None]]:
-    """Group -> values, and value -> address of its picture."""
+    """Return group -> values, and value -> address of its picture."""
     options: dict[str, tuple[str, ...]] = {}
     images: dict[str, str | None] = {}
     for group, entries in _object(value, "customization_options").items() if value else ():
         if entries is None:
             continue
         if entries and not isinstance(entries, list):
-            raise _UnusableError(f"option {group!a} is {_kind(entries)}, not a list")
+            raise _UnusableError(f"option {group!a} is {_json_type(entries)}, not a list")
         values = []
-        for each in entries:
-            entry = _object(each, f"a value of option {group!a}")
+        for item in entries:
+            entry = _object(item, f"a value of option {group!a}")
             text = _text(entry, "value").strip().replace("/", " | ").lower()
             image = entry.get("image")
             values.append(text)
@@ -227,20 +226,20 @@ def _text(record: dict[str, Any], key: str) -> str:
 def _texts(record: dict[str, Any], key: str) -> tuple[str, ...]:
     value = _field(record, key)
     if not isinstance(value, list):
-        raise _UnusableError(f"{key} is {_kind(value)}, not a list")
-    return tuple(_valid(each, f"an entry of {key}") for each in value)
+        raise _UnusableError(f"{key} is {_json_type(value)}, not a list")
+    return tuple(_valid(item, f"an entry of {key}") for item in value)
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _UnusableError(f"{what} is {_kind(value)}, not an object")
+        raise _UnusableError(f"{what} is {_json_type(value)}, not an object")
     return value
 
 
 def _valid(value: Any, what: str) -> str:
-    """The value, if it is a text that UTF-8 can hold."""
+    """Return the value if it is a text that can be encoded as UTF-8."""
     if not isinstance(value, str):
-        raise _UnusableError(f"{what} is {_kind(value)}, not a text")
+        raise _UnusableError(f"{what} is {_json_type(value)}, not a text")
     if not value.isascii():
         try:
             value.encode()
@@ -249,7 +248,6 @@ def _valid(value: Any, what: str) -> str:
     return value
 
 
-def _kind(value: Any) -> str:
-    """The name of a value's type in JSON."""
+def _json_type(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

@@ -1,1 +1,1 @@
-"""Text as search and the reward see it: words, terms, nouns, and an index ranked by BM25."""
+"""Text processing for search and reward: words, terms, nouns, and an index with BM25 ranking."""

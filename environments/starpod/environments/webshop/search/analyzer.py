@@ -1,4 +1,4 @@
-"""Text into index terms, as Anserini's default English analyzer makes them."""
+"""Conversion of text to index terms, as by Anserini's default English analyzer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ STOP_WORDS = frozenset(
     " to was will with".split()
 )
 REMEMBERED = 1 << 17
-"""How many words are remembered with their terms; then all are forgotten and it begins anew."""
+"""Maximum number of cached words. A full cache is cleared."""
 
 
 def analyze(text: str) -> list[str]:
-    """The terms of a text in order: words without possessive 's, in lower case, without stop words, stemmed."""
+    """Return the terms of a text in order: its words without stop words and possessive 's, in lower case, stemmed."""
     return [term for term in map(_remembered.__getitem__, words(text)) if term]
 
 
 def term_of(word: str) -> str:
-    """The term of a word as it stands in a text; empty for a stop word."""
+    """Return the term of a word, or "" for a stop word."""
     if word[-1] in "sS" and word[-2:-1] in ("'", "\u2019", "\uff07"):
         word = word[:-2]
     lower = word.lower() if word.isascii() else _lower(word)
@@ -27,13 +27,11 @@ def term_of(word: str) -> str:
 
 
 def _lower(word: str) -> str:
-    """Lower case letter by letter, as in Java: no final sigma, and one letter for a dotted capital I."""
+    """Lower the case of each letter separately, as Java does: no final sigma, and one letter for a dotted capital I."""
     return "".join("i" if letter == "\u0130" else letter.lower() for letter in word)
 
 
 class _Terms(dict[str, str]):
-    """Words to terms, made when they are first asked for."""
-
     def __missing__(self, word: str) -> str:
         if len(self) >= REMEMBERED:
             self.clear()

@@ -11,35 +11,35 @@ from numpy.typing import NDArray
 
 K1 = np.float32(0.9)
 B = np.float32(0.4)
-"""Anserini's defaults."""
+"""Parameters of BM25: Anserini's defaults."""
 MOST_TERMS = 1024
-"""Lucene's bound on the clauses of a query."""
+"""Maximum number of distinct terms of a query, as in Lucene."""
 BLOCK = 4096
-"""Documents whose sums are kept at a time: 32 KB."""
+"""Number of documents whose scores are summed at a time: 32 KB, which fit the CPU cache."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class TooManyTerms(ValueError):
-    """A query of more than MOST_TERMS distinct terms."""
+    """A query has more than MOST_TERMS distinct terms."""
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function as machine code that does not hold the GIL. It is compiled when it is first called with some types.
+    """Compile a function with numba when it is first called; it runs without the GIL.
 
-    Kept in __pycache__, or in the user's cache folder where that is read-only; with neither, every process compiles.
+    The machine code is cached in __pycache__ or, if that is read-only, in the user's cache folder.
     """
-    made: Callable[P, R]
+    machine_code: Callable[P, R]
     try:
-        made = numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # there is no folder to keep it in
-        made = numba.njit(nogil=True)(function)
-    return made
+        machine_code = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # no folder for the cache is writable
+        machine_code = numba.njit(nogil=True)(function)
+    return machine_code
 
 
 def _length(code: int) -> int:
-    """The shortest length with this code: exact up to 40, then with three bits after the leading one."""
+    """Return the shortest length with this code. It is exact up to 40, then has three bits after the leading one."""
     if code < 24:
         return code
     bits, shift = (code - 24) & 7, ((code - 24) >> 3) - 1
@@ -47,22 +47,28 @@ def _length(code: int) -> int:
 
 
 LENGTHS = np.array([_length(code) for code in range(256)])
-"""int64[256]: the length in terms that a code stands for."""
+"""int64[256]: the length in terms by code."""
 
 
 def length_codes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """uint8[documents]: the code of each length, that of the next shorter length that has one."""
+    """Return the code of each length, rounded down, as uint8[documents]."""
     return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
 def length_factors(mean: float) -> NDArray[np.float32]:
-    """float32[256]: what a term's frequency is multiplied by, per length code. mean: of the exact lengths."""
+    """Return the factor of a term's frequency by length code, as float32[256]. `mean` is that of the exact lengths."""
     one = np.float32(1)
     return one / (K1 * ((one - B) + B * LENGTHS.astype(np.float32) / np.float32(mean)))
 
 
 def term_weights(counts: NDArray[np.int64], containing: NDArray[np.int64], documents: int) -> NDArray[np.float32]:
-    """float32[terms]: how often the query has each, times its idf. containing: of that many documents."""
+    """Return the weights of a query's terms, as float32[terms]: count in the query times idf.
+
+    Args:
+        counts: how often the query contains each term.
+        containing: number of documents that contain it.
+        documents: number of all documents.
+    """
     idf: NDArray[np.float64] = np.log(1 + (documents - containing + 0.5) / (containing + 0.5))
     return counts.astype(np.float32) * idf.astype(np.float32)
 
@@ -71,7 +77,7 @@ def term_weights(counts: NDArray[np.int64], containing: NDArray[np.int64], docum
 def find(
     terms: NDArray[np.uint8], offsets: NDArray[np.int64], wanted: NDArray[np.uint8], wanted_offsets: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The row of each wanted term among the sorted ones, -1 if it is not there. Offsets: where terms begin and end."""
+    """Return the row of each wanted term among the sorted terms, or -1. Offsets mark where terms begin and end."""
     rows = np.full(len(wanted_offsets) - 1, -1)
     for place in range(len(rows)):
         term = wanted[wanted_offsets[place] : wanted_offsets[place + 1]]
@@ -91,7 +97,7 @@ def find(
 
 @compiled
 def _compare(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
-    """Below, at or above 0 as one sorts before, with or after the other."""
+    """Return a negative number, 0 or a positive one if `one` sorts before, with or after `other`."""
     for place in range(min(len(one), len(other))):
         if one[place] != other[place]:
             return -1 if one[place] < other[place] else 1
@@ -111,11 +117,18 @@ def best(
     found: NDArray[np.int64],
     scores: NDArray[np.float32],
 ) -> int:
-    """Writes the best documents and their scores, best first, ties by number; returns how many there are.
+    """Find the best documents. The loop runs over blocks of documents, and in each over the terms.
 
-    documents, frequencies: postings, by term and then by document; frequencies are codes for `values`.
-    lengths: a code per document; factors: per such code. starts, ends, weights: of the query's terms.
-    Blocks of documents one after another, and in each the terms one after another, so that the sums stay in the cache.
+    Args:
+        documents, frequencies: postings, by term and then by document. Frequencies are indices into `values`.
+        values: the distinct frequencies.
+        lengths: length code of each document.
+        factors: see `length_factors`.
+        starts, ends, weights: for each term of the query, the range of its postings and its weight.
+        found, scores: receive the best documents and their scores, best first, ties by number.
+
+    Returns:
+        The number of results.
     """
     one = np.float32(1)
     places = starts.copy()
@@ -142,7 +155,7 @@ def best(
         for row in range(end - first):
             total = sums[row]
             sums[row] = 0
-            if total > least:  # much seldomer than not, and never false where the rounded sum is above
+            if total > least:  # a cheap test that rarely holds, and always holds if the rounded sum is larger
                 score = np.float32(total)
                 if score > least:
                     count = insert(found, scores, count, first + row, score)
@@ -152,7 +165,11 @@ def best(
 
 @compiled
 def insert(found: NDArray[np.int64], scores: NDArray[np.float32], count: int, document: int, score: np.float32) -> int:
-    """Puts a document behind all with the same score or a better one, the last out if need be; returns how many."""
+    """Insert a document after all with the same or a higher score; if the list is full, the last one is dropped.
+
+    Returns:
+        The new number of documents.
+    """
     count = min(count + 1, len(found))
     row = count - 1
     while row > 0 and scores[row - 1] < score:

@@ -1,4 +1,4 @@
-"""An inverted index over arrays, which all workers of a machine may map from one store, searched as Lucene does it."""
+"""An inverted index with Lucene's ranking. Its arrays can be memory-mapped, so that all worker processes share them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from .inversion import invert
 
 
 class Index:
-    """Which documents have which terms how often. Immutable, and safe to use from many threads.
+    """An inverted index. It is immutable and safe to use from many threads.
 
-    Inside, documents are numbered by asin, because that is how ties are ordered; outside, in the order of `build`.
-    arrays: all that it consists of; they may lie in mapped files. Raises KeyError if one is missing, ValueError if
-        their sizes do not agree.
+    Its methods number documents in the order of `build`. The arrays number them by asin, which is the order of ties.
+
+    Args:
+        arrays: the arrays made by `invert`; they may be memory-mapped.
+
+    Raises:
+        KeyError: an array is missing.
+        ValueError: the sizes of the arrays do not agree.
     """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -27,7 +32,7 @@ class Index:
         self._check()
         self._with_terms = int(np.count_nonzero(self.arrays["lengths"]))
         mean = int(self.arrays["total"][0]) / self._with_terms if self._with_terms else 1.0
-        # The last arguments of `best` and `find` are the query's, the first are the index's.
+        # These are the first arguments of `find` and `best`; the others come from the query.
         self._dictionary = self.arrays["terms"], self.arrays["term_offsets"]
         self._postings = (
             self.arrays["documents"],
@@ -39,18 +44,18 @@ class Index:
 
     @classmethod
     def build(cls, documents: Iterable[tuple[str, str]], progress: Callable[[int], None] = lambda done: None) -> Index:
-        """An index of (asin, text) pairs. progress: called now and then with the number of documents read."""
+        """Build an index of (asin, text) pairs. `progress` is called with the number of documents read so far."""
         return cls(invert(documents, progress))
 
     def __len__(self) -> int:
         return len(self.arrays["positions"])
 
     def search(self, query: str, k: int = 50) -> list[int]:
-        """The numbers of the k best documents that have a term of the query, best first. Raises TooManyTerms."""
+        """Return the numbers of the k best documents that contain a term of the query. Raises TooManyTerms."""
         return [document for document, _ in self.ranked(query, k)]
 
     def ranked(self, query: str, k: int = 50) -> list[tuple[int, float]]:
-        """The k best documents with their scores, which are single precision numbers. Raises TooManyTerms."""
+        """Return the k best documents with their single-precision scores. Raises TooManyTerms."""
         if k < 1:
             raise ValueError(f"{k} results asked for; at least one")
         counts = Counter(analyze(query))
@@ -79,7 +84,7 @@ class Index:
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view that cannot be written through: mapped and other arrays are of one type to the compiled loops."""
+    """Return a read-only view, so that memory-mapped and other arrays have the same type for numba."""
     view = array.view(np.ndarray)
     view.flags.writeable = False
     return view

@@ -1,4 +1,4 @@
-"""Documents into the arrays of an index: counted as they come, then turned into postings in one pass."""
+"""Building of an index's arrays: terms are counted per document, then sorted into postings in one pass."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from .bm25 import compiled, length_codes
 from .words import words
 
 _CHUNK = 1 << 21
-"""Terms that wait as Python integers before they are counted."""
+"""Number of terms that are collected as Python integers before they are counted."""
 
 
 def invert(documents: Iterable[tuple[str, str]], progress: Callable[[int], None]) -> dict[str, NDArray[Any]]:
-    """The arrays of an index of (asin, text) pairs: N documents with T distinct terms and P postings.
+    """Build the arrays of an index of (asin, text) pairs, for N documents with T distinct terms and P postings.
 
-    positions uint32[N]: the place of each document in the order given; inside, documents are numbered by asin.
-    lengths uint8[N]: the code of its number of terms. total int64[1]: the sum of the exact numbers.
-    terms uint8[...], term_offsets int64[T + 1]: the sorted terms as UTF-8, and where each begins and ends.
-    posting_offsets int64[T + 1]: where the postings of each term begin and end.
-    documents uint32[P], frequencies uint8[P] (or wider): postings, by document in each term; a frequency is a code.
-    values uint32[...]: the frequency that a code stands for.
+    Returns:
+        positions uint32[N]: the number of each document in the given order. The arrays number documents by asin.
+        lengths uint8[N]: code of the document's number of terms.
+        total int64[1]: sum of the exact numbers.
+        terms uint8[...], term_offsets int64[T + 1]: the sorted terms as UTF-8, and where each begins and ends.
+        posting_offsets int64[T + 1]: where the postings of each term begin and end.
+        documents uint32[P], frequencies uint8[P] (or wider): postings, by document in each term. Frequencies are
+            indices into `values`.
+        values uint32[...]: the distinct frequencies.
     """
     numbers = _Numbers()
     asins: list[str] = []
@@ -60,7 +63,7 @@ def invert(documents: Iterable[tuple[str, str]], progress: Callable[[int], None]
         "frequencies": np.empty(len(terms), codes.dtype),
         "values": values,
     }
-    _turn(
+    _sort_postings(
         order,
         np.cumsum(sizes),
         terms,
@@ -74,7 +77,7 @@ def invert(documents: Iterable[tuple[str, str]], progress: Callable[[int], None]
 
 
 class _Numbers(dict[str, int]):
-    """Words to the numbers of their terms, in order of first appearance; -1 for stop words."""
+    """A cache: word -> number of its term, in order of first appearance; -1 for stop words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,8 +92,8 @@ class _Numbers(dict[str, int]):
 
 
 _Part = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
-"""Of some documents: their distinct terms one after another, how often they have them; per document how many distinct
-ones, how many in all."""
+"""Counts of some documents: their distinct terms, concatenated, and the frequency of each; for each document, the
+number of distinct terms and of all terms."""
 
 
 def _counted(numbers: list[int], ends: list[int], vocabulary: int) -> _Part:
@@ -101,7 +104,7 @@ def _counted(numbers: list[int], ends: list[int], vocabulary: int) -> _Part:
 
 
 def _coded(numbers: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[Any]]:
-    """The distinct numbers in order, and for each number its place among them in as few bytes as will do."""
+    """Return the sorted distinct numbers, and the index of each number among them in the smallest unsigned type."""
     present = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
     present[numbers] = True
     values = np.flatnonzero(present)
@@ -120,7 +123,7 @@ def _count(
     lengths: NDArray[np.int64],
     vocabulary: int,
 ) -> int:
-    """Puts the distinct terms of each document one after another, with how often it has them; returns how many."""
+    """Write the distinct terms of each document, concatenated, and their frequencies. Return how many there are."""
     slots = np.full(vocabulary, -1, np.int64)
     size = 0
     start = 0
@@ -143,7 +146,7 @@ def _count(
 
 
 @compiled
-def _turn(
+def _sort_postings(
     order: NDArray[np.int64],
     ends: NDArray[np.int64],
     terms: NDArray[np.uint32],
@@ -153,9 +156,13 @@ def _turn(
     posting_documents: NDArray[np.uint32],
     posting_frequencies: NDArray[Any],
 ) -> None:
-    """A counting sort by term: fills the last three. order: documents by asin; ends, terms, frequencies: of documents.
+    """Sort the counts by term with a counting sort, into the last three arrays.
 
-    rows: the place of each term among the sorted ones.
+    Args:
+        order: the documents, sorted by asin.
+        ends, terms, frequencies: the counts of the documents.
+        rows: index of each term among the sorted terms.
+        offsets, posting_documents, posting_frequencies: receive the postings.
     """
     for term in terms:
         offsets[rows[term] + 1] += 1

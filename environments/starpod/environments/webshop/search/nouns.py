@@ -1,4 +1,4 @@
-"""The nouns of a product's title, which the reward compares: found by a spaCy model, or by textblob without one."""
+"""Nouns of titles, which the reward compares. They are found by a spaCy model or, without one, by textblob."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spacy.language import Language
 
 SPACY_MODEL = "en_core_web_sm"
-"""The model that the original loads."""
+"""The original's model."""
 
 _CACHED_TITLES = 1 << 13
 _LOADING = threading.Lock()
@@ -34,21 +34,24 @@ _TOKEN = re.compile(
 
 
 class Tagger(Protocol):
-    """Finds nouns. Safe to use from threads."""
+    """A tagger that finds nouns. It is safe to use from many threads."""
 
     @property
     def name(self) -> str:
-        """The tagger's name in the `info` of a purchase; known before anything is loaded."""
+        """Name in the `info` of a purchase; available before the tagger's data is loaded."""
 
     def nouns(self, title: str) -> tuple[str, ...]:
-        """The nouns and proper nouns of a title, lower-cased, in order, repeats kept."""
+        """Return the nouns and proper nouns of a title in lower case, in order, with repeats."""
 
 
 def load_tagger(name: str = "") -> Tagger:
-    """The tagger of a name: `textblob`, or an installed spaCy model. Its data is loaded when the first title comes.
+    """Return a tagger, whose data is loaded with the first title.
 
-    Without a name it is en_core_web_sm where that is installed, otherwise textblob. Raises ValueError, with what to
-    install, where the package is missing.
+    Args:
+        name: `textblob` or an installed spaCy model. By default en_core_web_sm if it is installed, else textblob.
+
+    Raises:
+        ValueError: a package is missing. The message says what to install.
     """
     if not name:
         name = SPACY_MODEL if _version("spacy") and _version(SPACY_MODEL) else "textblob"
@@ -63,12 +66,12 @@ def load_tagger(name: str = "") -> Tagger:
 
 @lru_cache(maxsize=1)
 def default_tagger() -> Tagger:
-    """The process's one tagger for titles that no table holds: `load_tagger()`."""
+    """Return the process's tagger for stores without a table of nouns: `load_tagger()`."""
     return load_tagger()
 
 
 class SpacyTagger:
-    """Nouns as the original finds them, by a spaCy model (a package's name, or a pipeline that is loaded already)."""
+    """The original's tagger: a spaCy model, given as the name of its package or as a loaded pipeline."""
 
     def __init__(self, model: str | Language = SPACY_MODEL) -> None:
         if isinstance(model, str):
@@ -84,7 +87,7 @@ class SpacyTagger:
             return self._model
         import spacy
 
-        # Neither of the two has a say in parts of speech; the parser does, through the attribute ruler.
+        # These two do not affect parts of speech. The parser does, through the attribute ruler.
         return spacy.load(self._model, exclude=["ner", "lemmatizer"])
 
     def _nouns(self, title: str) -> tuple[str, ...]:
@@ -92,9 +95,9 @@ class SpacyTagger:
 
 
 class TextBlobTagger:
-    """Nouns by the tagger that comes with textblob (a lexicon and rules), on tokens cut much as spaCy cuts them.
+    """An approximation of the original's tagger, for machines without a spaCy model.
 
-    An approximation of what the original finds, for machines without a spaCy model.
+    It uses textblob's tagger (a lexicon and rules), on tokens similar to spaCy's.
     """
 
     name = "textblob"
@@ -108,7 +111,7 @@ class TextBlobTagger:
 
         tag: Callable[[Sequence[str]], list[list[str]]] = parser.find_tags
         with _LOADING:
-            tag(["word"])  # the lexicon loads itself on its first use, which is not safe in two threads
+            tag(["word"])  # the lexicon is loaded on first use, which is not thread-safe
         return tag
 
     def _nouns(self, title: str) -> tuple[str, ...]:
@@ -117,7 +120,7 @@ class TextBlobTagger:
 
 
 def _version(package: str) -> str | None:
-    """The version of an installed distribution, found without importing it."""
+    """Return the version of an installed distribution without importing it, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Stems of English words by Porter's algorithm, in the variant of its author's programs that Lucene has."""
+"""Stemming of English words by Porter's algorithm, in the variant that Lucene uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import Stemmer
 
 _stemmer = Stemmer.Stemmer("porter", 0)
-_lock = threading.Lock()  # a Stemmer serves one thread at a time
+_lock = threading.Lock()  # a Stemmer is not thread-safe
 
 _VOWEL = re.compile("[aeiou]|.y")
 _VOWEL_CONSONANT = re.compile("(?:[aeiou]|.y)[^aeiou]")
@@ -17,11 +17,11 @@ _DOUBLE = re.compile(r"(.*([^aeioubdfglmnprstz]))\2(?:ed|ing)s?")
 
 
 def stem(word: str) -> str:
-    """The stem of a lower-case word. A letter above U+FFFF counts as two, as in Java.
+    """Return the stem of a lower-case word. A letter above U+FFFF counts as two, as in Java.
 
-    The library has the algorithm of 1980. Where Lucene's goes another way, the word is first brought to a form that
-    both treat alike: up to two letters nothing is done; step 1b halves every double consonant but l, s and z, not just
-    the nine that English doubles; step 2 makes bli ble and logi log.
+    The library implements the algorithm of 1980. Lucene's differs in three points, for which the word is changed first:
+    words of up to two letters stay; step 1b halves every double consonant except l, s and z, not only the nine that are
+    common in English; step 2 replaces bli by ble and logi by log.
     """
     if not word.isascii() and max(word) > "\uffff":
         return _from_units(stem(_to_units(word)))
@@ -41,12 +41,12 @@ def stem(word: str) -> str:
 
 
 def _ends_in_consonant_y(word: str) -> bool:
-    """Whether the last y of a word stands for a consonant: there, every second of a run of y does."""
+    """Return whether the last y of a word is a consonant. In a run of y, every second one is."""
     run = re.search("[aeiou]?y+$", word)
     return run is not None and len(run[0].strip("aeiou")) % 2 == (run[0][0] != "y" or run.start() == 0)
 
 
-# Surrogates as private letters, which are consonants to the algorithm like all it does not know.
+# Surrogates are mapped to private-use characters. The algorithm treats these, like all unknown letters, as consonants.
 
 
 def _to_units(word: str) -> str:

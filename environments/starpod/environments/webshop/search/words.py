@@ -1,4 +1,4 @@
-"""Text into words as Lucene 8's StandardTokenizer does it: annex 29 of Unicode 9, and the sequences of Emoji 11."""
+"""Tokenisation of text as by Lucene 8's StandardTokenizer: annex 29 of Unicode 9, and the sequences of Emoji 11."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 from importlib import resources
 
 LONGEST = 255
-"""UTF-16 units of a word. What a longer run goes on with is the next word."""
+"""Maximum number of UTF-16 units of a word. Longer runs are split."""
 
 _ASCII, _BASIC, _ALL = 0x80, 0x10000, 0x110000
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in order, as they stand there.
+    """Return the words of a text in order, unchanged.
 
-    A word is the longest that the grammar allows at its place: letters and digits with what joins them, a run of
-    katakana or of a South-East Asian script, one ideograph, one hiragana, one emoji sequence. Characters between words
-    are left out.
+    A word is the longest match of the grammar at its position: letters and digits with the characters that join them,
+    a run of katakana or of a South-East Asian script, one ideograph, one hiragana, or one emoji sequence. Other
+    characters are left out.
     """
     if text.isascii():
         grammar = _grammar(_ASCII)
@@ -25,61 +25,61 @@ def words(text: str) -> list[str]:
         return _longest(text)
     else:
         grammar = _grammar(_ALL if len(text.encode("utf-16-le", "surrogatepass")) > 2 * len(text) else _BASIC)
-    found: list[str] = grammar.findall(text)
-    return found if max(map(len, found), default=0) <= LONGEST // 2 else _longest(text)
+    matches: list[str] = grammar.findall(text)
+    return matches if max(map(len, matches), default=0) <= LONGEST // 2 else _longest(text)
 
 
-# They begin words and emoji sequences, and either may be the longer.
+# These characters begin both words and emoji sequences, and either can be the longer match.
 _LETTER_OR_EMOJI = re.compile("[\u2139\u24c2\U0001f170\U0001f171\U0001f17e\U0001f17f]")
 
 
 def _longest(text: str) -> list[str]:
-    """The words of any text, one at a time: no word above LONGEST, and every rule has its try."""
+    """Return the words of any text: the longest match of either rule, cut at LONGEST. Slower than one `findall`."""
     grammar, emoji = _grammar(_ALL), re.compile(_emoji(_ALL))
     found = []
-    place = 0
-    while place < len(text):
-        match = grammar.search(text, place, place + 2 * LONGEST)
+    position = 0
+    while position < len(text):
+        match = grammar.search(text, position, position + 2 * LONGEST)
         if not match:
-            place += LONGEST  # a word that began before would have been seen whole
+            position += LONGEST  # a word that begins before would have fitted the window
             continue
         start = match.start()
         end = _reach(text, start)
-        ends = [each.end() for rule in (grammar, emoji) if (each := rule.match(text, start, end))]
-        place = max(ends, default=start + 1)
+        ends = [hit.end() for rule in (grammar, emoji) if (hit := rule.match(text, start, end))]
+        position = max(ends, default=start + 1)
         if ends:
-            found.append(text[start:place])
+            found.append(text[start:position])
     return found
 
 
 def _reach(text: str, start: int) -> int:
-    """The end of the LONGEST UTF-16 units from the start."""
+    """Return the end of the slice from `start` that has at most LONGEST UTF-16 units."""
     units = 0
-    for place in range(start, min(start + LONGEST, len(text))):
-        units += 1 if text[place] < "\U00010000" else 2
+    for index in range(start, min(start + LONGEST, len(text))):
+        units += 1 if text[index] < "\U00010000" else 2
         if units > LONGEST:
-            return place
+            return index
     return min(start + LONGEST, len(text))
 
 
 # --- the grammar -------------------------------------------------------------------------------------------------
-# In every rule the first match is the longest one, so that nothing is tried twice. Runs that need something after them
-# are bounded by LONGEST, so that no text takes quadratic time.
+# The first match of each rule is its longest one, so there is no backtracking. Runs that must be followed by something
+# are bounded by LONGEST, so that the time stays linear.
 
 _JOINED = ("Extend", "Format", "ZWJ")
-"""Properties of characters that belong to the one before (WB4)."""
+"""Properties of characters that belong to the preceding character (WB4)."""
 _FIRST = (
     *("ALetter", "Hebrew_Letter", "Numeric", "Katakana", "ExtendNumLet", "Complex_Context", "Han", "Hiragana"),
     *("Extended_Pictographic", "Emoji_Modifier", "Emoji_Keycap_Base", "Regional_Indicator", "ZWJ"),
 )
-"""Properties of the characters that words begin with."""
+"""Properties of characters that can begin a word."""
 _PLAIN = r"[A-Za-z]++(?![^\x00-\x26\x28-\x2d/<-@\[-^`{-\x7f])"
-"""Letters, and then a character of ASCII that joins none: most words, found by their first rule."""
+"""Letters before an ASCII character that does not join. Most words match this fast rule."""
 
 
 @functools.cache
 def _grammar(limit: int) -> re.Pattern[str]:
-    """Any word of a text whose characters are below the limit: the fewer there are, the faster it is."""
+    """Return the grammar for texts whose characters are below the limit. Smaller character sets are faster."""
     if limit == _ASCII:
         return re.compile(f"{_PLAIN}|{_word(limit)}")
     asian, han, hiragana = (_set(limit, name) for name in ("Complex_Context", "Han", "Hiragana"))
@@ -89,7 +89,7 @@ def _grammar(limit: int) -> re.Pattern[str]:
 
 
 def _word(limit: int) -> str:
-    """Letters, digits, katakana and connectors (WB4 to WB13b)."""
+    """Return the rule for letters, digits, katakana and connectors (WB4 to WB13b)."""
 
     def run(name: str, rest: str = "*+") -> str:
         return _set(limit, name) + _set(limit, name, *_JOINED) + rest
@@ -107,13 +107,13 @@ def _word(limit: int) -> str:
 
 
 def _emoji(limit: int) -> str:
-    """Pictographs joined, modified or tagged; keycaps; flags."""
+    """Return the rule for joined, modified or tagged pictographs, keycaps and flags."""
     pictograph, modifier, base = (
         _set(limit, name) for name in ("Extended_Pictographic", "Emoji_Modifier", "Emoji_Modifier_Base")
     )
     style, joiner, many = "\ufe0f", "\u200d", f"{{0,{LONGEST - 1}}}+"
     more = f"(?![\ufe0e\ufe0f]){_set(limit, *_JOINED)}"
-    # Up to a joiner that what follows can be joined by.
+    # The rest ends before a joiner that joins the next element.
     rest = f"(?:(?!{joiner}(?:{joiner}{many}{pictograph}|{modifier})){more})*+"
     element = f"(?:(?:{joiner}{many}{base}(?:{more})*)?{modifier}{rest}|{joiner}{many}{pictograph}{rest}{style}?+)"
     tags = "[\U000e0020-\U000e007e]++\U000e007f"
@@ -124,7 +124,7 @@ def _emoji(limit: int) -> str:
 
 @functools.cache
 def _set(limit: int, *properties: str) -> str:
-    """The characters below the limit that have one of the properties, as a set of a regular expression."""
+    """Return the characters below the limit with one of the properties, as a set in a regular expression."""
     ranges = [bounds for name in properties for bounds in _properties()[name] if bounds[0] < limit]
     inside = "".join(f"{re.escape(chr(low))}-{re.escape(chr(min(high, limit - 1)))}" for low, high in ranges)
     return f"[{inside}]" if inside else "(?!)"
@@ -132,7 +132,7 @@ def _set(limit: int, *properties: str) -> str:
 
 @functools.cache
 def _properties() -> dict[str, list[tuple[int, int]]]:
-    """First and last characters of the ranges that have a property."""
+    """Return property -> ranges of characters (first and last) that have it."""
     known: dict[str, list[tuple[int, int]]] = {}
     name = ""
     for line in resources.files(__package__).joinpath("characters.txt").read_text("ascii").splitlines():

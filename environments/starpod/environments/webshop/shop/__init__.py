@@ -1,1 +1,1 @@
-"""The shop itself: what a session sees and does, and what a purchase is worth."""
+"""The shop itself: its pages, its actions and the reward of a purchase."""

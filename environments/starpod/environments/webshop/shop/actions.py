@@ -6,14 +6,14 @@ from functools import lru_cache
 from typing import Final
 
 MAX_LENGTH: Final = 16_384
-"""Characters of an action; a longer one is invalid."""
+"""Maximum number of characters of an action; longer actions are invalid."""
 
 
 def parse(action: str) -> tuple[str, str]:
-    """The name and the argument of an action, the argument in lower case; the whole text and '' if it has no such form.
+    """Split an action into its name and its argument in lower case, or into the whole text and "" if it has neither.
 
-    What counts is the text's first line from its start to its last `]`. The name ends at the last `[` that leaves an
-    argument. Linear in the length.
+    Only the first line up to its last `]` is parsed. The name ends at the last `[` after which the argument is not
+    empty. The time is linear in the length.
     """
     line = action.partition("\n")[0]
     end = line.rfind("]")
@@ -23,16 +23,16 @@ def parse(action: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1 << 14)
 def click(text: str) -> str | None:
-    """The action that clicks a text; None if the text cannot be written as one."""
-    return _written("click", text)
+    """Return the action that clicks a text, or None if the grammar cannot express it."""
+    return _format("click", text)
 
 
 def search(text: str) -> str | None:
-    """The action that searches for a text, blanks for what cannot stand in an argument. None if nothing is left."""
+    """Return the action that searches for a text without its brackets, or None if nothing remains."""
     words = " ".join(text.replace("[", " ").replace("]", " ").split())
-    return _written("search", words.lower())
+    return _format("search", words.lower())
 
 
-def _written(name: str, argument: str) -> str | None:
+def _format(name: str, argument: str) -> str | None:
     action = f"{name}[{argument}]"
     return action if parse(action) == (name, argument) and len(action) <= MAX_LENGTH else None

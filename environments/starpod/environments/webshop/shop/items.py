@@ -1,4 +1,4 @@
-"""Items, listings and what can be clicked on them: shared by all sessions of a store in caches with bounds."""
+"""Items, listings and their clickable texts, in bounded caches that all sessions of a store share."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ if TYPE_CHECKING:
     from starpod.environments.webshop.search.nouns import Tagger
 
 HITS: Final = 50
-"""The most products that a search for words finds."""
+"""Maximum number of results of a search for words."""
 LONGEST_KEPT: Final = 1000
-"""Characters of a search whose results are kept."""
+"""Maximum number of characters of a search whose results are cached."""
 SUB_PAGES: Final = ("Description", "Features", "Reviews", "Attributes")
-"""The parts of a product that have pages of their own."""
+"""The parts of a product that are shown on separate pages."""
 
 
 class Clickable(NamedTuple):
-    """Something that can be clicked. `text` is what to click, in lower case.
-
-    kind: a caption of the page's own, a product of a page of results, or a value of an option.
-    value: the product's asin, or the option's group; empty for a caption.
-    """
+    """A clickable text of a page."""
 
     text: str
+    """The argument of the click, in lower case."""
     kind: Literal["button", "product", "option"]
+    """A button of the page, a product in a page of results, or a value of an option."""
     value: str = ""
+    """The product's asin, or the option's group; "" for a button."""
 
 
 SEARCH, BACK, PREVIOUS, NEXT, BUY = (
@@ -37,10 +36,10 @@ ON_SUB_PAGES: Mapping[str, Clickable] = {button.text: button for button in (BACK
 
 
 class Searcher(Protocol):
-    """The index, as far as the shop needs it."""
+    """The part of an index that the shop needs."""
 
     def search(self, query: str, k: int = HITS) -> Sequence[int]:
-        """The best documents, best first. Raises TooManyTerms."""
+        """Return the numbers of the k best documents, best first. Raises TooManyTerms."""
 
 
 class Stock(Hashable, Protocol):
@@ -57,7 +56,7 @@ class Stock(Hashable, Protocol):
 
 
 class Item:
-    """A product and what can be clicked on its page. One per product: what is made of it can be kept by identity."""
+    """A product with the clickable texts of its page. There is one object per product, so it can be a cache key."""
 
     __slots__ = ("__weakref__", "clickables", "position", "product", "show_attributes")
 
@@ -70,13 +69,13 @@ class Item:
             clickables[name.lower()] = Clickable(name.lower(), "button")
         clickables[BUY.text] = BUY
         for group, values in product.options.items():
-            for value in values:  # a value named like a caption takes its place; one of two groups is the last one's
+            for value in values:  # a value replaces a button or an earlier group's value with the same text
                 clickables[value] = Clickable(value, "option", group)
         self.clickables: Mapping[str, Clickable] = clickables
 
 
 class Entry(NamedTuple):
-    """A product as results show it."""
+    """A product as shown in a page of results."""
 
     asin: str
     title: str
@@ -84,26 +83,26 @@ class Entry(NamedTuple):
 
 
 class Listing:
-    """The products of one page of results. One per page, like `Item`."""
+    """The products of one page of results. There is one object per page, so it can be a cache key."""
 
     __slots__ = ("__weakref__", "_catalogue", "entries", "links", "positions")
 
     def __init__(self, catalogue: Catalogue, positions: tuple[int, ...]) -> None:
         self._catalogue = catalogue
         self.positions = positions
-        self.entries = tuple(Entry(each.asin, each.title, each.price_tag) for each in self.products)
+        self.entries = tuple(Entry(product.asin, product.title, product.price_tag) for product in self.products)
         self.links: Mapping[str, Clickable] = {
             entry.asin.lower(): Clickable(entry.asin.lower(), "product", entry.asin) for entry in self.entries
         }
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """The whole products, read again each time: a thousand pages of them would fill the memory."""
+        """The whole products. They are read each time, because those of all cached pages would fill the memory."""
         return tuple(self._catalogue[position] for position in self.positions)
 
 
 class StoreCache:
-    """Cache of a store's items, listings and search results, shared by all sessions, within bounds."""
+    """Bounded caches of a store's items, listings and search results. All sessions share them."""
 
     def __init__(self, stock: Stock) -> None:
         self.stock = stock
@@ -119,16 +118,16 @@ class StoreCache:
         return Listing(self.stock.catalogue, positions)
 
     def _search(self, query: str) -> tuple[int, ...]:
-        # The index may hold products that are not loaded: they count among the best and are not shown.
+        # The index may hold products that are not loaded. These take up places in the ranking, but are not shown.
         return tuple(hit for hit in self.stock.index.search(query, HITS) if hit < self.size)
 
     def find(self, keywords: Sequence[str]) -> Sequence[int]:
-        """The positions that a search finds, all but `<r>`'s. Raises TooManyTerms."""
+        """Return the positions that any search but `<r>` finds. Raises TooManyTerms."""
         first, rest = keywords[0], " ".join(keywords[1:]).strip()
         match first:
             case "<a>":
                 return self.stock.catalogue.with_attribute(rest)
-            case "<c>":  # the first word alone
+            case "<c>":  # only the first word counts
                 return self.stock.catalogue.in_category(keywords[1].strip()) if len(keywords) > 1 else ()
             case "<q>":
                 return self.stock.catalogue.with_query(rest)
@@ -138,5 +137,5 @@ class StoreCache:
 
 @lru_cache(maxsize=8)
 def cache_of(stock: Stock) -> StoreCache:
-    """The cache of a store, one per process."""
+    """Return the process's cache for a store."""
     return StoreCache(stock)

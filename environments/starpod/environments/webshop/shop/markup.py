@@ -1,8 +1,8 @@
 """Pages of the shop as HTML: our own markup, with the texts, fields and links of the original's pages.
 
-The page is complete in itself: styles and pictures are inside, and it works without JavaScript. Whatever can be clicked
-is a button of a form that is posted to `action_url` as `action=click[...]`; the search field is posted as
-`search_query`. Whoever passes such a page on adds fields of his own after each `<form ...>` tag (see `with_fields`).
+A page contains its styles and pictures and works without JavaScript. All clickable texts are buttons of forms that post
+`action=click[...]` to `action_url`; the search field posts `search_query`. A program that serves such a page can add
+hidden fields to each form with `with_fields`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ _ICONS: dict[str, str] = DRAWINGS["icons"]
 
 
 def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str] | None = None) -> str:
-    """The whole page that the shop shows.
+    """Render the shop's current page.
 
-    action_url: where the forms are posted, relative to the page's own address. Empty: the same page without working
-    forms, its buttons disabled. hidden: further fields of each form.
+    Args:
+        shop: the shop.
+        action_url: target of the forms, relative to the page's address. If it is empty, all buttons are disabled.
+        hidden: further fields of each form.
     """
     state = shop.state
     fields: dict[str, Any] = {
@@ -70,34 +72,34 @@ def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str
 
 
 def with_fields(page: str, hidden: Mapping[str, str], banner: str = "") -> str:
-    """The page with hidden fields in each of its forms, and with `banner` (html) at the top of its body."""
-    fields = str(_fields(hidden))  # a Markup would escape the page that it is put into
+    """Add hidden fields to each form of a page, and `banner` (HTML) at the top of its body."""
+    fields = str(_fields(hidden))  # concatenation with a Markup would escape the page
     page = _FORM.sub(lambda form: form[0] + fields, page)
     return _BODY.sub(lambda body: body[0] + banner, page, count=1)
 
 
 def with_pictures(page: str) -> str:
-    """The page with the products' own pictures, which a browser loads over the network, instead of drawn ones."""
+    """Replace drawn pictures by the products' pictures, which a browser loads over the network."""
     return _PICTURE.sub(r'src="\1"', page)
 
 
 def with_cents(page: str) -> str:
-    """The page with prices as people write them: $100.00, where the original has $100.0."""
+    """Write prices with two decimals: $100.00 instead of the original's $100.0."""
     return _PRICE.sub(lambda price: _TENTHS.sub(r"\g<0>0", price[0]), page)
 
 
 def stylesheet() -> Markup:
-    """The styles of the page, for pages beside it."""
+    """Return the page's style sheet, for other pages of the site."""
     return Markup(_read("shop.css"))
 
 
 def logo() -> Markup:
-    """The shop's sign, as svg."""
+    """Return the shop's logo as SVG."""
     return Markup(_ICONS["logo"])
 
 
 def script_hash() -> str:
-    """The source expression by which a Content-Security-Policy lets the page's own script run."""
+    """Return the source expression that allows the page's script in a Content-Security-Policy."""
     return f"'sha256-{b64encode(sha256(_read('shop.js').encode()).digest()).decode()}'"
 
 
@@ -109,7 +111,7 @@ _PICTURE = re.compile(r'src="data:[^"]*" data-image="(https://[^"]*)"')
 
 
 def _picture(product: Product) -> Markup:
-    """The attributes of an image: a drawn picture, and the address of the product's own."""
+    """Return the attributes of an image: a drawn picture, and the address of the product's picture."""
     return Markup('src="{}" data-image="{}"').format(picture(product.asin, product.category), product.image)
 
 
@@ -126,7 +128,7 @@ def _product(shop: Shop) -> Product:
 
 
 def _title(shop: Shop) -> str:
-    """The title in the browser's tab and history."""
+    """Return the title for the browser's tab and history."""
     state = shop.state
     match state.page:
         case "search_results":
@@ -143,7 +145,7 @@ def _title(shop: Shop) -> str:
 
 
 def _purchase(shop: Shop) -> dict[str, Any]:
-    """Fields of the score page: the purchase beside the goal, and the parts of the reward."""
+    """Return the fields of the final page: the purchase, the goal, and the parts of the reward."""
     goal, grade, item = shop.goal, shop.grade, shop.item()
     assert grade is not None
     assert item is not None
@@ -173,7 +175,7 @@ def _purchase(shop: Shop) -> dict[str, Any]:
 
 
 def _kind(grade: Any) -> str:
-    """Explains why the product counts as the kind that was asked for, or not."""
+    """Return why the product counts as the kind that was asked for, or why not."""
     if grade.r_type < 1 and grade.title_score < 0.1:
         return "the titles have next to nothing in common"
     reasons = (
@@ -190,7 +192,7 @@ def _read(name: str) -> str:
 
 
 def templates_in(folder: Path) -> Environment:
-    """The templates of a folder: what they are given is escaped, and what they are not given is an error."""
+    """Return the templates of a folder. Values are escaped, and a missing value is an error."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

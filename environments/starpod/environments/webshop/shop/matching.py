@@ -1,4 +1,4 @@
-"""Matching of options and attributes with the goal's: by colour, then by words as thefuzz 0.19 does it."""
+"""Matching of options and attributes with the goal's: by colour, then by words as in thefuzz 0.19."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ COLOURS = tuple(
     wheat white wine yellow
     """.split()
 )
-"""In the order in which they are looked for."""
+"""Colour names, in the order in which they are searched for."""
 
 Ratio = Literal["difflib", "levenshtein"]
-"""How alike two texts are: difflib's ratio, which the original used, or the one that thefuzz takes from Levenshtein."""
+"""Similarity of two texts: difflib's ratio, as in the original, or that of thefuzz with the package Levenshtein."""
 
 THRESHOLD = 85
 """Texts match when their token-set ratio is above this."""
@@ -33,22 +33,23 @@ _NOT_A_WORD = re.compile(r"\W")
 
 @lru_cache(maxsize=1 << 14)
 def normalise(value: str) -> str:
-    """The first of `COLOURS` that is a part of the value, the value itself if none is: 'stand' -> 'tan'."""
+    """Return the first colour in COLOURS that the value contains ('stand' -> 'tan'), or else the value itself."""
     return next((colour for colour in COLOURS if colour in value), value)
 
 
 def normalise_pair(name: str, value: str) -> str:
-    """Normalises an option of a synthetic goal, which is compared as the pair it is kept as.
+    """Normalise an option of a synthetic goal, which the original compares as a pair.
 
-    Only a name or value that IS a colour counts as one; any other pair is compared as Python writes it.
+    If the name or the value equals a colour, return that colour. Otherwise return the pair's str, as the original does.
     """
     return next((colour for colour in COLOURS if colour in (name, value)), str((name, value)))
 
 
 def token_set_ratio(purchased: str, goal: str, ratio: Ratio = "difflib") -> int:
-    """Similarity of two sets of words, 0 to 100; 100 where one set holds the other, 0 where a text has no word.
+    """Return the similarity of two sets of words, from 0 to 100.
 
-    Not symmetric with difflib. Words lose the characters U+0080 to U+00FF.
+    It is 100 if one set contains the other, and 0 if a text has no words. With difflib it is not symmetric. The
+    characters U+0080 to U+00FF are removed first.
     """
     similarity = _difflib if ratio == "difflib" else _levenshtein
     return max((_percent(similarity(*pair), *pair) for pair in _pairs(purchased, goal)), default=0)
@@ -56,10 +57,10 @@ def token_set_ratio(purchased: str, goal: str, ratio: Ratio = "difflib") -> int:
 
 @lru_cache(maxsize=1 << 16)
 def matches(purchased: str, goal: str, ratio: Ratio = "difflib") -> bool:
-    """Whether the token-set ratio is above `THRESHOLD`, without working it out where it cannot be."""
+    """Return whether the token-set ratio is above THRESHOLD. Cheap upper bounds are tried first."""
     similarity = _difflib if ratio == "difflib" else _levenshtein
     return any(
-        all(_percent(bound(*pair), *pair) > THRESHOLD for bound in (_by_length, _by_letters, similarity))
+        all(_percent(bound(*pair), *pair) > THRESHOLD for bound in (_length_bound, _letter_bound, similarity))
         for pair in _pairs(purchased, goal)
     )
 
@@ -70,7 +71,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _pairs(purchased: str, goal: str) -> list[tuple[str, str]]:
-    """The pairs of texts whose best similarity counts: the common words, and these with the rest of either side."""
+    """Return the pairs among three texts: the common words, and these followed by the other words of either side."""
     ours, theirs = _words(purchased), _words(goal)
     if not ours or not theirs:
         return []
@@ -80,15 +81,15 @@ def _pairs(purchased: str, goal: str) -> list[tuple[str, str]]:
 
 
 def _percent(alike: int, first: str, second: str) -> int:
-    """The share of characters that are alike; rounding is monotone, so a bound on `alike` bounds the result."""
+    """Return the percentage of matching characters. It is monotone in `alike`, so a bound on that bounds the result."""
     return round(100 * (2.0 * alike / (len(first) + len(second))))
 
 
-def _by_length(first: str, second: str) -> int:
+def _length_bound(first: str, second: str) -> int:
     return min(len(first), len(second))
 
 
-def _by_letters(first: str, second: str) -> int:
+def _letter_bound(first: str, second: str) -> int:
     return (Counter(first) & Counter(second)).total()
 
 

@@ -1,4 +1,4 @@
-"""The options of webshop-v1, and the presets: what the original and three programs built on it set them to."""
+"""The options of webshop-v1, and presets for the original and for three programs that are built on it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "ratio": "levenshtein",
     },
 }
-"""What a preset sets besides the defaults, which are the original's."""
+"""The options that each preset changes. The defaults are the original's."""
 
 _PRESETS_IN_WORDS = "; ".join(
     f"{preset}: {', '.join(f'{name}={json.dumps(value).strip(chr(34))}' for name, value in values.items())}"
@@ -54,15 +54,15 @@ SPLITS: dict[str, dict[str, tuple[int, int | None]]] = {
     "original": {"test": (0, 500), "dev": (500, 1500), "train": (1500, None), "all": (0, None)},
     "verl_agent": {"test": (0, 500), "train": (500, None), "all": (0, None)},
 }
-"""First goal and the one after the last of each split, by whose splits they are."""
+"""Scheme -> split -> index of the first goal, and of the first goal after the split (None: up to the end)."""
 
 
 class WebShopOptions(EnvironmentOptions):
-    """Which goals, what is shown, and how a purchase is paid."""
+    """The goals, the form of pages, and the reward."""
 
     preset: Preset = Field(
         default="original",
-        description=f"Sets the defaults of other options; one that is given wins. {_PRESETS_IN_WORDS}.",
+        description=f"Changes the defaults of other options. {_PRESETS_IN_WORDS}.",
     )
     catalogue: str = Field(
         default="",
@@ -71,7 +71,7 @@ class WebShopOptions(EnvironmentOptions):
         "words). Empty: the first store, else `synthetic`.",
     )
     goals: Literal["human", "synthetic"] = Field(
-        default="human", description="Instructions by people, or one per product and choice of options."
+        default="human", description="human: instructions by people; synthetic: one per product and choice of options."
     )
     caps: Literal["original", "agentgym"] = Field(
         default="original",
@@ -90,44 +90,46 @@ class WebShopOptions(EnvironmentOptions):
         "the seed modulo the number of goals.",
     )
     permute_goals: bool = Field(default=False, description="Count the goals in the order of a shuffle with seed 42.")
-    limit_goals: int | None = Field(default=None, ge=1, description="Keep only so many goals, drawn by weight.")
+    limit_goals: int | None = Field(default=None, ge=1, description="Keep only this many goals, drawn by weight.")
     observation: Literal["text", "text_rich", "html", "url"] = Field(
-        default="text", description="How a page is shown to the agent."
+        default="text", description="The form in which the agent sees a page."
     )
     presentation: Literal["original", "ragen", "verl_agent", "compact"] = Field(
         default="original",
-        description="What stands around the text: nothing; advice and possible actions; task, page and possible "
-        "actions. compact: a short page for small models, what can be clicked in brackets.",
+        description="original: only the text; ragen: with advice and possible actions; verl_agent: task, page and "
+        "possible actions; compact: a short page for small models, with clickable texts in brackets.",
     )
-    num_prev_obs: int = Field(default=0, ge=0, le=100, description="Earlier pages shown.")
-    num_prev_actions: int = Field(default=0, ge=0, le=100, description="Earlier actions shown.")
+    num_prev_obs: int = Field(default=0, ge=0, le=100, description="Number of earlier pages to show again.")
+    num_prev_actions: int = Field(default=0, ge=0, le=100, description="Number of earlier actions to show again.")
     page_size: int = Field(default=PAGE_SIZE, ge=1, le=HITS, description="Products on a page of results.")
     show_attrs: bool = Field(
         default=False, description="Give each product a page with its attributes, category and query."
     )
     reward: Literal["graded", "binary"] = Field(
-        default="graded", description="The score of the purchase, or 1 for a score of 1, else 0."
+        default="graded", description="graded: the score of the purchase; binary: 1 if the score is 1, else 0."
     )
-    reward_scale: float = Field(default=1.0, gt=0, le=1000, description="What the reward is multiplied by.")
+    reward_scale: float = Field(default=1.0, gt=0, le=1000, description="Factor of the reward.")
     search_without_bar: Literal["allowed", "flagged", "refused"] = Field(
         default="allowed",
-        description="A search on a page without a search bar: as good as any; carried out and called invalid; invalid.",
+        description="A search on a page without a search bar is valid (allowed), executed but marked as invalid "
+        "(flagged), or invalid (refused).",
     )
     on_invalid: Literal["continue", "end"] = Field(
         default="continue", description="end: an invalid action ends the episode, with reward 0."
     )
     ratio: Literal["difflib", "levenshtein"] = Field(
         default="difflib",
-        description="The library by whose likeness of texts options and attributes match; thefuzz takes levenshtein.",
+        description="Similarity for matching options and attributes. difflib: the original's; levenshtein: that of "
+        "thefuzz with the package Levenshtein.",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _from_preset(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        preset = PRESETS.get(str(given.get("preset", "original")), {})  # an unknown one is refused as a value
-        options = {**preset, **given}
+    def _from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        preset = PRESETS.get(str(values.get("preset", "original")), {})  # unknown presets fail the field's validation
+        options = {**preset, **values}
         if "choose" not in options and options.get("split", "all") != "all":
             options["choose"] = "uniform"
         return options
@@ -135,8 +137,8 @@ class WebShopOptions(EnvironmentOptions):
     @model_validator(mode="after")
     def _consistent(self) -> WebShopOptions:
         if self.split not in SPLITS[self.splits]:
-            there = ", ".join(SPLITS[self.splits])
-            raise ValueError(f"the splits of {self.splits} have no {self.split}; choose one of {there}")
+            splits = ", ".join(SPLITS[self.splits])
+            raise ValueError(f"the splits of {self.splits} have no {self.split}; choose one of {splits}")
         if self.choose == "weighted" and self.split != "all":
             raise ValueError("weighted draws are from all goals: leave out split, or choose uniform or seed")
         if self.choose == "weighted" and self.permute_goals:

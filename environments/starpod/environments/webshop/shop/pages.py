@@ -1,4 +1,4 @@
-"""A page of the shop as the text an agent reads: `text`, `text_rich` and `url`. No markup is made or parsed."""
+"""The shop's pages as text, in the modes `text`, `text_rich` and `url`. They are made directly, not from HTML."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _HTML_SAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&'"
 
 
 def show(shop: Shop, mode: TextMode) -> str:
-    """The page as the agent reads it.
+    """Return the current page.
 
-    text: the visible texts, stripped, between separators. text_rich: one text a line as it is, with marks around what
-    can be clicked and what was. url: the address.
+    Args:
+        shop: the shop.
+        mode: "text": the stripped texts, joined by [SEP]; "text_rich": one text per line, with marks around buttons and
+            clicked buttons; "url": only the address.
     """
     if mode == "text":
         return text(shop)
@@ -30,7 +32,7 @@ def show(shop: Shop, mode: TextMode) -> str:
 
 
 def text(shop: Shop) -> str:
-    """The page in mode `text`."""
+    """Return the page in mode `text`."""
     state = shop.state
     page = state.page
     if page == "done":
@@ -51,7 +53,7 @@ def text(shop: Shop) -> str:
 
 
 def rich(shop: Shop) -> str:
-    """The page in mode `text_rich`."""
+    """Return the page in mode `text_rich`."""
     state = shop.state
     page = state.page
     if page == "done":
@@ -72,11 +74,11 @@ def rich(shop: Shop) -> str:
     return f"{clicked}{head}{previous}{options}{_item_rich(item)}"
 
 
-# --- texts, as a page has them -----------------------------------------------------------------------------------
+# --- texts of a page ---------------------------------------------------------------------------------------------
 
 
 def _visible(texts: Iterable[str]) -> Iterator[str]:
-    """The texts that a page shows: none that is empty or only blanks with a line break; other blanks become one."""
+    """Yield the visible texts. Empty texts, and blanks with a line break, are left out; other blanks become one."""
     for node in texts:
         if node.strip(_BLANKS):
             yield node
@@ -109,7 +111,6 @@ def _listing_text(listing: Listing) -> str:
 
 @lru_cache(maxsize=2048)
 def _entries(listing: Listing) -> tuple[tuple[str, str], ...]:
-    """The asin of each product and the lines below it."""
     return tuple((entry.asin, _lines(_visible((entry.title, entry.price_tag)))) for entry in listing.entries)
 
 
@@ -142,7 +143,6 @@ def _item_text(item: Item) -> str:
 
 @lru_cache(maxsize=2048)
 def _item_rich(item: Item) -> str:
-    """The lines below the options."""
     return _lines((*_facts(item), *(f"[button] {caption} [button_]" for caption in _buttons(item))))
 
 
@@ -152,9 +152,9 @@ def _options_unclicked(item: Item) -> str:
 
 
 def _options_rich(item: Item, address: str) -> tuple[str, str]:
-    """The lines on clicked values, latest in page order first, and the options.
+    """Return the lines about clicked values (in reverse order of the page), and the lines of the options.
 
-    A value counts as clicked if the address holds it in double quotes, whatever put it there.
+    As in the original, a value counts as clicked if the address contains it in double quotes for any reason.
     """
     if address and '"' not in address:
         return "", _options_unclicked(item)
@@ -172,7 +172,7 @@ def _options_rich(item: Item, address: str) -> tuple[str, str]:
 
 
 def sub_page_nodes(item: Item, sub_page: str) -> Iterator[str]:
-    """The texts of one of a product's sub-pages, as they are."""
+    """Return the texts of a sub-page of a product."""
     product = item.product
     match sub_page:
         case "Description":
@@ -199,7 +199,7 @@ def _sub_page_rich(item: Item, sub_page: str) -> str:
 
 
 def _final_nodes(shop: Shop) -> tuple[str, ...]:
-    """The final page as the original's text environment has it: most of its fields are never filled."""
+    """Return the texts of the final page. As in the original's text environment, most fields are never filled."""
     state = shop.state
     options = json.dumps(state.options, sort_keys=True).translate(_HTML_SAFE)
     return (

@@ -1,4 +1,4 @@
-"""Pictures for products whose own cannot be loaded: two tones, a shape and the category's sign, drawn from the asin."""
+"""Drawn pictures of products, for use without network: two tones, a shape and the category's sign."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PICTURES = DRAWINGS["pictures"]
 
 @functools.lru_cache(maxsize=4096)
 def picture(asin: str, category: str) -> str:
-    """A `data:` URI of an SVG of 320 x 320: the same for the same asin and category, on every machine."""
+    """Return an SVG of 320 x 320 as a `data:` URI. Equal arguments give equal pictures on every machine."""
     dice = hashlib.blake2b(asin.encode(), digest_size=4).digest()
     known = _PICTURES["categories"].get(category.lower(), {"hue": 205, "signs": _PICTURES["parcel"]})
     hue, signs, shapes = (known["hue"] + dice[0] % 49 - 24) % 360, known["signs"], _PICTURES["shapes"]

@@ -1,4 +1,4 @@
-"""An expert that finds and buys what the goal asks for."""
+"""An expert that finds and buys the goal's product."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from .matching import Ratio
 
 NEAR = 2
-"""Pages of results that the expert looks through before it searches for something else."""
+"""Maximum number of pages of results that the expert visits before it tries another search."""
 CHOICES = 5
-"""Values that it tries for one option of the goal."""
+"""Maximum number of values that the expert considers for one option of the goal."""
 
 _CAPTIONS = frozenset({"search", "back to search", "< prev", "buy now", *(name.lower() for name in SUB_PAGES)})
 
 
 def expert_action(shop: Shop) -> str | None:
-    """The next step of the expert's plan from wherever the shop is; None after the purchase, or where it has no plan.
+    """Return the expert's next action from any page, or None after the purchase or if it has no plan.
 
-    It finds the product by the instruction's words where these bring it near enough to the top, else by its title, else
-    by listing its query; opens it, chooses each option and buys.
+    The expert searches for the instruction, or for the title or the query if the product then ranks higher. It opens
+    the product, chooses each option and buys.
     """
     state, plan = shop.state, plan_for(shop)
     if state.page == "done" or plan is None:
@@ -38,7 +38,7 @@ def expert_action(shop: Shop) -> str | None:
     if state.page == "index":
         return actions.search(plan.query)
     if state.page == "search_results":
-        return _turn(shop, plan)
+        return _results_action(shop, plan)
     if state.asin != plan.item.product.asin or shop.page_by_address() != state.page:
         return "click[back to search]"
     if state.page == "item_sub_page":
@@ -61,8 +61,10 @@ _plans: WeakKeyDictionary[Shop, Plan | None] = WeakKeyDictionary()
 
 
 def plan_for(shop: Shop) -> Plan | None:
-    """The best purchase that the expert knows: the goal's product, and where that cannot be graded 1, the best of what
-    the same searches find. None if it finds none. Made once per shop."""
+    """Return the expert's plan for a shop, or None if it finds no product. Plans are cached.
+
+    The plan is to buy the goal's product or, if its grade cannot be 1, the best product that the same searches find.
+    """
     if shop not in _plans:
         _plans[shop] = _plan(shop)
     return _plans[shop]
@@ -86,7 +88,7 @@ def _plan(shop: Shop) -> Plan | None:
 
 
 def _queries(shop: Shop) -> list[str]:
-    """Queries in the order in which they are tried, as far as they can be written as actions."""
+    """Return the queries that can be written as actions, in the order in which they are tried."""
     texts = (shop.instruction, shop.goal.name, f"<q> {shop.goal.query}")
     return [actions.parse(action)[1] for action in map(actions.search, texts) if action]
 
@@ -98,20 +100,20 @@ def _candidates(shop: Shop, queries: Sequence[str]) -> Iterator[int]:
 
 
 def _query_for(shop: Shop, queries: Sequence[str], position: int) -> str | None:
-    """The first query that has the product within `NEAR` pages, else the one that has it earliest; None if none has."""
+    """Return the first query that finds the product within NEAR pages, else the query with its best rank, or None."""
     pages = {query: page for query in queries if (page := _page_of(shop, shop.find(query), position)) is not None}
-    near = (query for query, page in pages.items() if page <= NEAR)
-    return next(near, min(pages, key=pages.__getitem__, default=None))
+    near_queries = (query for query, page in pages.items() if page <= NEAR)
+    return next(near_queries, min(pages, key=pages.__getitem__, default=None))
 
 
 def _page_of(shop: Shop, hits: Sequence[int], position: int) -> int | None:
-    """The page of results that shows a product; None if none does."""
-    place = next((place for place, hit in enumerate(hits) if hit == position), None)
-    return None if place is None else place // shop.page_size + 1
+    """Return the number of the page of results that shows a product, or None."""
+    rank = next((rank for rank, hit in enumerate(hits) if hit == position), None)
+    return None if rank is None else rank // shop.page_size + 1
 
 
-def _turn(shop: Shop, plan: Plan) -> str | None:
-    """The action on a page of results: the product, a page nearer to it, or back where it is too far or not there."""
+def _results_action(shop: Shop, plan: Plan) -> str | None:
+    """Return the action on a page of results: open the product, turn the page towards it, or search again."""
     state, page = shop.state, _page_of(shop, shop.hits(), plan.item.position)
     if page == state.number:
         return actions.click(plan.item.product.asin.lower())
@@ -122,7 +124,7 @@ def _turn(shop: Shop, plan: Plan) -> str | None:
 
 
 def best_options(item: Item, goal: Goal, ratio: Ratio) -> dict[str, str]:
-    """Values to choose (group -> value), at most one of a group, so that most of the goal's options are matched."""
+    """Return the values to choose (group -> value) that match most of the goal's options."""
     offered = [
         (clickable.value, clickable.text)
         for clickable in item.clickables.values()
@@ -135,25 +137,25 @@ def best_options(item: Item, goal: Goal, ratio: Ratio) -> dict[str, str]:
     choices: list[list[tuple[str, str]]] = []
     for name, value, text in wanted:
         fitting = [offer for offer in offered if matches(normalise(offer[1]), text, ratio)]
-        fitting.sort(key=lambda offer: (offer[1] != value, offer[0] != name))  # what the goal says itself comes first
+        fitting.sort(key=lambda offer: (offer[1] != value, offer[0] != name))  # exact matches come first
         choices.append(fitting[:CHOICES])
-    return max(_chosen(choices), key=lambda found: found[0], default=(0, {}))[1]
+    return max(_combinations(choices), key=lambda way: way[0], default=(0, {}))[1]
 
 
-def _chosen(choices: Sequence[Sequence[tuple[str, str]]]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Ways to choose for one option of the goal after the other, each with how many got their choice.
+def _combinations(choices: Sequence[Sequence[tuple[str, str]]]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield all ways to choose values for the goal's options, each with the number of options it matches.
 
-    Stops at the first that serves all.
+    A group has at most one value. The search ends at the first way that matches all options.
     """
     stack: list[tuple[int, int, dict[str, str]]] = [(0, 0, {})]
     while stack:
-        place, served, chosen = stack.pop()
-        if place == len(choices):
-            yield served, chosen
-            if served == place:
+        option, matched, chosen = stack.pop()
+        if option == len(choices):
+            yield matched, chosen
+            if matched == option:
                 return
             continue
-        stack.append((place + 1, served, chosen))
-        for group, value in reversed(choices[place]):
+        stack.append((option + 1, matched, chosen))
+        for group, value in reversed(choices[option]):
             if chosen.get(group, value) == value:
-                stack.append((place + 1, served + 1, {**chosen, group: value}))
+                stack.append((option + 1, matched + 1, {**chosen, group: value}))

@@ -1,4 +1,4 @@
-"""Other forms of a page: what programs built on the original put around its text, and a short one of our own."""
+"""Other presentations of a page: those of programs built on the original, and a short one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ADVICE = "\n".join(ADVICE)
 
 
 def present(shop: Shop, style: str) -> str:
-    """The page's text in the form of a program, `ragen` or `verl_agent`, or in the shop's own short one, `compact`."""
+    """Return the page in a presentation: `ragen`, `verl_agent` or `compact`."""
     match style:
         case "ragen":
             return _ragen(shop)
@@ -34,16 +34,16 @@ def present(shop: Shop, style: str) -> str:
 
 
 def _ragen(shop: Shop) -> str:
-    """The page, advice, and the possible actions. The index page is the instruction alone."""
+    """Return page, advice and possible actions. On the index, the page is only the instruction."""
     page = f"Instruction: {shop.instruction}" if shop.state.page == "index" else text(shop)
     possible = list(_actions(shop, "search[<content>]"))
     if possible == ["click[back to search]", "click[< prev]", "click[next >]"]:
-        possible.pop()  # there is nothing on this page of results, nor on those that follow
+        possible.pop()  # this page of results is empty, and so are all further ones
     return f"{page}.{_ADVICE}\nChoose one of these actions: {', '.join(possible)}."
 
 
 def _verl_agent(shop: Shop) -> str:
-    """The task, the page's texts that follow the instruction, each in quotes, and the possible actions, one a line."""
+    """Return the task, the page's texts after the instruction in quotes, and one line per possible action."""
     parts = text(shop).split(SEPARATOR)
     task = shop.instruction.strip()
     page = SEPARATOR.join(parts)
@@ -54,16 +54,16 @@ def _verl_agent(shop: Shop) -> str:
 
 
 def _actions(shop: Shop, search: str, *, hide_search: bool = True) -> Iterator[str]:
-    """The actions as they are shown. `click[search]`, which does nothing, is shown by verl-agent."""
+    """Yield the possible actions. verl-agent also lists `click[search]`, which does nothing."""
     if shop.has_search_bar:
         yield search
     yield from (f"click[{clickable}]" for clickable in shop.clickables() if clickable != "search" or not hide_search)
 
 
 def _compact(shop: Shop) -> str:
-    """The instruction and what the page says, a thing a line; what can be clicked stands in brackets as it is clicked.
+    """Return the instruction, the content in lines, and the buttons. Clickable texts are in brackets.
 
-    A value that was chosen follows the name of its option: `color = red: [red] [blue]`.
+    The chosen value follows the name of an option: `color = red: [red] [blue]`.
     """
     buttons = (clickable.text for clickable in shop.clickables().values() if clickable.kind == "button")
     lines = [shop.instruction, *_content(shop), " ".join(f"[{text}]" for text in buttons if text != "search")]
@@ -71,7 +71,7 @@ def _compact(shop: Shop) -> str:
 
 
 def _content(shop: Shop) -> Iterator[str]:
-    """The page's text besides the instruction and the buttons."""
+    """Yield the lines between the instruction and the buttons."""
     state, item = shop.state, shop.item()
     if state.page == "index":
         yield "search[words]"

@@ -1,4 +1,4 @@
-"""The graded reward of a purchase, part by part, as the original computes it."""
+"""The graded reward of a purchase, computed as in the original."""
 
 from __future__ import annotations
 
@@ -17,36 +17,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The reward of a purchase, part by part.
+    """The reward of a purchase and its parts.
 
-    reward: r_type * (matched attributes + matched options + r_price) / (attributes + options + 1), in [0, 1].
-    r_type: 1, 0.5, 0.1 or 0, from query_match, category_match and title_score (the share of the goal's nouns found).
-    r_att, r_option: matched share of the goal's attributes and options; r_option is None for a goal without options.
-    w_att, w_option, w_price: the share of each count in the denominator, None as above.
-    tagger: name of the tagger that found the nouns.
+    Weights (`w_...`) are the shares of attributes, options and price in `attributes + options + 1`.
     """
 
     reward: float
+    """r_type * (matched attributes + matched options + r_price) / (attributes + options + 1), in [0, 1]."""
     r_type: float
+    """1, 0.5, 0.1 or 0, depending on the next matches and the title score."""
     r_att: float
+    """Share of the goal's attributes that are matched."""
     w_att: float
     query_match: bool
     category_match: bool
     title_score: float
+    """Share of the nouns in the title of the goal's product that the purchased product's title contains."""
     r_price: bool
+    """Whether the price is within the cap."""
     w_price: float
     r_option: float | None
+    """Share of the goal's options that are matched; None, like `w_option`, for a goal without options."""
     w_option: float | None
     tagger: str
+    """Name of the tagger that found the nouns."""
 
     def as_info(self) -> dict[str, Any]:
-        """The parts under the original's names; those of options only where the goal has some."""
+        """Return the parts under the original's names; those of options only if the goal has options."""
         names = ("r_type", "r_att", "w_att", "query_match", "category_match", "title_score")
         options = ("r_option", "w_option") if self.r_option is not None else ()
         return {name: getattr(self, name) for name in (*names, *options, "r_price", "w_price")}
 
     def parts(self) -> dict[str, float]:
-        """Shares of attributes, options and price in the reward; their sum is the reward, but for rounding."""
+        """Return the contributions of attributes, options and price. Their sum is the reward, except for rounding."""
         return {
             "attributes": self.r_type * self.r_att * self.w_att,
             "options": self.r_type * (self.r_option or 0.0) * (self.w_option or 0.0),
@@ -63,9 +66,10 @@ def grade(
     tagger: Tagger,
     ratio: Ratio = "difflib",
 ) -> Grade:
-    """Grades the purchase of `product` at `price` dollars with the chosen `options` (group -> value).
+    """Grade the purchase of `product` at `price` dollars with the chosen `options` (group -> value).
 
-    Raises ValueError for a goal without attributes or without a positive cap, which the original cannot grade either.
+    Raises:
+        ValueError: the goal has no attributes or no positive price cap. The original cannot grade it either.
     """
     if not goal.attributes:
         raise ValueError(f"goal {goal.index} ({goal.asin}) has no attributes, so no purchase can be graded by it")
@@ -98,7 +102,7 @@ def grade(
 def checklist(
     product: Product, goal: Goal, options: Mapping[str, str], ratio: Ratio = "difflib"
 ) -> tuple[dict[str, bool], dict[str, bool]]:
-    """Which of the goal's attributes, and which of its options (`group: value`, or a value alone), a purchase has."""
+    """Return which of the goal's attributes and options (`group: value`, or only a value) a purchase matches."""
     attributes = {wanted: _matched_attributes(product, (wanted,), ratio) == 1 for wanted in goal.attributes}
     chosen, pairs = options.values(), goal.options
     if isinstance(pairs, Mapping):
@@ -114,21 +118,24 @@ def _levels(product_category: str) -> frozenset[str]:
 
 
 def _title_score(purchased: tuple[str, ...], wanted: tuple[str, ...]) -> float:
-    """Distinct common nouns over the goal's nouns with repeats, so that a title compared with itself can miss 1."""
+    """Return the number of distinct common nouns, divided by the number of the goal's nouns including repeats.
+
+    A title with a repeated noun therefore scores below 1 even when compared with itself.
+    """
     return len(set(purchased) & set(wanted)) / len(wanted) if wanted else 0.2
 
 
 def _r_type(query_match: bool, category_match: bool, title_score: float) -> float:
-    """A title with nothing in common is worth nothing, whatever query and category say."""
+    """Return the factor for the kind of product. Titles without common nouns give 0 even if query or category match."""
     if title_score < 0.1:
         return 0.1 if title_score else 0.0
     return 1.0 if query_match or category_match or title_score > 0.2 else 0.5
 
 
 def _matched_attributes(product: Product, wanted: tuple[str, ...], ratio: Ratio) -> int:
-    """Counts the attributes that are among the product's, or in its texts word for word."""
+    """Count the wanted attributes that match one of the product's attributes or occur literally in its texts."""
     missing = [
-        attribute for attribute in wanted if not any(matches(given, attribute, ratio) for given in product.attributes)
+        attribute for attribute in wanted if not any(matches(other, attribute, ratio) for other in product.attributes)
     ]
     if not missing:
         return len(wanted)
@@ -137,7 +144,7 @@ def _matched_attributes(product: Product, wanted: tuple[str, ...], ratio: Ratio)
 
 
 def _matched_options(chosen: Iterable[str], wanted: tuple[str, ...] | Mapping[str, str], ratio: Ratio) -> int:
-    """Counts the options that some chosen value matches. Group names play no part, except in the goal's pairs."""
+    """Count the wanted options that a chosen value matches. Names of groups only count in the goal's pairs."""
     values = [normalise(value) for value in chosen]
     goals = (
         [normalise_pair(name, value) for name, value in wanted.items()]

@@ -1,4 +1,4 @@
-"""The shop as a state machine: what a page shows, what can be clicked there, and what clicks and searches change."""
+"""The shop as a state machine: pages, their clickable texts, and the effects of clicks and searches."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from .reward import Grade
 
 HOME: Final = "http://127.0.0.1:3000"
-"""What the addresses begin with. They are shown and looked at, never opened."""
+"""Beginning of all addresses. They are only shown, never opened."""
 PAGE_SIZE: Final = 10
-"""Products on a page of results, unless a shop is told otherwise."""
+"""Default number of products on a page of results."""
 
 Page = Literal["index", "search_results", "item_page", "item_sub_page", "done"]
 _PAGES: tuple[Page, ...] = ("search_results", "item_page", "item_sub_page", "done")
@@ -44,48 +44,48 @@ _INDEX = {SEARCH.text: SEARCH}
 
 @dataclass(slots=True)
 class ShopState:
-    """State of a session, in plain values that snapshot.
-
-    goal: index into the goals. session: the name in the addresses.
-    keywords: words of the search; None before the first. number: the page of its results; it has no upper end.
-    asin: the product that is open or bought; empty on the index and on results. sub_page: one of `SUB_PAGES`.
-    opened: asins since the last visit of the index, in order. options: chosen values by group, in order.
-    drawn: positions that `search[<r>]` drew; None for any other search.
-    reward: the raw score of the purchase on the final page, in [0, 1].
-    """
+    """State of a session, in plain values for snapshots."""
 
     goal: int
+    """Index of the goal."""
     session: str
+    """Name of the session in the addresses."""
     page: Page = "index"
     keywords: list[str] | None = None
+    """Words of the search; None before the first search."""
     number: int = 1
+    """Number of the page of results; it can exceed the last page."""
     asin: str = ""
+    """The open or bought product; "" on the index and on results."""
     sub_page: str = ""
     opened: list[str] = field(default_factory=list)
+    """Products opened since the last visit of the index, in order."""
     options: dict[str, str] = field(default_factory=dict)
+    """Chosen values by group, in order."""
     drawn: list[int] | None = None
+    """Positions that `search[<r>]` drew; None for any other search."""
     reward: float | None = None
+    """Score of the purchase in [0, 1], on the final page."""
 
     def as_dict(self) -> dict[str, Any]:
-        """A copy as plain values; `ShopState(**state.as_dict())` is an equal state."""
+        """Return a copy as plain values; `ShopState(**state.as_dict())` is an equal state."""
         return asdict(self)
 
 
 @dataclass(eq=False)
 class Shop:
-    """A session in a store: its state, and what follows from it. The state is the only thing that changes.
-
-    goals: what `state.goal` counts in. page_size: products on a page of results. ratio: how options are compared.
-    stream: where `search[<r>]` draws from.
-    """
+    """A session in a store. Only its state changes."""
 
     stock: Stock
     goals: Goals | Sequence[Goal]
     state: ShopState
     show_attributes: bool = field(default=False, kw_only=True)
     page_size: int = field(default=PAGE_SIZE, kw_only=True)
+    """Number of products on a page of results."""
     ratio: Ratio = field(default="difflib", kw_only=True)
+    """Similarity by which options and attributes are compared."""
     stream: Callable[[], random.Random] = field(default=random.Random, kw_only=True)
+    """Returns the random state for `search[<r>]`."""
     _item: Item | None = field(default=None, init=False)
     _appraised: tuple[Any, Grade] | None = field(default=None, init=False)
 
@@ -100,39 +100,39 @@ class Shop:
     def instruction(self) -> str:
         return self.goal.instruction_text
 
-    # --- what the page shows -------------------------------------------------------------------------------------
+    # --- the page ------------------------------------------------------------------------------------------------
 
     @property
     def has_search_bar(self) -> bool:
         return self.state.page == "index"
 
     def hits(self) -> Sequence[int]:
-        """The positions of all hits of the current search, best first; empty before the first."""
+        """Return the positions of all hits of the current search, best first; empty before the first search."""
         state = self.state
         if state.drawn is not None:
             return state.drawn
         return () if state.keywords is None else self._cache.find(state.keywords)
 
     def find(self, text: str) -> Sequence[int]:
-        """Positions that a search for this text would find; none for `<r>`. Raises TooManyTerms."""
+        """Return the positions that a search for this text would find; none for `<r>`. Raises TooManyTerms."""
         keywords = text.lower().split(" ")
         return () if keywords[0] == "<r>" else self._cache.find(keywords)
 
     def item_at(self, position: int) -> Item:
-        """The product at a position, with what could be clicked on its page."""
+        """Return the product at a position, with the clickable texts of its page."""
         return self._cache.item(position, self.show_attributes)
 
     def page_hits(self) -> Sequence[int]:
-        """The positions on this page of results: at most `page_size`, none beyond the ends."""
+        """Return the positions on this page of results. Pages before the first or after the last are empty."""
         number, size = self.state.number, self.page_size
         return self.hits()[(number - 1) * size : number * size] if number > 0 else ()
 
     def listing(self) -> Listing:
-        """The products on this page of results."""
+        """Return the products on this page of results."""
         return self._cache.listing(tuple(map(int, self.page_hits())))
 
     def item(self) -> Item | None:
-        """The product that is open or bought; None on the index and on results."""
+        """Return the open or bought product; None on the index and on results."""
         asin = self.state.asin
         if not asin:
             return None
@@ -142,7 +142,7 @@ class Shop:
         return self._item
 
     def clickables(self) -> Mapping[str, Clickable]:
-        """Everything that can be clicked, by its text, in the page's order. `search` stands for the search bar."""
+        """Return everything that can be clicked, by its text, in the page's order. `search` is the search bar."""
         state = self.state
         match state.page:
             case "index":
@@ -159,12 +159,12 @@ class Shop:
         return {}
 
     def clickable(self, text: str) -> Clickable | None:
-        """The target of a click on this text (in any case); None if there is none."""
+        """Return the target of a click on this text (in any case), or None."""
         text = text.lower()
         return None if text == SEARCH.text else self.clickables().get(text)
 
     def address(self) -> str:
-        """The address of the page. Keywords are joined by '+' and nothing is escaped."""
+        """Return the address of the page. Keywords are joined by '+', and nothing is escaped."""
         state = self.state
         words = "+".join(state.keywords or ())
         match state.page:
@@ -180,17 +180,14 @@ class Shop:
                 return f"{HOME}/item_sub_page/{place}/{state.options}"
         return f"{HOME}/done/{state.session}/{state.asin}/{state.options}"
 
-    # --- what the agent does -------------------------------------------------------------------------------------
+    # --- actions -------------------------------------------------------------------------------------------------
 
     def search(self, text: str) -> bool:
-        """Searches, from whatever page. Says whether that changed anything.
-
-        Raises TooManyTerms, with nothing changed.
-        """
+        """Search, from any page. Return whether the state changed. If it raises TooManyTerms, it did not."""
         return self._show_results(text.lower().split(" "), 1)
 
     def click(self, text: str) -> bool | None:
-        """Clicks what has this text, in any case. Says whether that changed anything; None if nothing has it."""
+        """Click a text, in any case. Return whether the state changed, or None if the page has no such text."""
         clickable = self.clickable(text)
         if clickable is None:
             return None
@@ -243,14 +240,15 @@ class Shop:
         return changed
 
     def page_by_address(self) -> Page:
-        """The page as the original knows it: the first of these names anywhere in the address, keywords included."""
+        """Return the page as the original determines it: by the first name in _PAGES that occurs in the address, even
+        among the keywords."""
         address = self.address()
         return next((page for page in _PAGES if page in address), "index")
 
-    # --- what it is worth ----------------------------------------------------------------------------------------
+    # --- grades --------------------------------------------------------------------------------------------------
 
     def appraise(self) -> Grade:
-        """Grades the purchase of the open product with the chosen options. Raises ValueError if none is open."""
+        """Grade the purchase of the open product with the chosen options. Raises ValueError if none is open."""
         state, item = self.state, self.item()
         if item is None:
             raise ValueError("no product is open")
@@ -260,7 +258,7 @@ class Shop:
         return self._appraised[1]
 
     def worth(self, item: Item, options: Mapping[str, str]) -> Grade:
-        """Grades the purchase of a product with these options (group -> value)."""
+        """Grade the purchase of a product with these options (group -> value)."""
         goal, stock = self.goal, self.stock
         price = float(stock.prices[item.position])
         target = self.item_at(goal.position).product
@@ -268,5 +266,5 @@ class Shop:
 
     @property
     def grade(self) -> Grade | None:
-        """The grade of the purchase; None unless this is the final page."""
+        """The grade of the purchase; None before the final page."""
         return self.appraise() if self.state.page == "done" else None

@@ -1,4 +1,4 @@
-"""Start of an episode: its store, the goals, and the choice of one."""
+"""The start of an episode: selection of store and goal."""
 
 from __future__ import annotations
 
@@ -21,36 +21,34 @@ if TYPE_CHECKING:
     from starpod.environments.webshop.store.store import Store
 
 PERMUTATION_SEED = 42
-"""Orders the goals where they are permuted."""
+"""Seed of the shuffle for the option `permute_goals`."""
 
 
 def store_named(name: str) -> Store:
-    """The store of this server with that name, the first one for none. Raises OptionsError naming those there are."""
-    there = stores()
-    name = name or next(iter(there))
-    if name not in there:
-        raise OptionsError(f"this server has no catalogue {name!r}; it has {', '.join(there)}")
+    """Return the server's store with that name; "" means the first one. Raises OptionsError that lists all names."""
+    available = stores()
+    name = name or next(iter(available))
+    if name not in available:
+        raise OptionsError(f"this server has no catalogue {name!r}; it has {', '.join(available)}")
     try:
-        return there[name]
+        return available[name]
     except StoreError as error:
         raise OptionsError(str(error)) from error
 
 
 def open_stores() -> None:
-    """Opens the stores that this server was given, or the synthetic one where it was given none, and what they need.
-
-    Raises StoreError.
-    """
-    there = stores()
-    for name in [name for name in there if name not in BUNDLED] or [SYNTHETIC]:
-        store = there[name]
+    """Open the server's stores (or the synthetic one if it has none) and load what they need. Raises StoreError."""
+    available = stores()
+    for name in [name for name in available if name not in BUNDLED] or [SYNTHETIC]:
+        store = available[name]
         store.index.search("lamp")
         store.tagger.nouns(store.catalogue[0].title)
 
 
 @lru_cache(maxsize=16)
 def goals_of(store: Store, kind: Kind, caps: Caps, limit: int | None) -> Goals:
-    """The goals of a store, limited to so many drawn by weight. Raises OptionsError where there is none, or too few."""
+    """Return the goals of a store; with a limit, only that many, drawn by weight. Raises OptionsError if there are too
+    few."""
     goals = store.goals(kind, caps)
     if not len(goals):
         other = "synthetic" if kind == "human" else "human"
@@ -67,11 +65,19 @@ def _permuted(count: int) -> np.ndarray:
 
 
 def choose_goal(options: WebShopOptions, goals: Goals, rng: random.Random, seed: int) -> tuple[str, int]:
-    """The session's name and the index of its goal, by the options.
+    """Select the goal of an episode.
 
-    seed: counts the goals of the split where they are chosen by seed. rng: draws otherwise; a weighted draw takes from
-    it what the original takes, ten letters and one uniform number.
-    Raises OptionsError for an index or a split that the goals do not have.
+    Args:
+        options: the options of the environment.
+        goals: all goals.
+        rng: random state. As in the original, a weighted draw takes ten letters and one uniform number from it.
+        seed: with `choose=seed`, the goal's index modulo the size of the split.
+
+    Returns:
+        The session's name, and the index of its goal.
+
+    Raises:
+        OptionsError: there is no goal with the index, or none in the split.
     """
     count = len(goals)
     if options.goal is not None:

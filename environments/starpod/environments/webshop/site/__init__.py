@@ -1,1 +1,1 @@
-"""The shop as a web site: a client of the gRPC service, so that people and agents use the same sessions."""
+"""The shop as a web site. It is a client of the gRPC service, so people and agents can use the same sessions."""

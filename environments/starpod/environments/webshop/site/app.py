@@ -1,4 +1,4 @@
-"""The pages of the site. Everything that changes a session is a form that says for which step of it it was meant."""
+"""The pages of the site. Each form that changes a session names the step of the session for which it was made."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from .service import Page, Place, Refused, Service
 from .trail import Trail
 
 _FIRST = ("catalogue", "goals")
-"""Options that stand in the open; the others are folded away."""
+"""Options that are always visible; the others are in a collapsed section."""
 _HIDDEN = ("observation", "presentation", "num_prev_obs", "num_prev_actions")
-"""How pages are put to an agent, which a person never sees."""
+"""Options about the text for agents, which people do not see."""
 
 _HERE = Path(__file__).parent
 _LEASE_SECONDS = 3600.0
@@ -57,7 +57,13 @@ _NOTICES = {
 
 
 class Site:
-    """The site over one server. `environment`: what it opens. `pictures`: whether products show their own pictures."""
+    """A site for one server.
+
+    Args:
+        service: access to the server.
+        environment: id of the environment to open.
+        pictures: show the products' pictures, which browsers load over the network, instead of drawn ones.
+    """
 
     def __init__(self, service: Service, environment: str, pictures: bool) -> None:
         self.service = service
@@ -65,7 +71,7 @@ class Site:
         self.pictures = pictures
         self.guard = Guard()
         self.trail = Trail()
-        self._own: OrderedDict[str, None] = OrderedDict()  # opened here: only these get new goals from here
+        self._own: OrderedDict[str, None] = OrderedDict()  # sessions opened on this site; only these can be reset on it
 
     # --- the index -----------------------------------------------------------------------------------------------
 
@@ -73,11 +79,11 @@ class Site:
         spec = await self.service.environment(self.environment)
         if spec is None:
             raise HTTPException(503, f"The server does not host {self.environment}.")
-        known = options.fields(spec.options_schema_json, first=_FIRST, hidden=_HIDDEN)
+        fields = options.fields(spec.options_schema_json, first=_FIRST, hidden=_HIDDEN)
         return self._page(
             request, "home.html", status, problem=problem, spec=spec, key=secrets.token_urlsafe(16),
-            first=[field for field in known if field.name in _FIRST],
-            more=[field for field in known if field.name not in _FIRST], token=self.guard.token("start"),
+            first=[field for field in fields if field.name in _FIRST],
+            more=[field for field in fields if field.name not in _FIRST], token=self.guard.token("start"),
         )  # fmt: skip
 
     async def start(self, request: Request) -> Response:
@@ -97,25 +103,26 @@ class Site:
         self._own[session] = None
         while len(self._own) > _OWN_SESSIONS:
             self._own.popitem(last=False)
-        return _go(_path(session))
+        return _redirect(_path(session))
 
     async def find(self, request: Request) -> Response:
-        """To the session whose id was typed in: it stands in the path alone, never in a query."""
+        """Redirect to the session whose id was typed in. Ids are only in paths, never in queries."""
         form = await self._form(request, "start")
         session = form.get("session", "").strip()
         if not re.fullmatch(r"[!-~]{1,64}", session):
             return await self.home(request, "That is not the id of a session.", 400)
         await self.service.place(session)
-        return _go(_path(session) + ("" if form.get("how") == "take" else "watch"))
+        return _redirect(_path(session) + ("" if form.get("how") == "take" else "watch"))
 
     # --- a session -----------------------------------------------------------------------------------------------
 
     async def shop(self, request: Request, session: str) -> Response:
-        page = await self._look(session)
+        page = await self._fetch_page(session)
         place = page.place
         banner = self._template("bar.html").render(
-            session=session, place=_code(place), notice=_NOTICES.get(request.query_params.get("notice", ""), ""),
-            token=self.guard.token(session), own=session in self._own, epoch=place.epoch, nonce=request.state.nonce,
+            session=session, place=_encode_place(place),
+            notice=_NOTICES.get(request.query_params.get("notice", ""), ""), token=self.guard.token(session),
+            own=session in self._own, epoch=place.epoch, nonce=request.state.nonce,
         )  # fmt: skip
         fields = {"csrf": self.guard.token(session), "epoch": str(place.epoch), "step_index": str(place.index)}
         return HTMLResponse(with_fields(page.html, fields, banner))
@@ -128,19 +135,19 @@ class Site:
             transition = await self.service.act(session, place, action)
         except Refused as refused:
             if refused.reason in ("OUT_OF_ORDER", "EPISODE_OVER"):
-                return _go(_path(session) + f"?notice={'moved' if refused.reason == 'OUT_OF_ORDER' else 'over'}")
+                return _redirect(_path(session) + f"?notice={'moved' if refused.reason == 'OUT_OF_ORDER' else 'over'}")
             if refused.reason in ("OVERLOADED", "UNAVAILABLE", "DEADLINE", "DEADLINE_EXCEEDED"):
-                # Exactly once holds for the same form sent again, so that can be offered.
+                # The server executes a step only once, so the page can offer to send the same form again.
                 return self._failed(request, refused, again=form)
             raise
         self.trail.act(session, place, action)
         if transition.truncated:
-            return _go(_path(session) + "?notice=limit")
+            return _redirect(_path(session) + "?notice=limit")
         invalid = any(not outcome.valid for outcome in transition.outcomes)
-        return _go(_path(session) + ("?notice=invalid" if invalid else ""))
+        return _redirect(_path(session) + ("?notice=invalid" if invalid else ""))
 
     async def again(self, request: Request, session: str) -> Response:
-        """The next goal in a session that was opened here."""
+        """Start the next goal in a session that was opened on this site."""
         form = await self._form(request, session)
         if session not in self._own:
             raise HTTPException(403, "Only sessions that were started on this site get a new goal from it.")
@@ -149,31 +156,31 @@ class Site:
         except Refused as refused:
             if refused.reason != "OUT_OF_ORDER":
                 raise
-            return _go(_path(session) + "?notice=moved")
-        return _go(_path(session))
+            return _redirect(_path(session) + "?notice=moved")
+        return _redirect(_path(session))
 
     async def watch(self, request: Request, session: str) -> Response:
-        page = await self._look(session)
+        page = await self._fetch_page(session)
         return self._page(
-            request, "watch.html", session=session, place=_code(page.place), trail=self.trail.of(session)
+            request, "watch.html", session=session, place=_encode_place(page.place), trail=self.trail.of(session)
         )  # fmt: skip
 
     async def frame(self, request: Request, session: str) -> Response:
-        """The session's page, to look at only."""
-        page = await self._look(session)
+        """Show the session's page without working forms."""
+        page = await self._fetch_page(session)
         request.state.framed = True
         return HTMLResponse(re.sub(r"<body\b", "<body inert", page.html, count=1))
 
     async def state(self, request: Request, session: str) -> Response:
-        """The session's place and history, for pages that refresh themselves."""
+        """Return the session's current step and history, for pages that refresh themselves."""
         place = await self.service.place(session)
         if self.trail.last(session) != place:
-            place = (await self._look(session)).place
-        return JSONResponse({"place": _code(place), "trail": self.trail.of(session)})
+            place = (await self._fetch_page(session)).place
+        return JSONResponse({"place": _encode_place(place), "trail": self.trail.of(session)})
 
-    # --- what they share -----------------------------------------------------------------------------------------
+    # --- shared helpers ------------------------------------------------------------------------------------------
 
-    async def _look(self, session: str) -> Page:
+    async def _fetch_page(self, session: str) -> Page:
         page = await self.service.page(session)
         html = with_cents(page.html)
         page = Page(page.place, with_pictures(html) if self.pictures else html)
@@ -181,7 +188,7 @@ class Site:
         return page
 
     async def _form(self, request: Request, purpose: str) -> dict[str, str]:
-        """The fields of a form from one of our own pages. Raises 403 for any other."""
+        """Return the fields of a form. Raises HTTPException 403 if it is not from one of our own pages."""
         form = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
         if not self.guard.admits(purpose, form.get("csrf", ""), request.headers):
             raise HTTPException(403, "This form is too old, or it did not come from this site. Open the page again.")
@@ -204,7 +211,7 @@ class Site:
         return response
 
     def _explain(self, request: Request, refused: Refused) -> tuple[int, str, str]:
-        """HTTP status, title and advice for a call that failed."""
+        """Return HTTP status, title and advice for a failed call."""
         session = request.path_params.get("session", "")
         if refused.reason == "UNKNOWN_SESSION" and (session in self._own or self.trail.last(session)):
             return (
@@ -215,7 +222,7 @@ class Site:
         return _explain(refused)
 
     def refused(self, request: Request, error: Exception) -> Response:
-        """A call to the server that failed, as a page."""
+        """Show a failed call to the server as a page."""
         assert isinstance(error, Refused)
         if request.url.path.endswith("/state"):
             status, title, _ = self._explain(request, error)
@@ -223,7 +230,7 @@ class Site:
         return self._failed(request, error)
 
     def http_error(self, request: Request, error: Exception) -> Response:
-        """Anything else that cannot be answered, as a page."""
+        """Show any other error as a page."""
         assert isinstance(error, HTTPException)
         title = HTTPStatus(error.status_code).phrase
         detail = "" if error.detail == title else error.detail
@@ -235,7 +242,14 @@ class Site:
 def create_app(
     service: Service, *, environment: str = "webshop-v1", pictures: bool = False, hosts: Collection[str] = ()
 ) -> FastAPI:
-    """The site as an ASGI application. It closes the service when it ends. hosts: names by which it may be called."""
+    """Make the site as an ASGI application, which closes the service when it ends.
+
+    Args:
+        service: access to the server.
+        environment: id of the environment to open.
+        pictures: show the products' pictures, which browsers load over the network.
+        hosts: accepted names in the Host header.
+    """
     site = Site(service, environment, pictures)
 
     @asynccontextmanager
@@ -257,7 +271,7 @@ def create_app(
         ("GET", "/s/{session}/frame", site.frame),
         ("GET", "/s/{session}/state", site.state),
     ):
-        app.add_route(path, _without_parameters(endpoint), methods=[method])
+        app.add_route(path, _with_path_parameters(endpoint), methods=[method])
 
     @app.middleware("http")
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -276,9 +290,7 @@ def create_app(
     return app
 
 
-def _without_parameters(endpoint: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Hands over what the path holds."""
-
+def _with_path_parameters(endpoint: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     async def call(request: Request) -> Response:
         return await endpoint(request, **request.path_params)
 
@@ -289,16 +301,16 @@ def _path(session: str) -> str:
     return f"/s/{quote(session, safe='')}/"
 
 
-def _go(path: str) -> Response:
+def _redirect(path: str) -> Response:
     return RedirectResponse(path, 303)
 
 
-def _code(place: Place) -> str:
+def _encode_place(place: Place) -> str:
     return f"{place.epoch}.{place.index}"
 
 
 def _place(form: Mapping[str, str]) -> Place:
-    """The step that the form's page was made for. Raises 400."""
+    """Return the step for which the form was made. Raises HTTPException 400 if it is missing."""
     epoch, index = whole(form.get("epoch", ""), _MAX_INDEX), whole(form.get("step_index", "0"), _MAX_INDEX)
     if epoch is None or index is None:
         raise HTTPException(400, "The form does not say for which step it was meant. Open the page again.")
@@ -306,7 +318,7 @@ def _place(form: Mapping[str, str]) -> Place:
 
 
 def _seed(text: str) -> int | None:
-    """None for an empty field. Raises ValueError."""
+    """Parse a seed; an empty field gives None. Raises ValueError."""
     text = text.strip()
     if not text:
         return None
@@ -316,7 +328,7 @@ def _seed(text: str) -> int | None:
 
 
 def _explain(refused: Refused) -> tuple[int, str, str]:
-    """HTTP status, title and advice for a call that failed."""
+    """Return HTTP status, title and advice for a failed call."""
     match refused.reason:
         case "UNKNOWN_SESSION":
             return (
@@ -344,8 +356,8 @@ def _explain(refused: Refused) -> tuple[int, str, str]:
 @cache
 def _templates() -> Environment:
     environment = templates_in(_HERE / "templates")
-    own = (_HERE / "templates" / "site.css").read_text(encoding="utf-8")
-    environment.globals.update(style=stylesheet() + Markup(own), own_style=Markup(own), logo=logo())
+    css = (_HERE / "templates" / "site.css").read_text(encoding="utf-8")
+    environment.globals.update(style=stylesheet() + Markup(css), own_style=Markup(css), logo=logo())
     environment.globals["marked"] = lambda text: Markup(options.marked(text))
     environment.filters["json"] = json.dumps
     return environment

@@ -1,4 +1,4 @@
-"""The site's side of the gRPC service: which worker holds a session, where it stands, and what a failure means."""
+"""The site's client of the gRPC service. It finds the worker of each session."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ _REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Credentials for the server. token: a file with the bearer token. The rest are PEM files; `ca` turns TLS on."""
+    """Credentials for the server. Certificates and key are PEM files."""
 
     token: Path | None = None
+    """File with the bearer token."""
     ca: Path | None = None
+    """Authority of the server's certificate; it enables TLS."""
     certificate: Path | None = None
     key: Path | None = None
 
@@ -49,7 +51,7 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A session's place: the epoch and index that its next Step must carry."""
+    """The current step of a session: epoch and index for its next Step."""
 
     epoch: int
     index: int
@@ -57,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page that a session shows, and a place that is not later than it."""
+    """A session's page, with its step or an earlier one."""
 
     place: Place
     html: str
@@ -65,10 +67,11 @@ class Page:
 
 @dataclass(eq=False)
 class Refused(Exception):
-    """A call that failed. reason: of the protocol's table, or the name of the gRPC code where there is none."""
+    """A call failed."""
 
     code: grpc.StatusCode
     reason: str
+    """Reason in the protocol's table, or the name of the gRPC code if there is none."""
     message: str
     retry_after: float = 0.0
 
@@ -77,7 +80,7 @@ class Refused(Exception):
 
 
 class Service:
-    """All workers of one server. One worker holds a session; which one is found out once and remembered."""
+    """The workers of one server. The worker of each session is looked up once and cached."""
 
     def __init__(self, address: str, security: Security | None = None) -> None:
         self.address = address
@@ -91,24 +94,24 @@ class Service:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def environment(self, environment: str) -> pb.EnvironmentSpec | None:
-        """The server's description of its newest version of the environment; None if it does not host it."""
+        """Return the spec of the newest version of an environment, or None if the server does not host it."""
         description = await self._call(self.address, "Describe", pb.DescribeRequest())
         host = self.address.rpartition(":")[0]
         for endpoint in description.endpoints:
-            own, _, port = endpoint.rpartition(":")
-            self._stub(f"{host if own in ('', '0.0.0.0', '[::]') else own}:{port}")
+            listed_host, _, port = endpoint.rpartition(":")
+            self._stub(f"{host if listed_host in ('', '0.0.0.0', '[::]') else listed_host}:{port}")
         return next((spec for spec in description.environments if spec.id == environment), None)
 
     async def open(
         self, environment: str, options: Mapping[str, Any], seed: int | None, key: str, lease_seconds: float
     ) -> str:
-        """Opens a session without limits, on each worker in turn. The same key again: the same session."""
+        """Open a session without limits and return its id. Workers take turns; the same key gives the same session."""
         workers = list(self._stubs) or [self.address]
         self._turn += 1
         address = workers[self._turn % len(workers)]
         request = pb.OpenRequest(environment_id=environment, key=key, lease_seconds=lease_seconds)
         request.options.CopyFrom(ParseDict(dict(options), Struct()))
-        request.limits.CopyFrom(pb.LimitOverrides(max_turns=0, max_actions=0))  # people take their time
+        request.limits.CopyFrom(pb.LimitOverrides(max_turns=0, max_actions=0))  # people browse more than agents
         if seed is not None:
             request.seed = seed
         session: str = (await self._call(address, "Open", request)).sessions[0].session_id
@@ -116,39 +119,40 @@ class Service:
         return session
 
     async def page(self, session: str) -> Page:
-        """Fetches the page that the session shows now. Changes nothing but its lease.
+        """Fetch the session's current page. This only renews the lease.
 
-        The place is read before the page, so that a click on it can only be refused, never hit a later page.
+        The step is read before the page. If the session moves on in between, a click on the page is refused; it can
+        never apply to a later page.
         """
         place = await self.place(session)
-        picture = await self._of(session, "Render", pb.RenderRequest(session_id=session, mode="html"))
+        picture = await self._call_worker(session, "Render", pb.RenderRequest(session_id=session, mode="html"))
         return Page(place, picture.data.decode("utf-8", "replace"))
 
     async def place(self, session: str) -> Place:
-        """The session's place, read from a snapshot, which changes nothing."""
-        found = await self._of(session, "Snapshot", pb.SnapshotRequest(session_id=session))
-        return Place(found.epoch, found.step_index)
+        """Return the session's current step, read from a snapshot, which does not change the session."""
+        snapshot = await self._call_worker(session, "Snapshot", pb.SnapshotRequest(session_id=session))
+        return Place(snapshot.epoch, snapshot.step_index)
 
     async def act(self, session: str, place: Place, action: str) -> pb.Transition:
-        """Plays one turn at exactly that place; there again with the same action, its reply again."""
+        """Play one turn at exactly that step. Repeating the call returns the same reply."""
         request = pb.StepRequest(
             session_id=session, epoch=place.epoch, step_index=place.index, actions=[pb.Action(text=action)]
         )
-        transition: pb.Transition = (await self._of(session, "Step", request)).transition
+        transition: pb.Transition = (await self._call_worker(session, "Step", request)).transition
         return transition
 
     async def again(self, session: str, epoch: int) -> None:
-        """A new episode. The same epoch again, before a step: the same one."""
-        await self._of(session, "Reset", pb.ResetRequest(session_id=session, epoch=epoch))
+        """Start a new episode. Repeating the call with the same epoch, before any step, gives the same episode."""
+        await self._call_worker(session, "Reset", pb.ResetRequest(session_id=session, epoch=epoch))
 
     # --- workers -------------------------------------------------------------------------------------------------
 
-    async def _of(self, session: str, method: str, request: Any) -> Any:
+    async def _call_worker(self, session: str, method: str, request: Any) -> Any:
         address = self._homes.get(session) or await self._find(session)
         return await self._call(address, method, request)
 
     async def _find(self, session: str) -> str:
-        """The worker that knows the session; the first one if none does, which will say so."""
+        """Return the address of the session's worker, or of the first worker if none of them knows the session."""
         if not self._stubs:
             with contextlib.suppress(Refused):
                 await self.environment("")
@@ -181,7 +185,6 @@ class Service:
 
 
 def _refused(error: grpc.aio.AioRpcError) -> Refused:
-    """Reads the details of a failed call."""
     refused = Refused(error.code(), error.code().name, error.details() or "")
     trailers: Sequence[tuple[str, Any]] = tuple(error.trailing_metadata() or ())
     packed = next((value for name, value in trailers if name == "grpc-status-details-bin"), b"")

@@ -1,4 +1,4 @@
-"""History of sessions as the site has seen them: the page at each step, and the actions taken through the site."""
+"""Histories of sessions: the pages that the site showed, and the actions taken on the site."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ _STEPS = 100
 
 @dataclass(slots=True)
 class Seen:
-    """A page that a session showed. `action`: what led there, where it was taken through the site."""
+    """A page of a session."""
 
     epoch: int
     step: int
     title: str
     action: str = ""
+    """Action that led to the page; "" if it was not taken on the site."""
 
 
 class Trail:
-    """The latest pages of the latest sessions, oldest first. Steps that happened between two looks are missing."""
+    """The latest pages of the latest sessions, oldest first. Steps between two visits of the site are missing."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, deque[Seen]] = OrderedDict()
         self._actions: dict[str, tuple[Place, str]] = {}
 
     def act(self, session: str, place: Place, action: str) -> None:
-        """An action that was taken at this place."""
+        """Record an action that was taken at a step."""
         if session in self._sessions:
             self._actions[session] = (place, action)
 
     def see(self, session: str, page: Page) -> None:
-        """A page as it was shown."""
+        """Record a page that was shown."""
         steps = self._sessions.setdefault(session, deque(maxlen=_STEPS))
         self._sessions.move_to_end(session)
         while len(self._sessions) > _SESSIONS:
@@ -47,17 +48,17 @@ class Trail:
         place = page.place
         if self.last(session) == place:
             return
-        found = _TITLE.search(page.html)
-        title = html.unescape(found[1]).strip().removesuffix(" - WebShop") if found else "?"
+        match = _TITLE.search(page.html)
+        title = html.unescape(match[1]).strip().removesuffix(" - WebShop") if match else "?"
         before, action = self._actions.get(session, (None, ""))
-        led_here = before == Place(place.epoch, place.index - 1)
-        steps.append(Seen(place.epoch, place.index, title, action if led_here else ""))
+        was_last = before == Place(place.epoch, place.index - 1)
+        steps.append(Seen(place.epoch, place.index, title, action if was_last else ""))
 
     def last(self, session: str) -> Place | None:
-        """The place of the latest page that was seen."""
+        """Return the step of the latest page, or None."""
         steps = self._sessions.get(session)
         return Place(steps[-1].epoch, steps[-1].step) if steps else None
 
     def of(self, session: str) -> list[dict[str, Any]]:
-        """The history of a session, oldest first, as plain values."""
+        """Return the history of a session as plain values, oldest first."""
         return [asdict(seen) for seen in self._sessions.get(session, ())]

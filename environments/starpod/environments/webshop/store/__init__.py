@@ -1,1 +1,1 @@
-"""A built shop on disk: how it is built, kept and opened."""
+"""Stores: shops on disk, with their building and opening."""

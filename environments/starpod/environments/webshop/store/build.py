@@ -1,4 +1,4 @@
-"""Builds a store in stages. Killed at any moment and run again it goes on after the last finished stage."""
+"""Building of a store in stages. A build that was killed continues after its last finished stage."""
 
 from __future__ import annotations
 
@@ -31,29 +31,35 @@ def build(
     wait: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> Manifest:
-    """Builds the store at `out`, or the rest of it; one that is there already, and the same, is left alone.
+    """Build a store, or continue an unfinished build. A complete store from equal arguments is left unchanged.
 
-    source: with `num_products` = n the shop has the products among the first n records, and search ranks the first n
-        products that are valid: as in the original, where its index was made apart from what it loads.
-    price_seed: of prices and caps that are drawn. nouns: the tagger (see `load_tagger`) of a table of all titles'
-        nouns; empty: no table. on_malformed: called for each record that is skipped; None refuses the first.
-    force: replaces another store, which stays in use until the new one is complete. wait: for another process that
-        builds here, instead of refusing.
-    Raises BuildError.
+    Args:
+        out: the folder of the store.
+        source: the products. With `num_products` = n the shop has the products among the first n records, but search
+            ranks the first n valid products, as in the original, whose index was made separately.
+        price_seed: seed of drawn prices and caps.
+        nouns: tagger (see `load_tagger`) for a table of the nouns of all titles; "" makes no table.
+        on_malformed: called for each malformed record, which is skipped; None raises BuildError for the first one.
+        force: replace a different store. It stays in use until the new one is complete.
+        wait: if another process builds here, wait for it instead of raising BuildError.
+        progress: see `Progress`.
+
+    Raises:
+        BuildError: the store cannot be built. The message says why.
     """
     key = hashlib.sha256(
         repr([VERSION, code_digest(), source.key(), price_seed, nouns, on_malformed is None]).encode()
     ).hexdigest()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with _alone(out, wait=wait):
-            present = _present(out)
+        with _locked(out, wait=wait):
+            present = _read_present(out)
             if present is not None:
                 if _key_of(out / present.data) == key and not force:
                     return present
                 if not force:
                     raise BuildError(f"{out} is a complete store of other data ({present.source}); --force replaces it")
-            folder = _folder(out, present, key)
+            folder = _build_folder(out, present, key)
             work = Stages(folder, source, price_seed, nouns, on_malformed, progress)
             manifest = work.run()
             for name in manifest.sections if manifest.bytes > CHECKED_BYTES else ():
@@ -65,13 +71,13 @@ def build(
             return manifest
     except OSError as error:
         raise BuildError(_explain(out, error)) from error
-    except sqlite3.Error as error:  # what reading the files keeps aside
+    except sqlite3.Error as error:  # from the temporary tables of `read_products`
         raise BuildError(f"cannot keep temporary files: {error}; make room and run the same build again") from error
 
 
 @contextmanager
-def _alone(out: Path, *, wait: bool) -> Iterator[None]:
-    """Holds the store's lock, which ends with the process however that ends."""
+def _locked(out: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the store's lock. The operating system releases it if the process is killed."""
     with (out / ".lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -80,8 +86,8 @@ def _alone(out: Path, *, wait: bool) -> Iterator[None]:
         yield
 
 
-def _present(out: Path) -> Manifest | None:
-    """The manifest of a complete store, None where there is none yet. Raises BuildError in front of other files."""
+def _read_present(out: Path) -> Manifest | None:
+    """Return the manifest of a complete store, or None. Raises BuildError if the folder contains other files."""
     try:
         return Manifest.read(out)
     except StoreError as error:
@@ -93,8 +99,8 @@ def _present(out: Path) -> Manifest | None:
         raise BuildError(f"{out} holds other files ({', '.join(sorted(foreign)[:3])}); choose a new folder") from error
 
 
-def _folder(out: Path, present: Manifest | None, key: str) -> Path:
-    """The folder to build in: what an earlier try with the same key has left, or a new one."""
+def _build_folder(out: Path, present: Manifest | None, key: str) -> Path:
+    """Return the folder to build in: that of an unfinished build with the same key, or a new one."""
     folder = out / ("data-2" if present is not None and present.data == "data-1" else "data-1")
     if _key_of(folder) != key:
         shutil.rmtree(folder, ignore_errors=True)
@@ -111,11 +117,11 @@ def _key_of(folder: Path) -> str:
 
 
 DECISIVE = ("catalogue", "search", "store")
-"""The folders beside this one whose modules and word lists decide what is in a store."""
+"""Folders of this package whose modules and word lists determine the contents of a store."""
 
 
 def code_digest() -> str:
-    """A digest of these files: what other code has begun is not gone on with."""
+    """Return a digest of the files in DECISIVE, because a build must not be continued with different code."""
     digest = hashlib.sha256()
     for folder in DECISIVE:
         for path in sorted((Path(__file__).parent.parent / folder).rglob("*.*")):

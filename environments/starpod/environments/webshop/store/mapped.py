@@ -1,4 +1,4 @@
-"""A catalogue in sections: products as compressed records, found by position, asin, category, query, attribute."""
+"""A memory-mapped catalogue: compressed products with look-up by position, asin, category, query and attribute."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from starpod.environments.webshop.catalogue.product import HumanInstruction, Pro
 from .sections import Section, SectionWriter, StoreError, write_array
 
 PRODUCTS_KEPT = 4096
-"""Decoded products that a process keeps: some 20 MB."""
+"""Maximum number of decoded products in a process's cache: about 20 MB."""
 
 _SAMPLE = 256
-"""So many products make the dictionary that all others are compressed with."""
+"""Number of products that form the dictionary for the compression of all products."""
 _WINDOW = 1 << 15
 
 
 def encode(product: Product) -> bytes:
-    """A product as bytes, uncompressed."""
+    """Encode a product as bytes, uncompressed."""
     row = [getattr(product, name) for name in Product.__slots__]
-    row[-1] = [(asked.instruction, asked.attributes, asked.options) for asked in product.human]
+    row[-1] = [(human.instruction, human.attributes, human.options) for human in product.human]
     packed = msgpack.packb(row, unicode_errors="surrogatepass")
     assert isinstance(packed, bytes)
     return packed
 
 
 def decode(data: bytes) -> Product:
-    """The product that `encode` wrote."""
+    """Decode a product that `encode` made."""
     row = list(msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass"))
-    row[-1] = tuple(HumanInstruction(*asked) for asked in row[-1])
+    row[-1] = tuple(HumanInstruction(*human) for human in row[-1])
     return Product(*row)
 
 
 class CatalogueWriter:
-    """Writes products one by one; `finish` writes what finds them. Use as a context manager.
+    """A writer of products, to use as a context manager. `finish` then writes the look-up tables.
 
-    The first `loaded` products can be found and shown; any after them are documents of the index alone.
+    Products that are not `loaded` are only documents of the search index. They come after all others.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,7 +57,7 @@ class CatalogueWriter:
         self._sample: list[bytes] = []
         self._dictionary = b""
         self._asins: dict[str, array[int]] = {}
-        self._found: dict[str, dict[str, array[int]]] = {"category": {}, "query": {}, "attribute": {}}
+        self._positions: dict[str, dict[str, array[int]]] = {"category": {}, "query": {}, "attribute": {}}
 
     def __enter__(self) -> CatalogueWriter:
         self._data.__enter__()
@@ -69,16 +69,16 @@ class CatalogueWriter:
         self._data.__exit__(*exception)
 
     def add(self, product: Product, *, loaded: bool = True) -> None:
-        """Adds the next product. Raises ValueError if its asin is there already."""
+        """Add the next product. Raises ValueError if its asin occurred before."""
         if loaded:
             position = self.count
             if product.asin in self._asins:
                 raise ValueError(f"asin {product.asin} occurs twice")
             self._asins[product.asin] = array("i", [position])
-            self._note("category", product.category, position)
-            self._note("query", product.query, position)
+            self._add_position("category", product.category, position)
+            self._add_position("query", product.query, position)
             for attribute in dict.fromkeys(product.attributes):
-                self._note("attribute", attribute, position)
+                self._add_position("attribute", attribute, position)
         self.count += 1
         row = encode(product)
         self._content.update(len(row).to_bytes(4, "little") + row)
@@ -90,7 +90,10 @@ class CatalogueWriter:
             self._write(row)
 
     def finish(self) -> tuple[dict[str, Section], str]:
-        """The sections, after the context has ended, and the digest of all products, however they were compressed."""
+        """Return the sections, and a digest of all products that does not depend on their compression.
+
+        Call it after the context has ended.
+        """
         sections = {
             "products.data": self._data.section,
             "products.offsets": write_array(self._folder, "products.offsets", np.array(self._offsets, np.int64)),
@@ -98,17 +101,17 @@ class CatalogueWriter:
                 self._folder, "products.dictionary", np.frombuffer(self._dictionary, np.uint8)
             ),
         }
-        for kind, found in (("asin", self._asins), *self._found.items()):
-            for name, column in _columns(found).items():
+        for kind, positions in (("asin", self._asins), *self._positions.items()):
+            for name, column in _columns(positions).items():
                 sections[f"{kind}.{name}"] = write_array(self._folder, f"{kind}.{name}", column)
         return sections, self._content.hexdigest()
 
-    def _note(self, kind: str, name: str, position: int) -> None:
-        found = self._found[kind]
-        if name in found:
-            found[name].append(position)
+    def _add_position(self, kind: str, name: str, position: int) -> None:
+        positions = self._positions[kind]
+        if name in positions:
+            positions[name].append(position)
         else:
-            found[name] = array("i", [position])
+            positions[name] = array("i", [position])
 
     _compressor: Any = None
 
@@ -128,7 +131,7 @@ class CatalogueWriter:
 
 
 class MappedCatalogue:
-    """A Catalogue over the sections of a store. The products asked for last are kept decoded."""
+    """A Catalogue over the sections of a store, with a cache of decoded products."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], loaded: int) -> None:
         self._loaded = loaded
@@ -152,17 +155,17 @@ class MappedCatalogue:
         return self._loaded
 
     def __getitem__(self, position: int) -> Product:
-        """Raises StoreError if the product's record is damaged."""
+        """Return a product. Raises StoreError if its record is damaged."""
         if not 0 <= position < self._loaded:
             raise IndexError(position)
         return self._kept(position)
 
     def __iter__(self) -> Iterator[Product]:
-        """All loaded products, without keeping them."""
+        """Iterate over the loaded products without caching them."""
         return map(self._read, range(self._loaded))
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """Asin and text of everything that the index holds: the loaded products and those after them."""
+        """Yield asin and text of all documents of the index: of the loaded products and of the others."""
         for product in map(self._read, range(len(self._offsets) - 1)):
             yield product.asin, product.index_text()
 
@@ -174,14 +177,14 @@ class MappedCatalogue:
             row = decompressor.decompress(record[4:])
         except zlib.error:
             row = b""
-        # What follows a record is another one: then the offsets are wrong, and so may be its beginning.
+        # Unused data means that the offsets are wrong, so the beginning of the record may be wrong, too.
         if not row or decompressor.unused_data or zlib.crc32(row).to_bytes(4, "little") != record[:4]:
             raise StoreError(f"the record of product {position} is damaged; build the store again")
         return decode(row)
 
 
 class Positions(Sequence[int]):
-    """Positions in a mapped array, as plain integers."""
+    """A sequence of plain integers over a mapped array."""
 
     __slots__ = ("_array",)
 
@@ -192,19 +195,19 @@ class Positions(Sequence[int]):
         return len(self._array)
 
     @overload
-    def __getitem__(self, place: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, place: slice) -> list[int]: ...
-    def __getitem__(self, place: int | slice) -> int | list[int]:
-        found: int | list[int] = self._array[place].tolist()
-        return found
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        positions: int | list[int] = self._array[index].tolist()
+        return positions
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._array.tolist())
 
 
 class _Names:
-    """Names to positions: the names sorted in one array of bytes, the positions of each in a row of another."""
+    """A table name -> positions: sorted names in one array of bytes, and the positions of each in another array."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], kind: str) -> None:
         self._text = arrays[f"{kind}.names"]
@@ -229,14 +232,14 @@ class _Names:
         return self._text[int(self._offsets[row - 1]) : int(self._offsets[row])].tobytes()
 
 
-def _columns(found: Mapping[str, array[int]]) -> dict[str, np.ndarray]:
-    """The arrays of `_Names`. Offsets and ends have one entry more than there are names, the first of them 0."""
-    rows = sorted((_bytes(name), positions) for name, positions in found.items())
+def _columns(positions_by_name: Mapping[str, array[int]]) -> dict[str, np.ndarray]:
+    """Return the arrays of `_Names`. Offsets and ends begin with 0 and have one entry more than there are names."""
+    rows = sorted((_bytes(name), positions) for name, positions in positions_by_name.items())
     return {
         "names": np.frombuffer(b"".join(name for name, _ in rows), np.uint8),
         "offsets": np.cumsum([0, *(len(name) for name, _ in rows)], dtype=np.int64),
         "ends": np.cumsum([0, *(len(positions) for _, positions in rows)], dtype=np.int64),
-        "positions": np.concatenate([np.zeros(0, np.int32), *(np.array(each, np.int32) for _, each in rows)]),
+        "positions": np.concatenate([np.zeros(0, np.int32), *(np.array(part, np.int32) for _, part in rows)]),
     }
 
 

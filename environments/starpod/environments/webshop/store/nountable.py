@@ -1,4 +1,4 @@
-"""The nouns of all titles, found once when a store is built: what the reward would otherwise wait for."""
+"""A table of the nouns of all titles. It is made when a store is built, because taggers are slow."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgpack
 import numpy as np
 
 
-def nouns_columns(found: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, np.ndarray]:
-    """The arrays of a MappedTagger from titles and their nouns."""
+def nouns_columns(tagged: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, np.ndarray]:
+    """Return the arrays of a MappedTagger from titles and their nouns."""
     keys, offsets, rows = array("Q"), array("q", [0]), []
     seen: set[int] = set()
-    for title, nouns in found:
+    for title, nouns in tagged:
         key = _key(title)
         if key in seen:
             continue
@@ -34,7 +34,7 @@ def nouns_columns(found: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, np.
 
 
 class MappedTagger:
-    """A Tagger that looks titles up; of one that is not in the table it knows nothing: KeyError."""
+    """A Tagger that looks titles up in the table. Raises KeyError for unknown titles."""
 
     def __init__(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         self.name = name
@@ -46,15 +46,15 @@ class MappedTagger:
     def _nouns(self, title: str) -> tuple[str, ...]:
         keys, offsets = self._arrays["keys"], self._arrays["offsets"]
         key = np.uint64(_key(title))
-        place = int(np.searchsorted(keys, key))
-        if place == len(keys) or keys[place] != key:
+        index = int(np.searchsorted(keys, key))
+        if index == len(keys) or keys[index] != key:
             raise KeyError(f"the store's table of {self.name} has no title {title!r}")
-        row = int(self._arrays["rows"][place])
+        row = int(self._arrays["rows"][index])
         data = self._arrays["data"][int(offsets[row]) : int(offsets[row + 1])].tobytes()
         nouns: tuple[str, ...] = msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass")
         return nouns
 
 
 def _key(title: str) -> int:
-    """Eight bytes of BLAKE2b: among a million titles two alike are a matter of one in tens of millions."""
+    """Return 8 bytes of BLAKE2b. A collision among a million titles has a probability of 3e-8."""
     return int.from_bytes(hashlib.blake2b(title.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Arrays as files: written once, checked, and mapped read-only, so that processes of one machine share their pages."""
+"""Arrays as files with checksums. They are mapped read-only, so that all processes of a machine share the memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from starpod.env_server import Unavailable
 
 
 class StoreError(Unavailable):
-    """A store that cannot be used; the message says why and what to do."""
+    """A store cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One array of a store: little-endian dtype, shape, size in bytes, and the SHA-256 of its bytes."""
+    """Description of one array of a store: little-endian dtype, shape, size in bytes, SHA-256 of the bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Section:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Section:
-        """Raises ValueError, TypeError or KeyError if it is not a section whose numbers agree."""
+        """Parse a section. Raises ValueError, TypeError or KeyError if it is malformed or inconsistent."""
         section = cls(str(value["dtype"]), tuple(value["shape"]), int(value["bytes"]), str(value["sha256"]))
         if np.dtype(section.dtype).itemsize * int(np.prod(section.shape, dtype=np.int64)) != section.bytes:
             raise ValueError("the size does not follow from dtype and shape")
@@ -42,12 +42,12 @@ class Section:
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """The file of a section."""
+    """Return the file of a section."""
     return folder / f"{name}.bin"
 
 
 class SectionWriter:
-    """Writes a section of bytes piece by piece. Use as a context manager; `section` is there after it."""
+    """A writer of a section in pieces, to use as a context manager. `section` is available afterwards."""
 
     section: Section
 
@@ -75,7 +75,7 @@ class SectionWriter:
 
 
 def write_array(folder: Path, name: str, array: np.ndarray) -> Section:
-    """Writes an array as a section."""
+    """Write an array as a section."""
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     data = array.data.cast("B") if array.size else memoryview(b"")
     path_of(folder, name).write_bytes(data)
@@ -83,7 +83,7 @@ def write_array(folder: Path, name: str, array: np.ndarray) -> Section:
 
 
 def make_lasting(path: Path) -> None:
-    """Waits until a file, or the entries of a folder, would survive a loss of power."""
+    """Flush a file, or the entries of a folder, to the disk with fsync."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -92,7 +92,7 @@ def make_lasting(path: Path) -> None:
 
 
 def map_section(folder: Path, name: str, section: Section) -> np.ndarray:
-    """The array of a section, mapped read-only. Raises StoreError if its file is missing or of another size."""
+    """Map the array of a section read-only. Raises StoreError if its file is missing or has another size."""
     path = path_of(folder, name)
     try:
         with path.open("rb") as file:
@@ -109,7 +109,7 @@ def map_section(folder: Path, name: str, section: Section) -> np.ndarray:
 
 
 def check_section(folder: Path, name: str, section: Section) -> None:
-    """Reads a whole section and compares its checksum. Raises StoreError."""
+    """Read a whole section and compare its checksum. Raises StoreError if it differs."""
     array = map_section(folder, name, section)
     data = array.data.cast("B") if array.size else b""
     if hashlib.sha256(data).hexdigest() != section.sha256:
@@ -117,19 +117,19 @@ def check_section(folder: Path, name: str, section: Section) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, lasting: bool = False) -> None:
-    """Writes a file that is there as a whole or not at all; it carries its own checksum."""
+    """Write a JSON file atomically, with a checksum. `lasting` also flushes it to the disk."""
     data = json.dumps({**value, "checksum": checksum(value)}, indent=1, sort_keys=True).encode()
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(data)
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(data)
     if lasting:
-        make_lasting(beside)
-    beside.replace(path)
+        make_lasting(temporary)
+    temporary.replace(path)
     if lasting:
         make_lasting(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads what `write_json` wrote. Raises OSError, and ValueError if it is anything else."""
+    """Read a file that `write_json` wrote. Raises OSError, or ValueError if it is damaged or another file."""
     value = json.loads(path.read_bytes())
     if not isinstance(value, dict) or value.pop("checksum", None) != checksum(value):
         raise ValueError("its checksum is wrong")
@@ -137,5 +137,5 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def checksum(value: Mapping[str, Any]) -> str:
-    """The SHA-256 of a value as canonical JSON."""
+    """Return the SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

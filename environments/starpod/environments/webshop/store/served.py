@@ -1,4 +1,4 @@
-"""The stores of this process: those that its server was given, and bundled ones, which are built on first use."""
+"""The stores of this process: the server's (`--store`), and bundled ones, which are built on first use."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ from .sections import StoreError
 from .store import MANIFEST, Manifest, Store
 
 STORES_VARIABLE = "STARPOD_STORES"
-"""The environment variable that hands the stores of a server to its workers: NAME=PATH, joined as in PATH."""
+"""Environment variable that passes a server's stores to its workers: NAME=PATH, separated as in $PATH."""
 CACHE_VARIABLE = "STARPOD_CACHE"
-"""The environment variable that names another folder than the user's cache folder."""
+"""Environment variable for a folder to use instead of the user's cache folder."""
 SYNTHETIC = "synthetic"
-"""The store that every server has: 1,000 products of the bundled generator, built on first use."""
+"""Name of the default store: 1,000 generated products."""
 BUNDLED: Mapping[str, Mapping[str, Any]] = {SYNTHETIC: {"count": 1000}, "plain": {"count": 400, "plain": True}}
-"""The stores that every server has, by name: what the bundled generator is asked for. Built on first use. `plain` has
-short texts of few words, for policies that learn from scratch."""
+"""The stores of every server: name -> arguments of the generator. They are built on first use. `plain` has short texts
+with a small vocabulary, for policies that learn from scratch."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def stores() -> Mapping[str, Store]:
-    """The stores of this process by name: those its server was given, in their order, then those of `BUNDLED`.
+    """Return the stores of this process by name: the server's, in their order, then those in BUNDLED.
 
-    Each is opened (and a bundled one built) when it is first asked for, which may raise StoreError.
+    A store is opened (and a bundled one built) on first access, which may raise StoreError.
     """
     return _stores_of(os.environ.get(STORES_VARIABLE, ""))
 
 
 def give_stores(entries: Sequence[str]) -> None:
-    """Makes these, NAME=PATH each, the stores of this process and of those it starts. Raises StoreError."""
-    given = given_stores(os.pathsep.join(entries))
-    for path in given.values():
+    """Set the stores, each NAME=PATH, of this process and of its child processes. Raises StoreError."""
+    paths = given_stores(os.pathsep.join(entries))
+    for path in paths.values():
         Manifest.read(path)
-    os.environ[STORES_VARIABLE] = os.pathsep.join(f"{name}={path.resolve()}" for name, path in given.items())
+    os.environ[STORES_VARIABLE] = os.pathsep.join(f"{name}={path.resolve()}" for name, path in paths.items())
 
 
 def given_stores(text: str) -> dict[str, Path]:
-    """Reads NAME=PATH entries that are joined as in PATH. Raises StoreError."""
-    found: dict[str, Path] = {}
+    """Parse NAME=PATH entries that are separated as in $PATH. Raises StoreError."""
+    paths: dict[str, Path] = {}
     for entry in filter(None, text.split(os.pathsep)):
         name, equals, path = entry.partition("=")
         if not (equals and path and _NAME.fullmatch(name)):
             raise StoreError(f"{entry!r} is not NAME=PATH; names have letters, digits, '.', '_' and '-'")
-        if name in BUNDLED or name in found:
+        if name in BUNDLED or name in paths:
             raise StoreError(f"the name {name!r} is taken; choose another one for {path}")
-        found[name] = Path(path)
-    return found
+        paths[name] = Path(path)
+    return paths
 
 
 @lru_cache(1)
@@ -90,14 +90,14 @@ class _Stores(Mapping[str, Store]):
 
 
 def _open_bundled(name: str) -> Store:
-    """A bundled store out of a cache folder, built where there is none. Safe with many processes at once."""
+    """Open a bundled store in a cache folder; build it first if necessary. Concurrent processes are safe."""
     from .build import Synthetic, build, code_digest
 
     cached = f"webshop-{name}-{code_digest()[:16]}"
     problem: Exception | None = None
     for folder in _cache_folders():
         path = folder / cached
-        for force in (False, True):  # the second time over one that is damaged
+        for force in (False, True):  # the second time, replace a damaged store
             try:
                 if not force and (path / MANIFEST).exists():
                     return Store.open(path, name)
@@ -109,7 +109,7 @@ def _open_bundled(name: str) -> Store:
 
 
 def _cache_folders() -> Iterator[Path]:
-    """Folders for this user's cached files, best first; the last is gone with the process."""
+    """Yield folders for this user's cached files, best first. The last one is removed when the process ends."""
     named = os.environ.get(CACHE_VARIABLE)
     yield Path(named) if named else platformdirs.user_cache_path("starpod")
     shared = Path(tempfile.gettempdir()) / f"starpod-{os.getuid()}"
@@ -117,9 +117,9 @@ def _cache_folders() -> Iterator[Path]:
         shared.mkdir(mode=0o700, exist_ok=True)
         status = shared.lstat()
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-            yield shared  # else it is another user's: what lies there is not to be trusted
+            yield shared  # a folder that others can write to is not trusted
     except OSError:
         pass
-    own = tempfile.TemporaryDirectory(prefix="starpod-")
-    atexit.register(own.cleanup)
-    yield Path(own.name)
+    temporary = tempfile.TemporaryDirectory(prefix="starpod-")
+    atexit.register(temporary.cleanup)
+    yield Path(temporary.name)

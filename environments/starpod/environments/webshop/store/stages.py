@@ -1,4 +1,4 @@
-"""The stages of building a store. Each leaves its sections and, last, a note of them: what has a note is done."""
+"""The stages of building a store. Each writes its sections and then a note, which marks the stage as finished."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .nountable import nouns_columns
 from .sections import Section, StoreError, check_section, make_lasting, map_section, read_json, write_array, write_json
 from .store import Manifest
 
-_TELL_EVERY = 200
+_REPORT_EVERY = 200
 
 Progress = Callable[[str, int, int | None], None]
-"""Told of a stage by name: how much of it is done, and of how much where that is known."""
+"""Called with the name of a stage, the amount that is done, and the total amount if it is known."""
 
 
 class BuildError(StoreError):
-    """A store that could not be built; the message says why and what to do. What is finished stays for the next try."""
+    """A store could not be built; the message says why and what to do. The next build continues from there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The original's files. num_products: as in the original, see `build`."""
+    """The original's files. For `num_products` see `build`."""
 
     products: Path
     attributes: Path
@@ -52,7 +52,7 @@ class Files:
         return f"{self.products.name}{cut}"
 
     def key(self) -> list[Any]:
-        """Identity of the files: paths, sizes and times. Raises BuildError if one is not there."""
+        """Return the identity of the files: paths, sizes and times. Raises BuildError if one is missing."""
         marks: list[Any] = [self.num_products]
         for path in (self.products, self.attributes, self.human):
             if path is not None:
@@ -66,7 +66,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """The bundled generator's products; `plain` ones have short texts of few words."""
+    """Generated products; `plain` ones have short texts with a small vocabulary."""
 
     count: int = 1000
     seed: int = 0
@@ -83,7 +83,7 @@ class Synthetic:
 
 @dataclass
 class Stages:
-    """The stages in one folder; `run` does those that are not done."""
+    """The stages of a build in one folder. `run` executes the unfinished ones."""
 
     folder: Path
     source: Files | Synthetic
@@ -93,7 +93,7 @@ class Stages:
     progress: Progress
     sections: dict[str, Section] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    told: int = 0
+    reported: int = 0
 
     def run(self) -> Manifest:
         if isinstance(self.source, Synthetic):
@@ -110,7 +110,7 @@ class Stages:
         if self.nouns:
             self._stage("nouns", self._nouns)
         marks = {name: section.sha256 for name, section in self.sections.items()}
-        # Compressed by another version of zlib the same products have other bytes.
+        # Do not digest compressed products: another version of zlib makes other bytes.
         marks["products.data"] = marks["products.offsets"] = marks["products.dictionary"] = self.facts["content"]
         return Manifest(
             products=self.facts["products"],
@@ -128,25 +128,25 @@ class Stages:
         note = self.folder / f"{name}.json"
         try:
             done = read_json(note)
-            sections = {each: Section.from_json(section) for each, section in done["sections"].items()}
-            for each, section in sections.items():
-                check_section(self.folder, each, section)  # the machine may have lost its power
+            sections = {key: Section.from_json(section) for key, section in done["sections"].items()}
+            for key, section in sections.items():
+                check_section(self.folder, key, section)  # incomplete if the machine lost power
             facts = done["facts"]
         except (OSError, ValueError, StoreError):
             sections, facts = make()
-            write_json(note, {"facts": facts, "sections": {each: sections[each].as_json() for each in sections}})
+            write_json(note, {"facts": facts, "sections": {key: sections[key].as_json() for key in sections}})
         self.sections |= sections
         self.facts |= facts
 
     def _input(self, source: Synthetic) -> tuple[dict[str, Section], dict[str, Any]]:
-        """Generated products in the original's files: they go the way of all others."""
-        self._tell("input", 0, source.count)
+        """Write generated products into files in the original's format, which are then read like any others."""
+        self._report("input", 0, source.count)
         folder = self.folder / "input"
         folder.mkdir(exist_ok=True)
-        tell = lambda done: self._tell("input", done, source.count)  # noqa: E731
-        write_files(folder, source.count, source.seed, plain=source.plain, progress=tell)
+        report = lambda done: self._report("input", done, source.count)  # noqa: E731
+        write_files(folder, source.count, source.seed, plain=source.plain, progress=report)
         for name in FILES:
-            make_lasting(folder / name)  # they have no checksums
+            make_lasting(folder / name)  # these files have no checksums
         return {}, {}
 
     def _products(self, source: Files, total: int | None) -> tuple[dict[str, Section], dict[str, Any]]:
@@ -154,24 +154,24 @@ class Stages:
         prices: list[float] = []
         malformed: set[str] = set()
 
-        def note(found: Malformed) -> None:
+        def note(record: Malformed) -> None:
             if self.on_malformed is None:
-                raise BuildError(f"{found}; mend it, or leave such records out with --on-malformed skip")
-            if str(found) not in malformed:  # the files may be read twice
-                malformed.add(str(found))
-                self.on_malformed(found)
+                raise BuildError(f"{record}; mend it, or leave such records out with --on-malformed skip")
+            if str(record) not in malformed:  # the files may be read twice
+                malformed.add(str(record))
+                self.on_malformed(record)
 
-        self._tell("products", 0, total)
+        self._report("products", 0, total)
         with CatalogueWriter(self.folder) as writer:
             for product in _read(source, source.num_products, note):
                 writer.add(product)
                 prices.append(draw_price(product.pricing, stream))
-                self._tell("products", writer.count, total)
+                self._report("products", writer.count, total)
             if source.num_products is not None:
-                more = itertools.islice(_read(source, None, note), len(prices), source.num_products)
-                for product in more:
+                unloaded = itertools.islice(_read(source, None, note), len(prices), source.num_products)
+                for product in unloaded:
                     writer.add(product, loaded=False)
-        self._tell("products", writer.count, writer.count)
+        self._report("products", writer.count, writer.count)
         if not prices:
             raise BuildError(f"{source.products} has no product that can be read")
         sections, content = writer.finish()
@@ -182,8 +182,8 @@ class Stages:
 
     def _index(self) -> tuple[dict[str, Section], dict[str, Any]]:
         total = self.facts["documents"]
-        self._tell("index", 0, total)
-        index = Index.build(self._catalogue().documents(), lambda done: self._tell("index", done, total))
+        self._report("index", 0, total)
+        index = Index.build(self._catalogue().documents(), lambda done: self._report("index", done, total))
         return self._write("index", index.arrays), {}
 
     def _goals(self, kind: Kind, caps: Caps) -> tuple[dict[str, Section], dict[str, Any]]:
@@ -193,21 +193,21 @@ class Stages:
         stream.setstate((version, tuple(words), gauss))
         prices = map_section(self.folder, "prices", self.sections["prices"])
         stage = f"goals.{kind}.{caps}"
-        self._tell(stage, 0, len(catalogue))
+        self._report(stage, 0, len(catalogue))
         goals = Goals.build(
-            catalogue, kind, prices, stream, lambda done: self._tell(stage, done, len(catalogue)), caps=caps
+            catalogue, kind, prices, stream, lambda done: self._report(stage, done, len(catalogue)), caps=caps
         )
         return self._write(stage, goals.arrays), {}
 
     def _nouns(self) -> tuple[dict[str, Section], dict[str, Any]]:
         tagger = load_tagger(self.nouns)
         catalogue = self._catalogue()
-        self._tell("nouns", 0, len(catalogue))
+        self._report("nouns", 0, len(catalogue))
 
         def tagged() -> Iterator[tuple[str, tuple[str, ...]]]:
             for done, product in enumerate(catalogue, 1):
                 yield product.title, tagger.nouns(product.title)
-                self._tell("nouns", done, len(catalogue))
+                self._report("nouns", done, len(catalogue))
 
         return self._write("nouns", nouns_columns(tagged())), {"tagger": tagger.name}
 
@@ -219,9 +219,9 @@ class Stages:
     def _write(self, stage: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Section]:
         return {f"{stage}.{name}": write_array(self.folder, f"{stage}.{name}", array) for name, array in arrays.items()}
 
-    def _tell(self, stage: str, done: int, total: int | None) -> None:
-        if done >= self.told + _TELL_EVERY or done in (0, total):
-            self.told = done
+    def _report(self, stage: str, done: int, total: int | None) -> None:
+        if done >= self.reported + _REPORT_EVERY or done in (0, total):
+            self.reported = done
             self.progress(stage, done, total)
 
 

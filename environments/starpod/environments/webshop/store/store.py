@@ -1,6 +1,6 @@
-"""A built shop on disk: opened in moments, its arrays mapped, so that all workers of a machine share one copy.
+"""A built store on disk. Its arrays are memory-mapped, so that it opens fast and all workers share one copy.
 
-STORE/manifest.json     what there is: written last, so a store without it is not finished
+STORE/manifest.json     description of the contents; it is written last, so a store without it is not finished
 STORE/data-1/NAME.bin   one array each, little-endian
 """
 
@@ -27,37 +27,38 @@ if TYPE_CHECKING:
 
 FORMAT = "starpod webshop store"
 VERSION = 1
-"""Of the format. A store of another version is refused: building it again is cheaper than a mistake."""
+"""Version of the format. Stores of other versions must be built again."""
 MANIFEST = "manifest.json"
 
 CHECKED_BYTES = 64 << 20
-"""Stores up to this size are checked in full whenever they are opened; it takes a tenth of a second."""
+"""All checksums of stores up to this size are compared when they are opened, which takes a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Contents of a store.
-
-    products: that are loaded. documents: that search ranks; more than products where the rows were cut.
-    price_seed: of the drawn prices and caps. tagger: whose nouns the store holds; empty for none.
-    source: what it was built from, for people. skipped: malformed records that were left out.
-    digest: of everything that decides what a shop shows and pays; equal digests, equal shops.
-    data: the folder of the sections, within the store.
-    """
+    """Description of a store's contents."""
 
     products: int
+    """Number of loaded products."""
     documents: int
+    """Number of documents that search ranks. It exceeds `products` if only some of the records were loaded."""
     price_seed: int
+    """Seed of drawn prices and caps."""
     tagger: str
+    """Name of the tagger that made the table of nouns; "" if there is no table."""
     source: str
+    """Description of the data that the store was built from."""
     skipped: int
+    """Number of malformed records that were left out."""
     digest: str
+    """Digest of everything that affects pages and rewards. Shops with equal digests behave equally."""
     data: str
+    """Folder of the sections, within the store."""
     sections: Mapping[str, Section]
 
     @property
     def bytes(self) -> int:
-        """Bytes of all sections."""
+        """Size of all sections in bytes."""
         return sum(section.bytes for section in self.sections.values())
 
     def as_json(self) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """The manifest of the store at a path. Raises StoreError with what to do."""
+        """Read the manifest of a store. Raises StoreError that says what to do."""
         file = path / MANIFEST
         try:
             values = read_json(file)
@@ -97,9 +98,11 @@ def _no_manifest(path: Path) -> str:
 
 
 class Store:
-    """A shop to read from. Immutable, safe to read from threads; hashable by identity.
+    """An open store. It is immutable, safe to use from many threads, and hashable by identity.
 
-    name: under which a server has it. digest: see Manifest.
+    Attributes:
+        name: the server's name for the store.
+        digest: see Manifest.
     """
 
     def __init__(self, name: str, manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
@@ -114,13 +117,13 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, name: str = "") -> Store:
-        """The store at a path. Raises StoreError, with what to do, if it is anything but whole.
+        """Open a store. Raises StoreError that says what to do if it is incomplete or damaged.
 
-        A large one is checked for sizes and consistency alone; `verify` reads all of it.
+        Checksums are only compared for stores up to CHECKED_BYTES; `verify` compares them for any store.
         """
         manifest = Manifest.read(path)
         folder = path / manifest.data
-        arrays = {each: map_section(folder, each, section) for each, section in manifest.sections.items()}
+        arrays = {key: map_section(folder, key, section) for key, section in manifest.sections.items()}
         if manifest.bytes <= CHECKED_BYTES:
             verify(path)
         try:
@@ -132,7 +135,6 @@ class Store:
             raise StoreError(f"the sections of {path} do not fit together ({error!r}); build it again") from error
 
     def _goals(self, kind: Kind, caps: Caps = "original") -> Goals:
-        """The goals of a kind, in the original's order, with price caps chosen as asked."""
         return Goals(self.catalogue, kind, self._part(f"goals.{kind}.{caps}."))
 
     @cached_property
@@ -143,7 +145,7 @@ class Store:
 
     @cached_property
     def tagger(self) -> Tagger:
-        """The nouns in the store, or else those that are found on this machine."""
+        """The store's table of nouns, or the machine's default tagger if there is no table."""
         if not self.manifest.tagger:
             return default_tagger()
         return MappedTagger(self.manifest.tagger, self._part("nouns."))
@@ -153,7 +155,11 @@ class Store:
 
 
 def verify(path: Path, progress: Callable[[int], None] = lambda done: None) -> Manifest:
-    """Reads all of a store and compares checksums; `progress` hears the bytes done. Raises StoreError."""
+    """Read a whole store and compare all checksums. `progress` is called with the number of bytes done.
+
+    Raises:
+        StoreError: the store is damaged.
+    """
     manifest = Manifest.read(path)
     done = 0
     for name, section in manifest.sections.items():

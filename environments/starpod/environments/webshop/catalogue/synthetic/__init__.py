@@ -1,4 +1,4 @@
-"""A seeded catalogue of believable, made-up products in the original's raw schema, of any size."""
+"""Generator of made-up but plausible products in the original's raw schema, in any number."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .plain import plain_products
 __all__ = ["FILES", "generate", "write_files"]
 
 FILES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
-"""Names of the three files: products, attributes and synthetic instructions, human instructions."""
+"""The original's names of the three files: products, attributes with synthetic instructions, human instructions."""
 
 
 def generate(count: int, seed: int = 0, *, plain: bool = False) -> Iterator[Records]:
-    """Yields products: the record, its entry of attributes, its human instructions (an empty list for none).
+    """Generate products: for each its record, its entry of attributes, and its human instructions.
 
-    The same seed gives the same products in every process; a smaller count gives the head of a larger one.
+    The same seed gives the same products in every process. A smaller count gives the first of them.
 
     Args:
-        count: How many products.
-        seed: Any whole number.
-        plain: Short texts of few words instead, for policies that learn from scratch.
+        count: number of products.
+        seed: any integer.
+        plain: use short texts with a small vocabulary, for policies that learn from scratch.
     """
     return plain_products(count, seed) if plain else Maker(seed).products(count)
 
@@ -31,8 +31,8 @@ def generate(count: int, seed: int = 0, *, plain: bool = False) -> Iterator[Reco
 def write_files(
     folder: Path, count: int, seed: int = 0, *, plain: bool = False, progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Writes FILES into a folder, which must exist, a record to a line. `progress` is told how many are written."""
-    products, attributes, human = (folder / each for each in FILES)
+    """Write FILES into an existing folder, one record per line. `progress` is called with the number written so far."""
+    products, attributes, human = (folder / name for name in FILES)
     with (
         products.open("w", encoding="utf-8") as product_file,
         attributes.open("w", encoding="utf-8") as attribute_file,

@@ -1,4 +1,4 @@
-"""Products in the original's raw schema, one after the other."""
+"""Generation of products in the original's raw schema."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from .vocabulary import DEPARTMENTS, DRAWN, ORDERED, ROLES, UNUSED, Attribute, K
 from .wording import Wording, anecdotes, capital, figures, fill, title
 
 Records = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
-"""A product record, its entry of attributes, its human instructions (maybe none)."""
+"""The record of a product, its entry of attributes, and its human instructions (possibly none)."""
 
 PICTURED = ("Color", "Style", "Scent")
-"""Groups of options whose values each have a picture and a price."""
+"""Groups of options whose values have pictures and prices."""
 _SHARES = (0.238, 0.467, 0.683, 0.883)
-"""Where each department ends, as in the original's first thousand products."""
+"""Cumulative probabilities of the departments, from the original's first thousand products."""
 _ATTRIBUTES = (0.18, 0.37, 0.56, 0.695, 0.815, 0.88, 0.92, 0.96)
-"""Where each number of attributes ends, from none on."""
+"""Cumulative probabilities of 0, 1, 2, ... attributes."""
 _LINES = 48
-"""Lines of a kind that still get new products."""
+"""Number of lines of a kind that can get new products."""
 _BRANDS = 512
-"""Brands of a department that still get new lines."""
+"""Number of brands of a department that can get new lines."""
 _INSTRUCTED = 10_000
-"""Products of which half have human instructions; of those beyond, one in a hundred."""
+"""Half of the first products, up to this number, have human instructions; of the others one in a hundred."""
 
 
 @dataclass(slots=True)
 class Line:
-    """Products of one brand that differ in a few attributes, options and details: neighbours in every search."""
+    """A product line: products of one brand that differ in a few attributes, options and details."""
 
     brand: str
     series: str
@@ -44,7 +44,7 @@ class Line:
 
 
 class Maker:
-    """Makes the products of one seed. What it remembers is bounded, so any number can be made."""
+    """A generator of the products of one seed. Its memory is bounded for any number of products."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -54,7 +54,7 @@ class Maker:
         self._brands: dict[str, list[str]] = {}
 
     def products(self, count: int) -> Iterator[Records]:
-        """The first `count` products."""
+        """Generate the first `count` products."""
         for number in range(count):
             yield self._product(number)
 
@@ -94,7 +94,7 @@ class Maker:
         return record, self._entry(kind, has), self._human(number, product_asin, line, has, options)
 
     def _line(self, kind: Kind) -> Line:
-        """The line that the product belongs to: an earlier one, or a new one of an earlier or a new brand."""
+        """Choose the line of a product: an earlier one, or a new one of an earlier or a new brand."""
         random = self._random
         lines = self._lines.setdefault(kind.query, [])
         if lines and random() < 0.55:
@@ -107,13 +107,13 @@ class Maker:
             _remember(random, brands, brand, _BRANDS)
         else:
             brand = pick(random, brands)
-        left = list(kind.attributes)
+        remaining = list(kind.attributes)
         low, high = kind.price
         line = Line(
             brand=brand,
             series=common_name(random),
             noun=pick(random, kind.nouns),
-            attributes=tuple(left.pop(int(random() * len(left))) for _ in range(min(9, len(left) - 2))),
+            attributes=tuple(remaining.pop(int(random() * len(remaining))) for _ in range(min(9, len(remaining) - 2))),
             made=pick(random, kind.made),
             price=low + (high - low) * small(random),
             options=tuple(generator for generator, share in kind.options if random() < share),
@@ -122,7 +122,7 @@ class Maker:
         return line
 
     def _attributes(self, kind: Kind, line: Line) -> list[Attribute]:
-        """Attributes of this product of the line; often one is not that of its neighbours."""
+        """Choose attributes of a product of the line. Often one of them is not the line's."""
         random = self._random
         has = list(line.attributes[: bisect(_ATTRIBUTES, random())])
         if has and random() < 0.6:
@@ -132,7 +132,7 @@ class Maker:
         return has
 
     def _prices(self, line: Line) -> list[float]:
-        """None where it is not known, one, or both ends of a range, which a few list the wrong way round."""
+        """Choose no price, one, or both ends of a range, which a few records list in the wrong order."""
         random = self._random
         drawn = random()
         if drawn < 0.09:
@@ -146,7 +146,7 @@ class Maker:
         return [low, high] if drawn < 0.997 else [high, low]
 
     def _options(self, line: Line) -> dict[str, list[str]]:
-        """Group -> values as a shop shows them."""
+        """Choose options: group -> values."""
         random = self._random
         options: dict[str, list[str]] = {}
         for generator in line.options:
@@ -165,7 +165,7 @@ class Maker:
         return options
 
     def _coded(self, colors: list[str]) -> list[str]:
-        """Colors as sellers with many of them write them: Black-K17."""
+        """Add codes to colors, such as K17-Black, as sellers with many colors do."""
         random = self._random
         if random() < 0.5:
             letter = "ABCDEFGHK"[int(random() * 9)]
@@ -174,7 +174,7 @@ class Maker:
         return [f"{color}{int(random() * 9000) + 100}" for color in colors]
 
     def _customization(self, options: dict[str, list[str]], product_asin: str, prices: list[float]) -> Any:
-        """Options as a record has them; '' for none."""
+        """Return the options in the form of a record; "" for none."""
         random = self._random
         groups: dict[str, list[dict[str, Any]] | None] = {}
         chosen = random()
@@ -204,22 +204,22 @@ class Maker:
 
     def _title(self, kind: Kind, line: Line, has: list[Attribute], model: str) -> str:
         random = self._random
-        said: dict[str, list[str]] = {role: [] for role in ROLES}
+        by_role: dict[str, list[str]] = {role: [] for role in ROLES}
         for attribute in has:
-            said[attribute.role].append(title(attribute.text))
+            by_role[attribute.role].append(title(attribute.text))
         parts = [line.brand]
         if random() < 0.35:
             parts.append(line.series)
-        parts += said["is"][:1]
+        parts += by_role["is"][:1]
         shown = random() < 0.4
         if shown:
             parts.append(title(line.made))
         parts.append(title(line.noun))
-        if said["has"]:
-            parts.append("with " + " and ".join(said["has"]))
-        if said["for"]:
-            parts.append("for " + " and ".join(said["for"]))
-        details = said["is"][1:]
+        if by_role["has"]:
+            parts.append("with " + " and ".join(by_role["has"]))
+        if by_role["for"]:
+            parts.append("for " + " and ".join(by_role["for"]))
+        details = by_role["is"][1:]
         part, part2 = two(random, kind.parts)
         made = pick(random, kind.made)
         if random() < 0.75 and not (shown and made == line.made):
@@ -237,7 +237,7 @@ class Maker:
         return ", ".join([" ".join(parts), *details])
 
     def _description(self, kind: Kind, wording: Wording, line: Line, model: str) -> str:
-        """Nothing for a third of the products; else sentences of the kind and a few that only this product has."""
+        """Write a description: "" for 30 % of the products, else sentences of the kind and a few unique ones."""
         random = self._random
         if random() < 0.3:
             return ""
@@ -248,10 +248,10 @@ class Maker:
         sentences += anecdotes(random, kind.query, line.series)
         return fill(" ".join(sentences), kind, line.noun)
 
-    def _bullets(self, kind: Kind, wording: Wording, line: Line, untold: list[Attribute]) -> Any:
-        """One bullet for each attribute that the title leaves out, and some more; a few sellers write one text."""
+    def _bullets(self, kind: Kind, wording: Wording, line: Line, attributes: list[Attribute]) -> Any:
+        """Write one bullet per attribute that is not in the title, and some more. A few records have a text instead."""
         random = self._random
-        bullets = [pick(random, wording.about[attribute]) for attribute in untold]
+        bullets = [pick(random, wording.about[attribute]) for attribute in attributes]
         while len(bullets) < 7 and random() < (1 if len(bullets) < 2 else 0.72):
             bullets.insert(int(random() * (len(bullets) + 1)), pick(random, wording.bullets))
         if random() < 0.016:
@@ -259,18 +259,18 @@ class Maker:
         return [fill(bullet, kind, line.noun) for bullet in bullets]
 
     def _entry(self, kind: Kind, has: list[Attribute]) -> dict[str, Any]:
-        """An entry of items_ins_v2.json."""
+        """Return an entry of items_ins_v2.json."""
         random = self._random
         entry: dict[str, Any] = {"attributes": [attribute.text for attribute in has]}
         if len(has) > 1 and random() < 0.64:
             wanted = [attribute for attribute in has if random() < 0.6]
             if len(wanted) < 2:
                 wanted = has[:2]
-            said = {role: ", ".join(one.text for one in wanted if one.role == role) for role in ROLES}
+            by_role = {role: ", ".join(one.text for one in wanted if one.role == role) for role in ROLES}
             entry["instruction"] = " ".join(
-                ["Find me", *filter(None, [said["is"]]), kind.query]
-                + [f"with {said['has']}"] * bool(said["has"])
-                + [f"for {said['for']}"] * bool(said["for"])
+                ["Find me", *filter(None, [by_role["is"]]), kind.query]
+                + [f"with {by_role['has']}"] * bool(by_role["has"])
+                + [f"for {by_role['for']}"] * bool(by_role["for"])
             )
             entry["instruction_attributes"] = [attribute.text for attribute in wanted]
         return entry
@@ -282,7 +282,7 @@ class Maker:
         drawn = random()
         if not has or drawn >= (0.55 if number < _INSTRUCTED else 0.01):
             return []
-        attributes = [each.text for each in has]
+        attributes = [attribute.text for attribute in has]
         return [
             human_record(product_asin, instruction(random, line.brand, line.noun, has, options), attributes, options)
             for _ in range(2 if random() < 0.1 else 1)
@@ -290,7 +290,7 @@ class Maker:
 
 
 def _remember(random: Random, kept: list[Any], new: Any, most: int) -> None:
-    """Adds to a list that forgets one at random when it is full."""
+    """Add an item to a list. If the list is full, replace a random item."""
     if len(kept) < most:
         kept.append(new)
     else:

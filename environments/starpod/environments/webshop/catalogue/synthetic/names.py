@@ -1,4 +1,4 @@
-"""Random draws, and the made-up names and numbers of brands, lines, people, towns and parts."""
+"""Random draws, and made-up names and numbers of brands, lines, people, towns and parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from .vocabulary import COMMON, split
 
 Random = Callable[[], float]
-"""Uniform over [0, 1): the one drawing function that is the same in every version of Python."""
+"""Returns a uniform number in [0, 1). Only this function of `random` is the same in every version of Python."""
 
 _STARTS, _MIDDLES, _ENDS = (split(COMMON["syllables"][place]) for place in ("starts", "middles", "ends"))
 _LETTERS = "ABCDEFGHJKLMNPRSTVWXYZ"
@@ -20,19 +20,19 @@ def pick(random: Random, choices: Sequence[str]) -> str:
 
 
 def two(random: Random, choices: Sequence[str]) -> tuple[str, str]:
-    """Two entries at different places."""
+    """Draw two entries with different indices."""
     first = int(random() * len(choices))
     second = (first + 1 + int(random() * (len(choices) - 1))) % len(choices)
     return choices[first], choices[second]
 
 
 def small(random: Random) -> float:
-    """Over [0, 1) as well, but the smaller the likelier. A product: powers may differ between machines."""
+    """Draw a number in [0, 1) in favour of small ones. It is a product, as powers may differ between machines."""
     return random() * random()
 
 
 def name(random: Random) -> str:
-    """A name of three or four syllables, of several millions."""
+    """Draw a name of three or four syllables, out of several millions."""
     start, middle = pick(random, _STARTS), pick(random, _MIDDLES)
     if random() < 0.4:
         middle += pick(random, _MIDDLES)
@@ -40,13 +40,13 @@ def name(random: Random) -> str:
 
 
 def common_name(random: Random) -> str:
-    """A name of two or three syllables, of some tens of thousands: people, towns, lines."""
+    """Draw a name of two or three syllables, out of tens of thousands, for people, towns and lines."""
     middle = int(random() * 16)
     return pick(random, _STARTS) + (_MIDDLES[middle] if middle < 8 else "") + pick(random, _ENDS)
 
 
 def code(random: Random) -> str:
-    """A model or part number, such as KV-4821 or T730B."""
+    """Draw a model or part number, such as KV-4821 or T730B."""
     drawn = random()
     letters = pick(random, _LETTERS) + (_LETTERS[int(drawn * 22)] if drawn < 0.7 else "")
     number = int(small(random) * 9900) + 100
@@ -56,8 +56,8 @@ def code(random: Random) -> str:
 
 
 def asin(number: int, seed: int) -> str:
-    """Ten characters that are never the same for two numbers below 2**36 under one seed."""
-    # Odd factors and shifted differences can be undone in 36 bits, so that no two numbers meet.
+    """Return an asin of ten characters. Different numbers below 2**36 have different asins under one seed."""
+    # Multiplying by an odd factor and xor with a shifted value are invertible in 36 bits, so there are no collisions.
     mixed = (number + (seed + 1) * 0x9E3779B97) & _MASK
     mixed = (mixed ^ (mixed >> 18)) * 0x5BD1E9955 & _MASK
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6DD & _MASK

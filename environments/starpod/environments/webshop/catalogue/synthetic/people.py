@@ -1,4 +1,4 @@
-"""Human instructions: requests that a person would make when shown a product, in many phrasings."""
+"""Human instructions: requests that a person might write for a product, in many phrasings."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _PEOPLE = COMMON["people"]
 def instruction(
     random: Random, brand: str, noun: str, attributes: Sequence[Attribute], options: Mapping[str, Sequence[str]]
 ) -> tuple[str, list[str], list[str]]:
-    """The text, and the attributes and option values that it asks for; at least one attribute, none without."""
+    """Write an instruction. Returns the text, and the attributes (one to four) and option values that it asks for."""
     asked = [attributes[int(random() * len(attributes))]]
     for attribute in attributes:
         if attribute not in asked and random() < 0.35 and len(asked) < 4:
             asked.append(attribute)
-    before = " ".join(each.text if random() < 0.6 else spoken(each.text) for each in asked if each.role == "is")
+    before = " ".join(one.text if random() < 0.6 else spoken(one.text) for one in asked if one.role == "is")
     wanted = f"{before} {noun}".lstrip()
     if random() < 0.08:
         wanted = f"{brand.lower()} {wanted}"
     wanted = a(wanted)
     for role, words in (("has", (" with ", " that has ", " made with ")), ("for", (" for ", " for my ", " good for "))):
-        said = [each.text for each in asked if each.role == role]
-        if said:
-            wanted += pick(random, words) + " and ".join(said)
+        texts = [attribute.text for attribute in asked if attribute.role == role]
+        if texts:
+            wanted += pick(random, words) + " and ".join(texts)
     chosen = []
     for group, values in options.items():
         if random() < 0.75:
@@ -36,7 +36,7 @@ def instruction(
             wanted += pick(random, _PEOPLE["options"][group]).format(value)
             chosen.append(value)
     text = pick(random, _PEOPLE["openings"]).format(wanted) + pick(random, _PEOPLE["closings"])
-    return text, [each.text for each in asked], chosen
+    return text, [attribute.text for attribute in asked], chosen
 
 
 def human_record(
@@ -45,7 +45,7 @@ def human_record(
     attributes: list[str],
     options: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """An entry of items_human_ins.json. instruction: text, attributes and option values that are asked for."""
+    """Return an entry of items_human_ins.json. `instruction` is the result of the function of that name."""
     text, asked, chosen = instruction
     return {
         "asin": asin,

@@ -1,4 +1,4 @@
-"""A catalogue of few words: short titles, one or two options, for policies that learn from scratch on a CPU."""
+"""Products with a small vocabulary, short titles and one or two options, for policies that learn from scratch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _PRICES = tuple(f"${dollars}.00" for dollars in range(9, 309, 10))
 
 
 def plain_products(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]]:
-    """Products in the original's raw schema, the kinds in turn; those of a kind have two of its attributes each.
+    """Generate products in the original's raw schema. The kinds alternate, and each product has two attributes.
 
-    A kind has 15 pairs of attributes. The first 120 products are therefore all told apart by what they are. Numbers are
-    short, A0 to Z0, A1 and so on: they are read and copied in two pieces.
+    A kind has 15 pairs of attributes, so kind and attributes identify each of the first 120 products. Asins are short
+    (A0 to Z0, A1, ...), so that a tokeniser needs only two tokens for them.
     """
     random = randoms.Random(seed).random
     pairs = [_shuffled(random, list(itertools.combinations(split(kind["attributes"]), 2))) for kind in _KINDS]
     for number in range(count):
-        turn, which = divmod(number, len(_KINDS))
-        kind, has = _KINDS[which], list(pairs[which][turn % len(pairs[which])])
+        round_, index = divmod(number, len(_KINDS))
+        kind, has = _KINDS[index], list(pairs[index][round_ % len(pairs[index])])
         query, noun = kind["query"], kind["noun"]
         asin = f"{string.ascii_uppercase[number % 26]}{number // 26}"
         options = {group: _some(random, split(_WORDS["values"][group])) for group in split(kind["options"])}
@@ -63,10 +63,10 @@ def plain_products(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict
 
 
 def _some(random: Random, values: tuple[str, ...]) -> list[str]:
-    """Two or three of the values, in their order."""
-    some = _shuffled(random, list(values))[: 2 + int(random() * 2)]
-    return [value for value in values if value in some]
+    """Draw two or three of the values, and keep their order."""
+    drawn = _shuffled(random, list(values))[: 2 + int(random() * 2)]
+    return [value for value in values if value in drawn]
 
 
-def _shuffled(random: Random, left: list[_T]) -> list[_T]:
-    return [left.pop(int(random() * len(left))) for _ in range(len(left))]
+def _shuffled(random: Random, items: list[_T]) -> list[_T]:
+    return [items.pop(int(random() * len(items))) for _ in range(len(items))]

@@ -1,4 +1,4 @@
-"""Words of the generator, as the files in `words` list them: kinds of products, their options, names and texts."""
+"""The generator's vocabulary, from the files in `words`: kinds of products, options, names and texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 ROLES = ("is", "has", "for")
-"""How an attribute is said: 'easy clean lamps', 'lamps with glass shade', 'lamps for living room'."""
+"""Roles of attributes in a sentence: 'easy clean lamps', 'lamps with glass shade', 'lamps for living room'."""
 
 UNUSED: dict[str, str | None] = {
     **dict.fromkeys(("product_information", "brand", "brand_url", "list_price"), ""),
@@ -18,7 +18,7 @@ UNUSED: dict[str, str | None] = {
     **dict.fromkeys(("total_reviews", "total_answered_questions", "seller_id", "seller_name"), ""),
     **dict.fromkeys(("fulfilled_by_amazon", "fast_track_message", "aplus_present", "small_description_old"), ""),
 }
-"""Fields that the original's loader insists on and throws away."""
+"""Fields that the original's loader requires but does not use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,35 +31,33 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of product.
-
-    category, query, path: as in a record; path with U+203A.
-    nouns: names of the product, singular, lower-case.
-    attributes: what products of the kind may be, have or be for.
-    made: materials or ingredients.
-    parts: what it consists of.
-    does: what it does, in the third person.
-    price: lowest and highest in dollars.
-    options: (generator of options, share of the products that have it).
-    uses, sentences: what products of the department are good for, and templates of what is said of them.
-    """
+    """A kind of product."""
 
     category: str
     query: str
     path: str
+    """Path of categories, as in a record."""
     nouns: tuple[str, ...]
+    """Names of the product, singular and in lower case."""
     attributes: tuple[Attribute, ...]
+    """Possible attributes."""
     made: tuple[str, ...]
+    """Materials or ingredients."""
     parts: tuple[str, ...]
     does: tuple[str, ...]
+    """Functions of the product, as verbs in the third person."""
     price: tuple[float, float]
+    """Lowest and highest price in dollars."""
     options: tuple[tuple[str, float], ...]
+    """Generators of options, each with the share of products that have them."""
     uses: tuple[str, ...]
+    """Uses of the department's products."""
     sentences: tuple[str, ...]
+    """Templates of sentences about the department's products."""
 
 
 def split(text: str) -> tuple[str, ...]:
-    """The entries of a list written with commas."""
+    """Split a comma-separated list."""
     return tuple(text.split(", "))
 
 
@@ -89,7 +87,7 @@ def _department(category: str) -> tuple[Kind, ...]:
 
 
 def _options(listed: dict[str, dict[str, str | list[str]]]) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Generator -> name of the group, and values: one list, or the pairs of two."""
+    """Return generator -> name of the group and its values, which are one list or the pairs of two lists."""
     options = {}
     for generator, groups in listed.items():
         ((group, values),) = groups.items()
@@ -99,9 +97,9 @@ def _options(listed: dict[str, dict[str, str | list[str]]]) -> dict[str, tuple[s
 
 
 COMMON = _read("common")
-"""The words that are no single department's."""
+"""Words that all departments share."""
 DEPARTMENTS = tuple(map(_department, ("beauty", "electronics", "garden", "fashion", "grocery")))
 ORDERED = _options(COMMON["ordered"])
-"""Generator -> name of the group, and values from which a run is taken."""
+"""Generator -> name of the group and its values, of which consecutive ones are chosen."""
 DRAWN = _options(COMMON["drawn"])
-"""Generator -> name of the group, and values of which some are drawn."""
+"""Generator -> name of the group and its values, of which some are drawn."""

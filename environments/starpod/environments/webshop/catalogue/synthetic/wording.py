@@ -1,4 +1,4 @@
-"""Titles, sentences and instructions: how the words of a kind are put together."""
+"""Titles, sentences and instructions, made of the words of a kind."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .vocabulary import COMMON, Kind
 _TEXTS = COMMON["texts"]
 
 POOL = 360
-"""Sentences of a kind. Each template comes every so many sentences."""
+"""Number of sentences of a kind. The templates alternate."""
 _STEPS = tuple(step for step in range(1, POOL) if math.gcd(step, POOL) == 1)
-"""Steps through the sentences that meet each template and each sentence once before any comes again."""
+"""Step sizes that visit every sentence once before any of them repeats."""
 
 
 def spoken(attribute: str) -> str:
-    """An attribute as a person says it: easy clean -> easy to clean."""
+    """Return an attribute as a person would say it: easy clean -> easy to clean."""
     first, _, rest = attribute.partition(" ")
     if first in ("easy", "ready"):
         return f"{first} to {rest}"
@@ -31,7 +31,7 @@ def plural(noun: str) -> bool:
 
 
 def a(noun: str) -> str:
-    """The noun with its article."""
+    """Return the noun with its article."""
     if plural(noun):
         return noun
     return f"an {noun}" if noun[0] in "aeiou" or noun.startswith("HDMI") else f"a {noun}"
@@ -43,13 +43,13 @@ def capital(text: str) -> str:
 
 @functools.lru_cache(1 << 14)
 def title(text: str) -> str:
-    """Capitals as in a listing: small words stay small, marks such as HDMI stay as they are."""
+    """Capitalise the words of a title. Minor words, and words such as HDMI, are unchanged."""
     minor = ("a", "an", "and", "at", "by", "de", "for", "from", "in", "of", "on", "or", "the", "to", "with")
     return " ".join(word if word in minor else capital(word) for word in text.split())
 
 
 class Wording:
-    """The sentences of one kind. They are put together once, from the kind alone, and drawn from after that."""
+    """The sentences of one kind. They are made once and depend only on the kind; products draw from them."""
 
     def __init__(self, kind: Kind, number: int) -> None:
         random = randoms.Random(number).random
@@ -66,12 +66,12 @@ class Wording:
             )
             for attribute in kind.attributes
         }
-        """Attribute -> bullets that speak of it."""
+        """Attribute -> bullets about it."""
 
     def text(self, random: Random, count: int) -> list[str]:
-        """Different sentences of the kind, by different templates as long as there are."""
+        """Draw `count` different sentences. Templates repeat only after all of them were used."""
         first, step = int(random() * POOL), _STEPS[int(random() * len(_STEPS))]
-        return [self.sentences[(first + step * place) % POOL] for place in range(count)]
+        return [self.sentences[(first + step * index) % POOL] for index in range(count)]
 
     def _sentence(self, random: Random, template: str, attribute: str = "") -> str:
         kind = self._kind
@@ -90,13 +90,12 @@ class Wording:
         )
 
     def _some(self, random: Random) -> str:
-        """One or two sentences."""
         first, second = two(random, self.sentences)
         return first if random() < 0.55 or first == second else f"{first} {second}"
 
 
 def fill(text: str, kind: Kind, noun: str) -> str:
-    """Puts the noun of a product into a text made of sentences and bullets: this lamp, this pair of pants."""
+    """Insert the noun of a product into a text: this lamp, this pair of pants."""
     if "<" not in text:
         return text
     this = f"this {'pair' if kind.category == 'fashion' else 'set'} of {noun}" if plural(noun) else f"this {noun}"
@@ -104,23 +103,24 @@ def fill(text: str, kind: Kind, noun: str) -> str:
 
 
 def _headed(random: Random, heading: str, sentence: str) -> str:
-    """A bullet in one of the ways in which sellers write them, with the blank at its end that they have."""
+    """Return a bullet with a heading, in one of the formats that sellers use."""
     template = pick(random, _TEXTS["headings"])
     return template.format(head=capital(heading), Head=title(heading), HEAD=heading.upper(), sentence=sentence)
 
 
 def anecdotes(random: Random, query: str, series: str) -> list[str]:
-    """A few sentences full of names and numbers that hardly any other product has; none for half of the products."""
-    templates, told = _TEXTS["anecdotes"], list[str]()
-    place = int(random() * len(templates))
-    while random() < 0.6 and len(told) < len(templates):
-        template = templates[(place + len(told)) % len(templates)].replace("{series}", series).replace("{query}", query)
-        told.append(re.sub("{(code)?}", lambda gap: code(random) if gap[1] else common_name(random), template))
-    return told
+    """Write a few sentences with rare names and numbers, so that the text is unique; none for 40 % of the products."""
+    templates, sentences = _TEXTS["anecdotes"], list[str]()
+    first = int(random() * len(templates))
+    while random() < 0.6 and len(sentences) < len(templates):
+        template = templates[(first + len(sentences)) % len(templates)]
+        template = template.replace("{series}", series).replace("{query}", query)
+        sentences.append(re.sub("{(code)?}", lambda gap: code(random) if gap[1] else common_name(random), template))
+    return sentences
 
 
 def figures(random: Random, kind: Kind, model: str) -> str:
-    """The measures of a product of this kind."""
+    """Write a sentence with the measures of a product of this kind."""
     if kind.category == "grocery":
         return (
             f"Per serving: {int(random() * 400)} calories, {random() * 30:.1f}g protein, {random() * 40:.1f}g "
