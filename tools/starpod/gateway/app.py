@@ -32,7 +32,7 @@ from starpod.report.site import known_host, whole
 MOST_BODY_BYTES = 8 * 2**20
 """Default limit of a request's body. The longest context is far shorter."""
 _HEARTBEAT_SECONDS = 5.0
-"""A stream whose reply is not sampled yet begins after this time, and sends a comment at this interval."""
+"""Time until a stream begins even without its reply. Comments at this interval then keep the connection alive."""
 _LINGER_SECONDS = 2.0
 """Seconds for which the rest of an unread body is received and discarded."""
 _LARGE_BODY_BYTES = 2**18

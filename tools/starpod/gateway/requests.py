@@ -209,7 +209,7 @@ def count(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def refuse_given(body: Mapping[str, Any], **allowed: object) -> None:
-    """Raise Refused for unsupported fields, unless their value is that in `allowed`, which has no effect."""
+    """Raise Refused for unsupported fields. `allowed` has the one value of each that is accepted."""
     for name, value in allowed.items():
         if name in body and body[name] is not None and body[name] != value:
             raise bad_request(f"`{name}` is not supported by this gateway; leave it out", "unsupported_parameter")

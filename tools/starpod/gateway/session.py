@@ -96,7 +96,7 @@ class Session:
     """One session with its replies."""
 
     name: str
-    """Name of the session, which its API key is or begins with."""
+    """Name of the session. Its API key is this name, or begins with it."""
     sampler: Sampler
     took: Callable[[Replied], None]
     """Called with each reply before the client gets it."""

@@ -343,7 +343,7 @@ class Sessions:
             session: the session whose call failed.
             error: the failure.
             now: the present instant.
-            successor: a session that continues in its place; None: it continues itself.
+            successor: the session that replaces it; None: it is not replaced.
         """
         server, call = session.server, session.call
         if session.abandoned:
