@@ -24,7 +24,7 @@ MOVED = "        return Outcome(effective=self.dial != before)\n"
 KEY = '        return f"{self.dial} {self.secret} {self.last}".encode()\n'
 SHOWN = '        return f"The dial is at {self.dial}. Click: {side}."\n'
 IMPORTS = "import random\n"
-CLASS = "    # What an agent and the command line are told.\n"
+CLASS = "    # Facts for agents and for the command line.\n"
 EXPERT = '        if self.dial == self.secret:\n            return "open"\n'
 
 

@@ -84,7 +84,7 @@ async def _outlives_lease(probe: Probe, lease: float) -> bool:
     """Return whether sessions that are called repeatedly outlive their lease. Raise Unmet if one does not.
 
     The result is False if this machine was late, so that a correct server may have closed the sessions. The server
-    counts a lease from some instant during a call, so only the beginning and the end of calls are known here.
+    counts a lease from some instant during a call, so the idle time is known only within bounds.
     """
     async with contextlib.AsyncExitStack() as stack:
         streams = []
