@@ -23,8 +23,8 @@ NEVER_SHOWN = {
     "C-92": "the server allows too many sessions to fill it",
     "C-95": "no token was given",
     "C-98": "it takes 75 s: run it with --slow",
-    "F-10": "the environment declares fork",
-    "N-11": "the environment declares snapshot",
+    "F-10": "only for environments without fork, and this one has it",
+    "N-11": "only for environments without snapshot, and this one has it",
 }
 NOT_BY_ALL = ("C-44", "C-58", "C-64", "C-65", "C-70")
 """One action ends it; it cannot list its actions; it has no score; it draws no PNG, as the shop without a Chromium."""
