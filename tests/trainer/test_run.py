@@ -16,7 +16,7 @@ import torch
 
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
+from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import read_groups, write_episodes
@@ -27,7 +27,7 @@ from starpod.trainer.loop import train
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, Start
+from starpod.trainer.rollout.collect import Collected, Collector, Start
 from starpod.trainer.run.run import Output, Parts, Run
 from tests.trainer.tiny_learner import built, group_of, make_learner
 from tests.trainer.turns import a_turn
@@ -129,24 +129,6 @@ async def played(run: Run) -> list[Group]:
     return run.filter(await run.collect())
 
 
-async def test_groups_that_are_too_small_are_asked_for_again_as_often_as_configured(tmp_path: Path) -> None:
-    collect = {"groups": 4, "group_size": 2, "max_rounds": 2}
-    run = make_run(tmp_path, lambda n: [1.0, 0.0] if n == 0 else [1.0], collect=collect)
-    assert [group.id for group in await run.collect()] == [0]
-    assert asked_by(run) == list(range(10))
-    assert run.metrics["collect/groups_dropped"] == 9
-
-
-async def test_what_failed_episodes_is_told_and_where_no_group_is_left_ends_the_run(tmp_path: Path) -> None:
-    run = make_run(tmp_path, lambda n: [1.0, 0.0] if n % 4 else [1.0], algorithm="starpo-grpo")
-    told = told_by(run)
-    await run.collect()
-    assert told[0] == "1 episodes failed, the first one by: Unavailable: the server is gone"
-    run = make_run(tmp_path, lambda _: [], path="lost", algorithm="dapo")
-    with pytest.raises(CollectionFailed, match=r"40 episodes failed .* by: Unavailable: the server is gone"):
-        await run.collect()
-
-
 async def test_uniform_groups_that_leave_nothing_are_no_failure(tmp_path: Path) -> None:
     run = make_run(tmp_path, lambda _: [1.0, 1.0], algorithm="dapo")
     for _ in range(5):
@@ -154,37 +136,6 @@ async def test_uniform_groups_that_leave_nothing_are_no_failure(tmp_path: Path) 
         run.finish_step()
     assert "the filter kept no group" in run.reason_to_stop()
     assert run.metrics["collect/response_diversity"] == 0, "it is that of all that was played"
-
-
-async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_says(tmp_path: Path) -> None:
-    algorithm = {"preset": "dapo", "dynamic_sampling": {"enabled": True, "max_rounds": 1}}
-    # Of the first four one is uniform, and so is all that is asked for instead.
-    run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 2 or n > 3 else [1.0, 0.0], algorithm=algorithm)
-    groups = await run.collect()
-    assert asked_by(run) == list(range(5))
-    assert [group.id for group in groups] == [0, 1, 3]
-    assert run.metrics["collect/groups_reasked"] == 2
-    # The curve is of all that was played: choosing must not look like learning.
-    assert run.metrics["collect/success"] == 7 / 10
-
-
-async def test_what_a_collection_repeats_is_fined_before_it_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = episode
-
-    def echoing(group: int, member: int, reward: float) -> Episode:
-        made = plain(group, member, reward)
-        made.turns[0].blocks["description"] = "goal Up"
-        made.turns[0].parts |= {"environment": reward, "description": 0.25}
-        return made
-
-    monkeypatch.setattr("tests.trainer.test_run.episode", echoing)
-    rewards = {"relations": {"description": 0.5, "repetition": -0.1}}
-    run = make_run(tmp_path, rewards=rewards, prompt={"blocks": ["description"]}, algorithm="dapo")
-    groups = await run.collect()
-    assert run.metrics["reward/description"] == pytest.approx(-0.05)
-    assert groups[0].returns == [0.95, -0.05]
 
 
 async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) -> None:
@@ -253,29 +204,11 @@ async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
     assert run.progress.version == before
 
 
-async def test_the_rate_of_sampling_is_that_of_all_ranks(tmp_path: Path) -> None:
-    run = make_run(tmp_path, parallel=TwoRanks(False))
-    stats = iter([EngineStats(reused=5), EngineStats(sampled=30, reused=20, prefilled=45, seconds=2.0)])
-    cast(Any, run.collecting.collector.agents.engine).stats = lambda: next(stats)
-    await run.collect()
-    assert run.metrics["rate/sampled_tokens_per_s"] == 30.0
-    assert run.metrics["rate/prompt_reused"] == 0.25
-
-
 def make_offline_run(tmp_path: Path, rewards: Sequence[float], **values: Any) -> Run:
     """A run on groups of two episodes in a file, whose gradients are measured."""
     write_episodes(tmp_path / "played.jsonl", [episode(n // 2, n % 2, reward) for n, reward in enumerate(rewards)])
     replay = {"offline": str(tmp_path / "played.jsonl")}
     return make_run(tmp_path, replay=replay, monitor={"gradients": {"every": 1}}, **values)
-
-
-async def test_offline_no_batch_holds_a_group_twice_and_a_pass_holds_each_once(tmp_path: Path) -> None:
-    run = make_offline_run(tmp_path, [0.0, 1.0] * 6, algorithm="starpo-grpo")
-    batches = [[group.id for group in await played(run)] for _ in range(4)]
-    assert all(len(set(batch)) == 4 for batch in batches)
-    assert batches[0] != batches[1]
-    small = make_offline_run(tmp_path, [0.0, 1.0] * 6, algorithm="starpo-grpo", collect={"groups": 2})
-    assert sorted([group.id for _ in range(3) for group in await played(small)]) == list(range(6))
 
 
 async def test_offline_episodes_are_never_taken_for_the_present_policys(tmp_path: Path) -> None:
@@ -436,34 +369,6 @@ async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_las
     assert (run.persistence.rescued, progress(run)) == (2, expected)
 
 
-async def test_an_error_within_the_update_saves_nothing(tmp_path: Path) -> None:
-    run = make_run(tmp_path, algorithm="starpo-grpo")
-    error = RuntimeError("out of memory")
-    run.rescue(error)  # before the warm start is over
-    await run.prepare()
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise error
-
-    run.learner.learn = fail  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError):
-        await run.learn(await played(run))
-    run.rescue(error)
-    assert (run.persistence.rescued, run.output.checkpoints.latest()) == (None, None)
-
-
-async def test_a_checkpoint_that_cannot_be_saved_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    await run.prepare()
-    told = told_by(run)
-    shutil.rmtree(run.output.checkpoints.folder)
-    run.output.checkpoints.folder.touch()
-    run.rescue(RuntimeError("the engine is dead"))
-    assert run.persistence.rescued is None and "could not be saved" in told[0]
-    with pytest.raises(CheckpointError, match="could not be saved"):
-        run.rescue(Interrupted())  # which has nothing else to tell
-
-
 @pytest.mark.parametrize("gradients", [0, 1])
 async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy_to_the_next_weights(
     tmp_path: Path, gradients: int
@@ -562,24 +467,6 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
     assert (saved.step, saved.state["version"]) == (3, 3)
 
 
-@pytest.mark.parametrize("every", [0, 2])
-async def test_only_evaluations_on_schedule_count_towards_a_stop_and_each_step_once(tmp_path: Path, every: int) -> None:
-    run = make_run(
-        tmp_path,
-        lambda _: [0.0],
-        evaluation={"episodes": 4, "reference": [], "every": every, "greedy": True},
-        monitor={"early_stop": {"low_success_times": 3}},
-    )
-    await run.evaluate()
-    run.begin_step()
-    for _ in range(3):  # stopped and resumed, again and again
-        await run.finish("stopped by a signal")
-    run.begin_step()
-    await run.evaluate()
-    await run.finish("over")
-    assert run.evaluating.early_stop.state_dict()["low_success"] == (2 if every else 1)
-
-
 class TwoRanks(Parallel):
     """The other rank's flag is as given; it does as much as this one."""
 
@@ -592,14 +479,6 @@ class TwoRanks(Parallel):
 
     def gather_objects(self, item: Any) -> list[Any]:
         return [item, item]
-
-
-async def test_an_evaluation_whose_episodes_all_failed_is_no_success_of_zero(tmp_path: Path) -> None:
-    run = make_run(tmp_path, lambda _: [], monitor={"early_stop": {"low_success_times": 1}})
-    run.begin_step()
-    await run.evaluate()
-    assert run.evaluating.success is None
-    assert run.reason_to_stop() == ""
 
 
 async def test_a_time_limit_counts_from_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,50 +11,67 @@ import torch
 from click.testing import CliRunner
 
 import starpod.trainer
-from starpod.trainer import setup
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.models.config import LoraConfig, ModelConfig
 from starpod.trainer.models.policies import copy_trained
 from starpod.trainer.models.policy import build_policy
-from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.preflight import check, check_environment
+from starpod.trainer.rollout.environment import Facts
 from tests.trainer.models.tiny_policy import tiny_policy
 
 
-async def open_run(config: Config, path: Path, parallel: Parallel) -> None:
-    interrupts = cast(Any, None)
-    async with setup.open_run(config, path, resume=False, parallel=parallel, screen=Screen(), interrupts=interrupts):
-        raise AssertionError("it began")
-
-
-async def test_the_engine_of_one_process_is_refused_under_torchrun(tmp_path: Path) -> None:
-    config = Config.model_validate({"engine": "vllm"})
+def test_the_engine_of_one_process_is_refused_under_torchrun() -> None:
     with pytest.raises(ConfigError, match="engine=torch"):
-        await open_run(config, tmp_path / "run", Parallel(1, 2))
-    assert not (tmp_path / "run").exists()
+        check(Config.model_validate({"engine": "vllm"}), world=2)
 
 
 STATES = {"advantage": "terms", "terms": [{"unit": "turn", "score": "to_go", "key": ["state"]}]}
+WITHOUT = Facts(("Left",), state_key=False, fork=False, expert=False, score=False, image=False)
 
 
-@pytest.mark.parametrize("algorithm", ["gigpo", STATES], ids=["gigpo", "terms"])
-async def test_an_environment_without_state_keys_is_refused_where_states_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Any
-) -> None:
-    class Nothing:
-        async def __aenter__(self) -> "Nothing":
-            return self
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"algorithm": "gigpo"}, "state_key"),
+        ({"algorithm": STATES}, "state_key"),
+        ({"environment": {"id": "lake", "expert_moves_left": 2}}, "has no expert: drop it"),
+        ({"collect": {"search": {"strategy": "beam"}}}, "has none; set collect.search.score to reward"),
+        ({"collect": {"search": {"strategy": "beam", "score": "reward"}}}, "cannot be forked"),
+        ({"script": "attempts", "algorithm": "score"}, "set script to solo"),
+    ],
+)
+async def test_what_an_environment_cannot_do_is_refused(values: dict[str, Any], words: str) -> None:
+    config = Config.model_validate(values)
+    with pytest.raises(ConfigError, match=words):
+        await check_environment(config, config.tasks[0], cast(Any, None), WITHOUT)
 
-        async def __aexit__(self, *_: object) -> None: ...
 
-    async def facts(fleet: object, environment_id: str) -> setup.Facts:
-        return setup.Facts(("Left",), state_key=False)
+async def test_options_of_stages_levels_and_evaluations_are_tried_before_anything_is_played() -> None:
+    levels = {"levels": [{"holes": 1}, {"holes": 2}]}
+    config = Config.model_validate(
+        {
+            "environment": {"id": "lake", "options": {"size": 4}, "curriculum": levels},
+            "evaluation": {"options": {"holes": 3}},
+            "stages": [{"until": {"iteration": 1}, "set": {"environment.options": {"size": 3}}}],
+        }
+    )
+    opened: list[Any] = []
 
-    monkeypatch.setattr(setup, "connect", lambda config: Nothing())
-    monkeypatch.setattr(setup, "read_facts", facts)
-    with pytest.raises(ConfigError, match="state_key"):
-        await open_run(Config.model_validate({"algorithm": algorithm}), tmp_path / "run", Parallel())
+    async def open_(environment: str, **given: Any) -> list[Any]:
+        opened.append(given["options"])
+        return []
+
+    whole = Facts(("Left",), state_key=True)
+    await check_environment(config, config.tasks[0], cast(Any, SimpleNamespace(open=open_)), whole)
+    assert opened == [
+        {"size": 4, "holes": 3},
+        {"size": 3, "holes": 1},
+        {"size": 3, "holes": 2},
+        {"size": 4, "holes": 1},
+        {"size": 4, "holes": 2},
+    ]
 
 
 def test_several_processes_must_be_told_their_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

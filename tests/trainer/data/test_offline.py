@@ -7,7 +7,7 @@ import pytest
 
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
-from starpod.trainer.data.offline import read_offline
+from starpod.trainer.data.offline import check_tokens, read_offline
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.section import ConfigError
@@ -31,12 +31,14 @@ def sampled(template: Template, *, seed: int = 10_000, tokens: bool = True) -> l
 
 def read(path: Path, episodes: list[Episode], template: Template) -> int:
     write_episodes(path / "played.jsonl", episodes)
-    return len(read_offline(str(path / "played.jsonl"), {"": template}, SeedsConfig()))
+    groups = read_offline(str(path / "played.jsonl"), SeedsConfig())
+    check_tokens("played.jsonl", groups, {"": template})
+    return len(groups)
 
 
 def test_what_the_policys_own_tokenizer_reads_is_trained_on(tmp_path: Path, template: Template) -> None:
     assert read(tmp_path, sampled(template), template) == 1
-    assert read_offline("", {"": template}, SeedsConfig()) == []
+    assert read_offline("", SeedsConfig()) == []
 
 
 def test_tokens_of_another_tokenizer_or_prompt_are_refused(tmp_path: Path, template: Template) -> None:
@@ -63,6 +65,6 @@ def test_what_teaches_nothing_or_is_held_out_is_refused(
         read(tmp_path, sampled(template, **given), template)
 
 
-def test_a_file_that_is_not_there_is_a_wrong_configuration(template: Template) -> None:
+def test_a_file_that_is_not_there_is_a_wrong_configuration() -> None:
     with pytest.raises(ConfigError, match=r"replay\.offline: .* does not exist"):
-        read_offline("/absent/played.jsonl", {"": template}, SeedsConfig())
+        read_offline("/absent/played.jsonl", SeedsConfig())

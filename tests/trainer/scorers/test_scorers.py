@@ -17,6 +17,7 @@ from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.preflight import check
 from starpod.trainer.scorers.base import TurnScorer, pay, rank_correlation, score_and_fit
 from starpod.trainer.scorers.config import ScorerConfig
 from starpod.trainer.scorers.implicit import ImplicitScorer, pair_loss, pairs_of
@@ -302,7 +303,9 @@ def test_settings_without_a_meaning_are_refused(values: dict[str, Any], words: s
 def test_scorers_are_refused_where_they_cannot_be_trained() -> None:
     lora = Config.model_validate({"scorer": "q", "model": {"name": "smollm2", "lora": {"rank": 4}}})
     with pytest.raises(ConfigError, match="trains a whole copy"):
-        make_scorer(lora, lambda: built("none"), Parallel())
+        check(lora, world=1)
+    with pytest.raises(ConfigError, match="run without torchrun"):
+        check(Config.model_validate({"scorer": "q"}), world=2)
     assert make_scorer(Config(), lambda: built("none"), Parallel()) is None
     scorer = make_scorer(Config.model_validate({"scorer": "q"}), lambda: copy.deepcopy(built("none")), Parallel())
     assert isinstance(scorer, QScorer) and scorer.model.critic_kind == "shared"

@@ -94,9 +94,7 @@ def train(
         words = tuple(dict(zip(names, words, strict=True)).values())
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run
     from starpod.trainer.environment_file import Job, choose_job
-    from starpod.trainer.output.sinks import check_sinks
-    from starpod.trainer.rewards.reward import RewardError, Rewards
-    from starpod.trainer.rollout.environment import check_installed
+    from starpod.trainer.preflight import check
 
     def explore(file: str) -> Mapping[str, Any]:
         job = choose_job(file, given.get("prompt.context"))
@@ -105,18 +103,13 @@ def train(
 
     given = {key: text for key, _, text in (word.partition("=") for word in words)}
     jobs: list[Job] = []
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     try:
         resolved, resume = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore
         )
-        check_sinks(resolved.monitor.sinks)
-        for task in resolved.tasks:
-            check_installed(task.environment)
-            Rewards(task.rewards)  # finds the functions
-            task.prompt.check_grammar()
-        for stage in resolved.in_stages:
-            stage.algorithm.check_user_methods()
-    except (ConfigError, RewardError) as error:
+        check(resolved, world=world)
+    except ConfigError as error:
         raise click.UsageError(str(error)) from None
     for job in jobs:
         click.echo("\n".join(job.explain(resolved)), err=True)
@@ -125,7 +118,7 @@ def train(
 
         click.echo(dump_yaml(resolved.to_dict()), nl=False)
         return _check_memory(resolved)
-    if run_dir is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if run_dir is None and world > 1:
         raise click.UsageError("each process of torchrun would make up a folder of its own: name one with --run-dir")
     name = f"{Path(config or USUAL).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     return run_training(resolved, run_dir or Path("runs") / name, resume=resume, with_site=with_site)

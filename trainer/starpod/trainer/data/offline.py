@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from starpod.trainer.data.episode import EXTERNAL, Episode, Group, episodes_of
+from starpod.trainer.data.episode import EXTERNAL, Group, episodes_of
 from starpod.trainer.data.files import BadEpisodes, read_groups
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import SeedsConfig
 
 
-def read_offline(path: str, templates: Mapping[str, Template], seeds: SeedsConfig) -> list[Group]:
+def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
     """Return the groups in the files of `replay.offline`.
 
     Args:
         path: A file or folder of episodes; empty: there are none.
-        templates: The chat template of each task by its name.
         seeds: The seeds that are held out.
 
     Raises:
-        ConfigError: Files cannot be used, hold no sampled token, hold tokens of another tokenizer, or begin in start
-            states that are held out.
+        ConfigError: Files cannot be used, hold no sampled token, or begin in start states that are held out.
     """
     if not path:
         return []
@@ -36,23 +34,27 @@ def read_offline(path: str, templates: Mapping[str, Template], seeds: SeedsConfi
             "run, a checkpoint or a Hugging Face model; those of other policies have no tokens"
         )
     for episode in episodes:
-        _check(path, seeds, templates.get(episode.task) or next(iter(templates.values())), episode)
+        held_out = "" if episode.environment == EXTERNAL else seeds.holds_out(episode.seed)
+        if held_out:
+            raise ConfigError(
+                f"replay.offline {path} holds an episode of seed {episode.seed}, which {held_out} holds out: record "
+                f"others with `starpod eval --seed {seeds.train.start}`, or choose other {held_out.split()[0]}"
+            )
     return groups
 
 
-def _check(path: str, seeds: SeedsConfig, template: Template, episode: Episode) -> None:
-    held_out = "" if episode.environment == EXTERNAL else seeds.holds_out(episode.seed)
-    if held_out:
-        raise ConfigError(
-            f"replay.offline {path} holds an episode of seed {episode.seed}, which {held_out} holds "
-            f"out: record others with `starpod eval --seed {seeds.train.start}`, or choose other "
-            f"{held_out.split()[0]}"
-        )
-    for number, turn in enumerate(episode.turns, 1):
-        # It may have been begun for the policy, such as a call of a tool that had to come.
-        if turn.reply and not turn.text.endswith(text := template.decode(turn.reply)):
-            raise ConfigError(
-                f"replay.offline {path} was sampled with another tokenizer or prompt: the tokens of "
-                f"turn {number} of an episode of seed {episode.seed} read {text[:40]!r} here and not "
-                f"{turn.text[:40]!r}; train the model that sampled it, with its `prompt`"
-            )
+def check_tokens(path: str, groups: Sequence[Group], templates: Mapping[str, Template]) -> None:
+    """Raise ConfigError where the groups of a file were sampled with another tokenizer.
+
+    templates: the chat template of each task by its name.
+    """
+    for episode in episodes_of(groups):
+        template = templates.get(episode.task) or next(iter(templates.values()))
+        for number, turn in enumerate(episode.turns, 1):
+            # It may have been begun for the policy, such as a call of a tool that had to come.
+            if turn.reply and not turn.text.endswith(text := template.decode(turn.reply)):
+                raise ConfigError(
+                    f"replay.offline {path} was sampled with another tokenizer or prompt: the tokens of turn {number} "
+                    f"of an episode of seed {episode.seed} read {text[:40]!r} here and not {turn.text[:40]!r}; train "
+                    "the model that sampled it, with its `prompt`"
+                )

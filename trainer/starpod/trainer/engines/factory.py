@@ -52,9 +52,17 @@ def build_engine(
 
 
 def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: torch.dtype) -> int:
-    """Conversations of `length` tokens that `cache_gib` holds; no more than `slots`. Raises EngineError for none."""
+    """Return how many conversations of `length` tokens `cache_gib` holds; no more than `slots`.
+
+    Raises EngineError for none, and for a model whose attention layers the cache does not know.
+    """
     from starpod.trainer.engines.slot_cache import cache_shape
 
+    layers = getattr(model_config.get_text_config(), "layer_types", None) or ()
+    if any(kind != "full_attention" for kind in layers):
+        raise EngineError(
+            "the torch engine knows full attention only, and this model has other layers: use the engine vllm"
+        )
     one = math.prod(cache_shape(model_config, 0, length)) * dtype.itemsize
     room = int(config.cache_gib * 2**30) // one - 1  # one slot is for rows that are padding
     if room < 1:

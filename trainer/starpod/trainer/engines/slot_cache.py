@@ -137,10 +137,6 @@ class SlotCache:
 
     def __init__(self, config: Any, slots: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
         config = config.get_text_config()
-        if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
-            raise ValueError(
-                "the torch engine knows full attention only, and this model has other layers: use the engine vllm"
-            )
         self.slots = slots
         self.length = pad(length)
         self.heads = config.num_attention_heads

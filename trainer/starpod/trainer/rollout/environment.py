@@ -1,13 +1,15 @@
-"""The task of an environment, and the services that a run starts for it."""
+"""An environment of a run: its servers, what they say of it, and its task."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 
-from starpod.client import Limits
+from starpod.client import TLS, Fleet, Limits
 from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceRefused, started
 from starpod.trainer.agents.base import Task
@@ -62,3 +64,42 @@ def local_services(environments: Sequence[str], *, workers: int = 1, arguments: 
             yield address
     except ServiceRefused as error:
         raise ConfigError(str(error)) from error
+
+
+@asynccontextmanager
+async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
+    """Connect to the configured servers, or to services started on this machine."""
+    with ExitStack() as stack:
+        addresses: Sequence[str] = config.addresses
+        if not addresses:
+            service = local_services([config.id], workers=config.workers, arguments=config.serve)
+            addresses = [stack.enter_context(service)]
+        tls = TLS(config.ca or None, config.certificate or None, config.key or None) if config.ca else None
+        token = Path(config.token_file) if config.token_file else None
+        async with Fleet(addresses, token=token, tls=tls, timeout=config.timeout, patience=config.patience) as fleet:
+            yield fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The part of the environment's spec that a run needs: its action names, and whether it can show state keys, be
+    forked, score states, draw them, and has an expert."""
+
+    actions: tuple[str, ...]
+    state_key: bool
+    fork: bool = True
+    expert: bool = True
+    score: bool = True
+    image: bool = True
+
+
+async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
+    """Ask the servers what the environment can do. Raises UnknownEnvironment with what was probably meant."""
+    specs = await fleet.describe()
+    for spec in specs:
+        if spec.id == environment_id:
+            able = spec.capabilities
+            names = tuple(spec.action_space.names)
+            image = "png" in spec.render_modes
+            return Facts(names, able.state_key, able.fork, able.expert_action, able.score, image)
+    raise unknown_environment(environment_id, [spec.id for spec in specs])

@@ -1,0 +1,69 @@
+"""Evaluating by itself: which step is best, and which evaluations count towards a stop."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from starpod.trainer.config import Config
+from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.evaluation.held_out import HeldOut
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.rollout.collect import Collected
+from starpod.trainer.run.evaluating import Evaluating
+from starpod.trainer.run.progress import Progress
+from tests.trainer.test_run import episode
+
+
+class Scripted:
+    """Start states whose episodes earn what is given, evaluation after evaluation."""
+
+    def __init__(self, returns: Iterable[list[float]]) -> None:
+        self._returns = iter(returns)
+
+    async def play(self, purpose: str, streams: str, what: str = "") -> dict[str, Collected]:
+        earned = next(self._returns)
+        return {"": Collected([Group(number, [episode(number, 0, value)]) for number, value in enumerate(earned)])}
+
+    def kept(self, played: dict[str, Collected]) -> list[Episode]:
+        return []
+
+
+def make_evaluating(path: Path, returns: Iterable[list[float]], **values: Any) -> Evaluating:
+    config = Config.model_validate(values)
+    held_out = cast(HeldOut, Scripted(returns))
+    return Evaluating(config, held_out, folder=RunFolder.create(path), parallel=Parallel(), screen=Screen())
+
+
+async def test_the_best_step_is_the_first_one_that_no_later_one_beats(tmp_path: Path) -> None:
+    evaluating = make_evaluating(tmp_path, [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    best = []
+    for step in range(4):
+        assert not evaluating.is_done(step)
+        await evaluating.play(Progress(step))
+        best.append(evaluating.is_best(step))
+    assert best == [True, True, False, False] and evaluating.success == 0.0
+    again = make_evaluating(tmp_path / "again", [])
+    again.load_state_dict(evaluating.state_dict())
+    assert again.is_best(1) and again.is_done(3) and again.success == 0.0
+
+
+@pytest.mark.parametrize("every", [0, 2])
+async def test_only_evaluations_on_schedule_count_towards_a_stop_and_each_step_once(tmp_path: Path, every: int) -> None:
+    monitor = {"early_stop": {"low_success_times": 3}}
+    evaluating = make_evaluating(tmp_path, [[0.0]] * 5, evaluation={"every": every}, monitor=monitor)
+    # A run that is stopped and resumed in step 1, again and again.
+    for step in (0, 1, 1, 1, 2):
+        await evaluating.play(Progress(step))
+    assert evaluating.early_stop.state_dict()["low_success"] == (2 if every else 1)
+    assert evaluating.early_stop.reason == ""
+
+
+async def test_an_evaluation_whose_episodes_all_failed_is_no_success_of_zero(tmp_path: Path) -> None:
+    evaluating = make_evaluating(tmp_path, [[]], monitor={"early_stop": {"low_success_times": 1}})
+    await evaluating.play(Progress(0))
+    assert evaluating.success is None and not evaluating.is_done(0)
+    assert evaluating.early_stop.reason == ""

@@ -1,0 +1,87 @@
+"""Persistence by itself: what an error leaves saved."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints
+from starpod.trainer.config import Config
+from starpod.trainer.interrupts import Interrupted
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.run.evaluating import Evaluating
+from starpod.trainer.run.persistence import Persistence, Persistent
+from starpod.trainer.run.progress import Progress
+from tests.trainer.run.test_collecting import make_collecting
+from tests.trainer.run.test_evaluating import make_evaluating
+
+
+class Learner:
+    """A weight."""
+
+    reference = None
+
+    def __init__(self) -> None:
+        self.weight = torch.zeros(1)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {}
+
+    def policy_state(self) -> dict[str, Any]:
+        return {"weight": self.weight}
+
+
+def make_persistence(tmp_path: Path, told: list[str]) -> tuple[Persistence, Progress, Learner, Evaluating]:
+    config = Config()
+    progress, learner, evaluating = Progress(), Learner(), make_evaluating(tmp_path / "run", [])
+    warm_start = SimpleNamespace(state=lambda: ({}, {}), over=True)
+    held = Persistent(
+        learner=cast(Any, learner),
+        scorer=None,
+        warm_start=cast(Any, warm_start),
+        progress=progress,
+        collecting=make_collecting(),
+        evaluating=evaluating,
+        parts={},
+    )
+    screen = Screen()
+    cast(Any, screen).warn = told.append
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", config.checkpoint)
+    return Persistence(config, held, checkpoints, parallel=Parallel(), screen=screen), progress, learner, evaluating
+
+
+def test_an_error_is_survived_by_the_last_step_whose_weights_were_whole(tmp_path: Path) -> None:
+    persistence, progress, learner, _ = make_persistence(tmp_path, [])
+    error = RuntimeError("out of memory")
+    persistence.rescue(error)  # before the warm start is over
+    assert persistence.rescued is None
+    persistence.finish_step()
+    persistence.begin_step()
+    progress.step += 1
+    persistence.begin_update()
+    learner.weight += 1
+    persistence.rescue(error)  # in the middle of an update
+    assert (persistence.rescued, persistence.checkpoints.latest()) == (None, None)
+    persistence.finish_step()
+    persistence.begin_step()
+    progress.step += 1  # and nothing was learnt in it yet
+    persistence.rescue(error)
+    loaded = persistence.checkpoints.latest()
+    assert loaded is not None and persistence.rescued == loaded.step == loaded.state["step"] == 1
+    assert loaded.tensors["policy"]["weight"].item() == 1.0
+
+
+def test_a_checkpoint_that_cannot_be_saved_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
+    told: list[str] = []
+    persistence, *_ = make_persistence(tmp_path, told)
+    persistence.finish_step()
+    shutil.rmtree(persistence.checkpoints.folder)
+    persistence.checkpoints.folder.touch()
+    persistence.rescue(RuntimeError("the engine is dead"))
+    assert persistence.rescued is None and "could not be saved" in told[0]
+    with pytest.raises(CheckpointError, match="could not be saved"):
+        persistence.rescue(Interrupted())  # which has nothing else to tell

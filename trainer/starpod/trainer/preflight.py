@@ -1,0 +1,176 @@
+"""Refusals before anything is played, in the order in which they can be known.
+
+`check` needs the configuration alone, and so does `starpod train --dry-run`. `check_model` needs the model's files,
+`check_environment` the servers. What a configuration says about itself, its sections refuse (config.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from starpod.client import Fleet, Want
+from starpod.trainer.agents.program import load_programs
+from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.output.sinks import check_sinks
+from starpod.trainer.rewards.reward import RewardError, Rewards
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import Facts, check_installed, make_task
+from starpod.trainer.rollout.saved_starts import read_starts
+from starpod.trainer.tasks import TaskConfig
+
+
+def check(config: Config, *, world: int) -> None:
+    """Refuse what needs neither servers nor weights to be known.
+
+    world: processes that train together.
+
+    Raises:
+        ConfigError: The message names the key.
+    """
+    check_sinks(config.monitor.sinks)
+    if config.collect.agent.command:
+        load_programs()
+    for task in config.tasks:
+        check_installed(task.environment)
+        task.prompt.check_grammar()
+        if path := task.environment.starts:
+            starts = read_starts(path, task.environment.id)
+            refuse_held_out(config, "environment.starts", path, (start.seed for start in starts))
+    for stage in config.in_stages:
+        stage.algorithm.check_user_methods()
+        for task in stage.tasks:
+            try:
+                Rewards(task.rewards)  # finds the functions
+            except RewardError as error:
+                raise ConfigError(str(error)) from error
+    _check_scorer(config)
+    if world > 1:
+        _check_ranks(config, world)
+
+
+def _check_ranks(config: Config, world: int) -> None:
+    if config.engine.name == "vllm":
+        raise ConfigError(
+            f"engine vllm is for one process: each of {world} would start one on the same GPUs; with torchrun give "
+            "engine=torch, or engine=vllm_remote and its servers"
+        )
+    if config.scorer.kind != "off":
+        raise ConfigError(f"scorer.kind {config.scorer.kind} is trained in one process: run without torchrun")
+
+
+def _check_scorer(config: Config) -> None:
+    if config.scorer.kind != "off" and config.model.lora.rank:
+        raise ConfigError(
+            f"scorer.kind {config.scorer.kind} trains a whole copy of the policy: set model.lora.rank to 0"
+        )
+
+
+def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -> None:
+    """Raise ConfigError where a file teaches what evaluations ask."""
+    for seed in seeds:
+        if held_out := config.seeds.holds_out(seed):
+            raise ConfigError(
+                f"{key} {path} holds something of seed {seed}, which {held_out} holds out: save it from another seed, "
+                f"such as {config.seeds.train.start}, or choose other {held_out.split()[0]}"
+            )
+
+
+def check_model(config: Config) -> None:
+    """Refuse a model that cannot be had, that the engine does not know, or that does not see what it is shown.
+
+    Raises ConfigError and ModelError.
+    """
+    import torch
+
+    from starpod.trainer.engines.base import EngineError
+    from starpod.trainer.engines.factory import slots_within
+    from starpod.trainer.models.config import TINY
+    from starpod.trainer.models.hf import load_tokenizer
+    from starpod.trainer.models.policy import build_shape
+    from starpod.trainer.models.trunk import plain
+    from starpod.trainer.models.vision import view_of
+
+    if config.model.name == TINY:
+        return  # its sections refuse the rest
+    load_tokenizer(config.model)
+    shape = build_shape(config.model)
+    if config.engine.name == "torch":
+        try:
+            dtype = getattr(torch, config.model.dtype)
+            slots_within(config.engine, plain(shape).config, config.sampling.max_episode_tokens, dtype)
+        except EngineError as error:
+            raise ConfigError(str(error)) from error
+    if view_of(shape) is None and any(task.prompt.shows_images for task in config.tasks):
+        raise ConfigError(
+            f"prompt.observation shows images, and {config.model.name} has no eyes: choose an Idefics3 or SmolVLM, or "
+            "set prompt.observation to text"
+        )
+
+
+async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
+    """Refuse what the servers of an environment cannot do, and options that it refuses.
+
+    Raises ConfigError, and BadArgument for options.
+    """
+    for wrong, sentence in _lacking(config, task, facts):
+        if wrong:
+            raise ConfigError(sentence)
+    tried: list[EnvironmentConfig] = []
+    for environment in _played(config, task):
+        if environment not in tried:
+            tried.append(environment)
+            seed = config.seeds.train.start
+            for session in await make_task(environment, facts.actions, task.name).open(fleet, seed, 1, Want()):
+                await session.close()
+
+
+def _played(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
+    """The environment of a task with all options that a run gives it: in stages, at levels, in evaluations."""
+    yield task.held_out
+    for stage in config.in_stages:
+        (environment,) = (each.environment for each in stage.tasks if each.name == task.name)
+        levels: tuple[dict[str, Any], ...] = environment.curriculum.levels or ({},)
+        for level in levels:
+            yield environment.with_options(level)
+
+
+def _lacking(config: Config, task: TaskConfig, facts: Facts) -> list[tuple[bool, str]]:
+    """Whether the environment lacks what each setting needs, and what to say then."""
+    name, search = task.environment.id, config.collect.search
+    from_expert = any(each.environment.expert_moves_left for stage in config.in_stages for each in stage.tasks)
+    return [
+        (
+            config.needs_state_key and not facts.state_key,
+            f"algorithm.advantage {config.algorithm.advantage} compares turns that began in the same state, and "
+            f"{name} does not tell states apart (it has no state_key); choose another advantage, or set "
+            "algorithm.gigpo.weight to 0",
+        ),
+        (
+            task.prompt.shows_images and not facts.image,
+            f"prompt.observation {task.prompt.observation} shows what the environment draws, and {name} draws nothing "
+            "(no render mode png): set prompt.observation to text",
+        ),
+        (
+            bool(task.environment.starts) and not facts.fork,
+            f"environment.starts forks what was saved, and {name} has no fork",
+        ),
+        (
+            from_expert and not (facts.fork and facts.expert),
+            "environment.expert_moves_left begins episodes with moves of an expert and forks what they come to, and "
+            f"{name} has {'no fork' if facts.expert else 'no expert'}: drop it",
+        ),
+        (
+            search.needs_score and not facts.score,
+            f"collect.search.score is the environment's own, and {name} has none; set collect.search.score to reward",
+        ),
+        (
+            search.needs_fork and not facts.fork,
+            f"collect.search.strategy {search.strategy} tries replies on copies with random streams of their own, and "
+            f"{name} cannot be forked; choose best_of or pivots",
+        ),
+        (
+            config.script.name == "attempts" and not facts.fork,
+            f"script attempts plays all attempts but the last on forks, and {name} has none: set script to solo",
+        ),
+    ]

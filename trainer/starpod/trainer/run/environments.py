@@ -1,0 +1,123 @@
+"""The environments of a run: their servers, the tasks that are played there, and demonstrations of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from starpod.client import Fleet, Want
+from starpod.trainer.agents.base import Task
+from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.preflight import check_environment, refuse_held_out
+from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.rollout.environment import Facts, connect, make_task, read_facts
+from starpod.trainer.seeds import SeedCursor
+from starpod.trainer.tasks import TaskConfig
+from starpod.trainer.warmstart import (
+    Demonstration,
+    DemonstrationWriter,
+    collect_demonstrations,
+    read_demonstrations,
+)
+
+
+@dataclass(slots=True)
+class Served:
+    """One environment of a run: its servers, the task that is played there, and demonstrations of it."""
+
+    config: TaskConfig
+    fleet: Fleet
+    task: Task
+    writer: DemonstrationWriter
+    facts: Facts
+    demonstrations: list[Demonstration] = field(default_factory=list)
+
+    async def demonstrate(self, config: Config, cursor: SeedCursor, screen: Screen) -> None:
+        """Read the demonstrations of a file, and collect others from the next seeds. Raises ConfigError."""
+        seeds = cursor.take(self.config.warm_start.episodes)
+
+        def progress(through: int) -> None:
+            if through % 500 == 0:
+                screen.phase(f"demonstration {through:,} of {len(seeds):,}")
+
+        # First: what is refused is told before minutes of play.
+        read = await self._read(config)
+        collected = await collect_demonstrations(
+            self.fleet,
+            self.config.warm_start,
+            self.task,
+            seeds,
+            self.writer.attempts,
+            images=self.config.prompt.shows_images,
+            progress=progress,
+        )
+        self.demonstrations = [*collected, *read]
+
+    async def _read(self, config: Config) -> list[Demonstration]:
+        path = self.config.warm_start.demonstrations
+        if not path:
+            return []
+        (session,) = await self.task.open(self.fleet, 0, 1, Want())
+        await session.close()
+        read = read_demonstrations(path, self.task.environment, session.limits)
+        refuse_held_out(config, "warm_start.demonstrations", path, (each.episode.seed for each in read))
+        if self.config.prompt.shows_images and not all(turn.image for each in read for turn in each.episode.turns):
+            raise ConfigError(
+                f"warm_start.demonstrations {path} holds turns without an image, and prompt.observation is "
+                f"{self.config.prompt.observation}: give a file of a run that was shown images"
+            )
+        return read
+
+    def texts(self) -> Iterable[str]:
+        """Return all that a policy will read or write of it."""
+        return self.writer.texts(self.demonstrations)
+
+
+@contextlib.asynccontextmanager
+async def serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
+    """Connect to the servers of an environment, and start them where the run is to. Raises ConfigError."""
+    async with connect(task.environment) as fleet:
+        facts = await read_facts(fleet, task.environment.id)
+        await check_environment(config, task, fleet, facts)
+        writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions, config.script)
+        yield Served(task, fleet, make_task(task.environment, facts.actions, task.name), writer, facts)
+
+
+async def demonstrate(
+    config: Config, served: Sequence[Served], *, parallel: Parallel, screen: Screen, interrupts: Interrupts
+) -> None:
+    """Give each environment its demonstrations. Rank 0 plays them for all. Raises Interrupted and ConfigError."""
+    screen.phase(f"collecting {sum(task.warm_start.episodes for task in config.tasks)} demonstrations")
+    cursor = SeedCursor(config.seeds.warmstart, config.seed)
+    for each in served:
+        if parallel.is_main:
+            await interrupts.unless_requested(each.demonstrate(config, cursor, screen))
+        each.demonstrations = parallel.broadcast_object(each.demonstrations)
+
+
+def episodes_to_imitate(config: Config, served: Sequence[Served], templates: Mapping[str, Template]) -> list[Episode]:
+    """Return the demonstrations as the policy would have said them; none where nothing is imitated.
+
+    Raises:
+        ConfigError: Others play than the agents that have a policy each.
+    """
+    if not config.warm_start.steps:
+        return []
+    imitated = [(each, demonstration) for each in served for demonstration in each.demonstrations]
+    episodes = [
+        each.writer.episode(demonstration, templates[each.config.name], index)
+        for index, (each, demonstration) in enumerate(imitated)
+    ]
+    policies = set(config.script.policies)
+    agents = {turn.agent_id for episode in episodes for turn in episode.turns}
+    if policies and agents and agents != policies:
+        raise ConfigError(
+            f"script.policies names {', '.join(sorted(policies))}, and the agents of the demonstrations are "
+            f"{', '.join(map(repr, sorted(agents)))}: name all agents and no others"
+        )
+    return episodes

@@ -1,0 +1,94 @@
+"""The policies that a run begins with, one or one for each agent, and the copy that an engine samples from."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from safetensors import SafetensorError
+
+from starpod.trainer.checkpoints.trained import INITIAL
+from starpod.trainer.config import Config
+from starpod.trainer.models.config import TINY
+from starpod.trainer.models.policies import Policies, copy_trained
+from starpod.trainer.models.policy import Policy, build_policy, load_policy
+from starpod.trainer.models.precision import round_weights
+from starpod.trainer.output.files import CannotWrite
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.parallel import Parallel
+from starpod.trainer.seeds import derive
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Models of a run.
+
+    policy: that is trained. sampler: that the engine samples from. make_initial: builds a policy like the one that the
+    run began with, for a reference or a scorer.
+    """
+
+    policy: Policy | Policies
+    sampler: Policy | Policies
+    make_initial: Callable[[], Policy]
+
+
+def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Models:
+    """Build the policies, sharded over the ranks. texts: as for `make_policy`."""
+
+    def make_initial() -> Policy:
+        return make_policy(config, texts, folder, parallel)
+
+    first = make_initial()
+    policy = Policies.of(config.script.policies, first) if config.script.policies else first
+    # Sampling from a sharded model would be collective at every token, and from one that is updated meanwhile it
+    # would be from weights between two versions: then there is a whole copy, brought up to date between updates.
+    sampler, shares = policy, config.engine.name == "torch"
+    if parallel.world > 1 and shares:
+        sampler = make_replica(policy).to(parallel.device)
+    for own in policy.by_agent.values():
+        parallel.shard(own)
+    if parallel.world == 1 and config.collect.max_staleness and shares:
+        sampler = copy_trained(policy)
+    return Models(policy, sampler, make_initial)
+
+
+def make_replica(policy: Policy | Policies) -> Policy | Policies:
+    """Return a copy to sample from: without the critic, its weights in what they are computed in."""
+    replica = copy.deepcopy(policy, {id(own.critic): None for own in policy.by_agent.values()})
+    for own in replica.by_agent.values():
+        own.critic_kind = "none"
+        round_weights(own.model)
+    return replica
+
+
+def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Policy:
+    """Return the policy that the run begins with: the same on all ranks, and again when the run is resumed.
+
+    texts: what the tokenizer of a tiny model is trained on. It is kept in the run folder.
+    """
+    critic = config.model.critic if config.algorithm.needs_critic else "none"
+    heads = config.algorithm.value_heads
+    seed = derive(config.seed, "weights")
+    if config.model.name != TINY:
+        return build_policy(config.model, texts=None, critic=critic, seed=seed, heads=heads)
+    kept = folder.path / INITIAL
+    if parallel.is_main and not kept.exists():
+        temporary = folder.path / ".temporary-initial"
+        shutil.rmtree(temporary, ignore_errors=True)
+        policy = build_policy(config.model, texts=list(texts()), critic=critic, seed=seed, heads=heads)
+        try:
+            policy.save(temporary)
+            temporary.rename(kept)
+        except (OSError, SafetensorError) as error:
+            raise CannotWrite(kept, error if isinstance(error, OSError) else OSError(str(error))) from error
+    parallel.barrier()
+    return load_policy(kept, config.model)
+
+
+def forget_initial(folder: RunFolder, parallel: Parallel) -> None:
+    """Remove the policy of a start that failed. All ranks take part."""
+    if parallel.is_main:
+        shutil.rmtree(folder.path / INITIAL, ignore_errors=True)
+    parallel.barrier()
