@@ -32,7 +32,6 @@ from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.data.episode import Episode, episodes_of
 from starpod.trainer.engines.base import Engine, EngineStats, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
-from starpod.trainer.imitation import Imitation
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.parallel import Parallel
@@ -43,7 +42,8 @@ from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import local_services, make_task
 from starpod.trainer.warm_start.config import WarmStartConfig
-from starpod.trainer.warmstart import DemonstrationWriter, collect_demonstrations
+from starpod.trainer.warm_start.demonstrations import DemonstrationWriter, collect_demonstrations
+from starpod.trainer.warm_start.imitation import Imitation
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = "slow_lake-v1"

@@ -11,7 +11,7 @@ from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
-from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
+from starpod.trainer.warm_start.demonstrations import Demonstration, DemonstrationWriter, collect_demonstrations
 from tests.support import ServerProcess
 
 CONFIG = load_config("webshop")

@@ -9,7 +9,7 @@ from starpod.client import Limits
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.rollout.saved_starts import read_starts
-from starpod.trainer.warmstart import read_demonstrations
+from starpod.trainer.warm_start.demonstrations import read_demonstrations
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import wait_until
 from tests.tools.ui.test_games import (

@@ -26,7 +26,7 @@ from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.rollout.saved_starts import read_starts
-from starpod.trainer.warmstart import read_demonstrations
+from starpod.trainer.warm_start.demonstrations import read_demonstrations
 from tests.support import ServerProcess, start_server
 from tests.tools.ui.conftest import site_over, wait_until
 from tests.trainer.fake_openai import fake_openai

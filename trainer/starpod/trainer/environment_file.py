@@ -17,7 +17,7 @@ from starpod.trainer.models.config import TinyConfig, model_title
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
-from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations
+from starpod.trainer.warm_start.demonstrations import Demonstration, DemonstrationWriter, collect_demonstrations
 from starpod.v1 import environment_pb2 as pb
 
 if TYPE_CHECKING:

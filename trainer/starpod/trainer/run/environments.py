@@ -18,7 +18,7 @@ from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rollout.environment import Facts, connect, make_task, read_facts
 from starpod.trainer.seeds import SeedCursor
 from starpod.trainer.tasks import TaskConfig
-from starpod.trainer.warmstart import (
+from starpod.trainer.warm_start.demonstrations import (
     Demonstration,
     DemonstrationWriter,
     collect_demonstrations,

@@ -12,7 +12,6 @@ from starpod.trainer.checkpoints.state import join_parts, split_parts
 from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Episode, turns_of
 from starpod.trainer.evaluation.held_out import HeldOut
-from starpod.trainer.imitation import Imitation
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.learners import Learners
 from starpod.trainer.output.screen import Screen
@@ -20,6 +19,7 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.run.weights import EngineWeights
 from starpod.trainer.seeds import derive
 from starpod.trainer.update import Learner
+from starpod.trainer.warm_start.imitation import Imitation
 
 
 class WarmStart:

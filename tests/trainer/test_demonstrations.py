@@ -13,7 +13,12 @@ from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
-from starpod.trainer.warmstart import Demonstration, DemonstrationWriter, collect_demonstrations, join_turns
+from starpod.trainer.warm_start.demonstrations import (
+    Demonstration,
+    DemonstrationWriter,
+    collect_demonstrations,
+    join_turns,
+)
 from tests.support import ServerProcess
 
 TURN = Turn(observation="P 0 1 G 2 2", fresh=True, actions=["Left"])
