@@ -73,6 +73,7 @@ def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: An
     write_pictures(folder.pictures, {("final-000150.jsonl", 3, 0): [b"\x89PNG one", b"\x89PNG two"]})
     (folder.checkpoints / "step-00000150").mkdir()
     (folder.checkpoints / "best").write_text("step-00000150")
+    folder.notes.write_text('{"tags": ["made up"], "note": "Nobody\\nplayed it."}')
     return folder
 
 

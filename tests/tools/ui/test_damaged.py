@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.folders import folder_name
+from starpod.trainer.evaluation.compare import NotComparable, read_evaluation
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
-from starpod.ui.reading import checkpoints
+from starpod.ui.reading import DAMAGED, checkpoints
 
 DEEP = "[" * 100_000
 MANY_DIGITS = "9" * 400
@@ -78,7 +80,7 @@ def sparse(name: str, size: int) -> Callable[[Path], None]:
     return make
 
 
-FILES = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json")
+FILES = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "notes.json")
 KINDS: dict[str, Callable[[Path], object]] = {
     **{f"deep {name}": text(name, DEEP + "\n") for name in FILES},
     **{f"fifo {name}": fifo(name) for name in (*FILES, "episodes/train-1.jsonl")},
@@ -126,6 +128,8 @@ def test_the_other_run_is_indexed_and_the_memory_bounded(tmp_path: Path, calm: P
     assert sum(file["episodes"] for file in index.files(runs["good"]["run"])) > 0
     assert "root:" not in json.dumps(runs)
     checkpoints(tmp_path / "bad")  # as the page of the run does
+    with suppress(NotComparable, OSError, *DAMAGED):  # as the page of a comparison does
+        read_evaluation(tmp_path / "bad")
     told = [indexer.problem, *runs.get("bad", {}).get("problems", ())]
     told += [file["problem"] for file in index.files(runs["bad"]["run"])] if "bad" in runs else []
     silent = (

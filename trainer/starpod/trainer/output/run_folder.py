@@ -19,6 +19,7 @@ from typing import Any
 from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
+from starpod.trainer.data.untrusted import MAX_LINE, read_bytes, read_json
 from starpod.trainer.data.updates import TokenRecord, Verdict, update_file, write_update
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
 from starpod.trainer.strict_yaml import dump_yaml, load_yaml
@@ -197,7 +198,10 @@ class RunFolder:
 
     def read_final(self) -> dict[str, Any] | None:
         """The final evaluation; None before there is one."""
-        return dict(json.loads(self.final.read_text(encoding="utf-8"))) if self.final.exists() else None
+        try:
+            return dict(read_json(read_bytes(self.final, MAX_LINE)))
+        except FileNotFoundError:
+            return None
 
     def write_final(self, summary: Mapping[str, Any]) -> None:
         """Raises CannotWrite."""
