@@ -59,8 +59,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "StarPO-S: groups by mean reward": (
         f"{TRAINER}/algorithms/filters.py",
-        "return group.reward_std",
-        "return statistics.fmean(group.returns)",
+        "scores = [group.reward_std for group in groups]",
+        "scores = [sum(group.returns) for group in groups]",
         "tests/trainer/algorithms/test_filters.py::test_starpo_s_keeps_the_most_uncertain_quarter",
     ),
     "several environments: one filter for all": (

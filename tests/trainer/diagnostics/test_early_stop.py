@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from starpod.trainer.diagnostics.config import EarlyStopConfig, MonitorConfig
-from starpod.trainer.diagnostics.early_stop import EarlyStop
+from starpod.trainer.diagnostics.monitor import Monitor
 
 STD = "collect/own_std_in_group"
 
@@ -15,11 +15,11 @@ STD = "collect/own_std_in_group"
 def told(curves: dict[str, list[float]], config: MonitorConfig) -> str:
     """The step at which a run stops and why, or nothing. curves: by the last word of the metric's name."""
     names = {"std": STD, "kept": "collect/kept_fraction", "success": "collect/success"}
-    stop = EarlyStop(config)
+    stop = Monitor(config)
     for step, row in enumerate(zip(*curves.values(), strict=True), start=1):
         stop.update(step, {names[name]: value for name, value in zip(curves, row, strict=True)})
-        if stop.reason:
-            return f"{step}: {stop.reason}"
+        if stop.early_stop.reason:
+            return f"{step}: {stop.early_stop.reason}"
     return ""
 
 
@@ -66,17 +66,17 @@ def test_what_stops_a_run(curves: dict[str, list[float]], begin: str, reason: st
     assert not found or re.search(reason, found), found
 
 
-def evaluated(stop: EarlyStop, figures: Sequence[tuple[float, float]]) -> list[str]:
+def evaluated(stop: Monitor, figures: Sequence[tuple[float, float]]) -> list[str]:
     """The reasons to stop after each evaluation, given by its success and return."""
     reasons = []
     for step, (success, own_return) in enumerate(figures):
-        stop.evaluated(step, success, own_return)
-        reasons.append(stop.reason)
+        stop.early_stop.evaluated(step, success, own_return)
+        reasons.append(stop.early_stop.reason)
     return reasons
 
 
 def test_five_evaluations_without_success_stop() -> None:
-    stop = EarlyStop(MonitorConfig())
+    stop = Monitor(MonitorConfig())
     successes = [0, 0, 0, 0, 0.01, 0, 0, 0.009, 0, 0]
     reasons = evaluated(stop, [(success, -1.0) for success in successes])
     assert reasons[:9] == [""] * 9
@@ -84,22 +84,22 @@ def test_five_evaluations_without_success_stop() -> None:
 
 
 def test_without_success_a_return_above_all_before_it_goes_on() -> None:
-    stop = EarlyStop(MonitorConfig())
+    stop = Monitor(MonitorConfig())
     returns = [0.1, 0.2, 0.2, 0.3, 0.1, 0.3, 0.2, 0.3, 0.29]
     assert [step for step, reason in enumerate(evaluated(stop, [(0.0, value) for value in returns])) if reason] == [8]
 
 
 def test_rules_of_evaluations_can_be_off() -> None:
-    stop = EarlyStop(OFF)
+    stop = Monitor(OFF)
     assert not any(evaluated(stop, [(0.0, 0.0)] * 20))
 
 
 def test_counts_survive_a_restart() -> None:
-    first = EarlyStop(MonitorConfig())
+    first = Monitor(MonitorConfig())
     for step in range(1, 20):
         first.update(step, {STD: 0.4 if step <= 10 else 0.0})
-    assert not first.reason
-    second = EarlyStop(MonitorConfig())
+    assert not first.early_stop.reason
+    second = Monitor(MonitorConfig())
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     second.update(20, {STD: 0.0})
-    assert second.reason
+    assert second.early_stop.reason

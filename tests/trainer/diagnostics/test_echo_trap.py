@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.diagnostics.config import EchoTrapConfig, MonitorConfig
-from starpod.trainer.diagnostics.echo_trap import EchoTrap, EchoWarning
+from starpod.trainer.diagnostics.echo_trap import EchoWarning
+from starpod.trainer.diagnostics.monitor import Monitor
 
 Curve = Callable[[int], float]
 
@@ -18,7 +19,7 @@ STD, ENTROPY = "collect/own_std_in_group", "policy/entropy"
 DIVERSITY, GRAD = "collect/response_diversity", "update/grad_norm"
 
 
-def play(trap: EchoTrap, steps: Iterable[int], **curves: Curve) -> list[EchoWarning]:
+def play(trap: Monitor, steps: Iterable[int], **curves: Curve) -> list[EchoWarning]:
     names = {"std": STD, "entropy": ENTROPY, "diversity": DIVERSITY, "grad": GRAD, "success": "collect/success"}
     names["identical"] = "collect/identical_fraction"
     return [w for step in steps for w in trap.update(step, {names[key]: curve(step) for key, curve in curves.items()})]
@@ -142,16 +143,18 @@ def test_what_curves_are_told_of(curves: dict[str, Curve], expected: list[str]) 
     """expected: how each warning begins: its step, its signal, "!" where it says what to do, and its text."""
     told = [
         f"{w.step} {w.signal}{'!' * ('To do: ' in w.text)}: {w.text}"
-        for w in play(EchoTrap(MonitorConfig()), range(1, 200), **curves)
+        for w in play(Monitor(MonitorConfig()), range(1, 200), **curves)
     ]
     assert len(told) == len(expected) and all(map(str.startswith, told, expected)), told
 
 
 def test_metrics_are_the_ratios_to_the_start() -> None:
-    trap = EchoTrap(MonitorConfig())
+    trap = Monitor(MonitorConfig())
     play(trap, range(1, 60), std=fall(0.4, 0.02, 20), grad=then(1.0, (30, 9.0)))
     ratios = {"reward_std_ratio": 0.05, "grad_norm_ratio": 9, "signals": 2}
-    assert trap.metrics == pytest.approx({f"echo_trap/{name}": value for name, value in ratios.items()}, abs=0.01)
+    assert trap.echo_trap.metrics == pytest.approx(
+        {f"echo_trap/{name}": value for name, value in ratios.items()}, abs=0.01
+    )
 
 
 @pytest.mark.parametrize("spike", range(7))
@@ -162,11 +165,11 @@ def test_single_steps_never_warn(spike: int) -> None:
         return lambda step: bad if step > 10 and step % 7 == spike else good
 
     curves = {"std": spiky(0.4, 0.0), "entropy": spiky(0.5, 0.0), "diversity": spiky(0.8, 0.0), "grad": spiky(1, 90)}
-    assert play(EchoTrap(MonitorConfig()), range(1, 80), **curves) == []
+    assert play(Monitor(MonitorConfig()), range(1, 80), **curves) == []
 
 
 def test_a_signal_at_its_bound_warns_once_and_after_a_recovery_again() -> None:
-    trap = EchoTrap(MonitorConfig(echo_trap=EchoTrapConfig(window=1)))
+    trap = Monitor(MonitorConfig(echo_trap=EchoTrapConfig(window=1)))
     around = play(trap, range(1, 60), std=lambda step: 1.0 if step <= 10 else 0.33 + 0.01 * (-1) ** step)
     assert [w.signal for w in around] == ["reward_std"]
     back = play(trap, range(60, 62), std=lambda step: 0.9)
@@ -177,7 +180,7 @@ def test_a_signal_at_its_bound_warns_once_and_after_a_recovery_again() -> None:
 
 
 def test_nobody_is_told_to_drop_groups_that_are_dropped() -> None:
-    trap, dropping = EchoTrap(MonitorConfig()), EchoTrap(MonitorConfig())
+    trap, dropping = Monitor(MonitorConfig()), Monitor(MonitorConfig())
     metrics = {"collect/identical_fraction": 0.9}
     (plain,) = [w for step in range(9) for w in trap.update(step, metrics)]
     (known,) = [w for step in range(9) for w in dropping.update(step, metrics, drops_identical=True)]
@@ -186,12 +189,12 @@ def test_nobody_is_told_to_drop_groups_that_are_dropped() -> None:
 
 
 def test_steps_without_a_metric_change_nothing() -> None:
-    trap, same = EchoTrap(MonitorConfig()), EchoTrap(MonitorConfig())
+    trap, same = Monitor(MonitorConfig()), Monitor(MonitorConfig())
     for step in range(1, 40):
         values = {STD: fall(0.4, 0.01, 20)(step)}
         assert trap.update(step, values) == same.update(step, values)
         assert same.update(step, {}) == []
-    assert trap.metrics == same.metrics
+    assert trap.echo_trap.metrics == same.echo_trap.metrics
 
 
 @settings(max_examples=15)
@@ -204,10 +207,10 @@ def test_a_resumed_watch_says_what_an_undisturbed_one_says(cut: int) -> None:
         "identical": lambda step: 0.9 if 30 < step < 60 else 0.1,
         "success": lambda step: 0.95 if 50 < step < 80 else 0.75,
     }
-    whole = EchoTrap(MonitorConfig())
+    whole = Monitor(MonitorConfig())
     expected = play(whole, range(1, 101), **curves)
-    first, second = EchoTrap(MonitorConfig()), EchoTrap(MonitorConfig())
+    first, second = Monitor(MonitorConfig()), Monitor(MonitorConfig())
     warnings = play(first, range(1, cut + 1), **curves)
     second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
     assert warnings + play(second, range(cut + 1, 101), **curves) == expected
-    assert second.metrics == whole.metrics
+    assert second.echo_trap.metrics == whole.echo_trap.metrics

@@ -8,6 +8,7 @@ import pytest
 
 from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
@@ -35,7 +36,14 @@ class Scripted:
 def make_evaluating(path: Path, returns: Iterable[list[float]], **values: Any) -> Evaluating:
     config = Config.model_validate(values)
     held_out = cast(HeldOut, Scripted(returns))
-    return Evaluating(config, held_out, folder=RunFolder.create(path), parallel=Parallel(), screen=Screen())
+    return Evaluating(
+        config,
+        held_out,
+        early_stop=Monitor(config.monitor).early_stop,
+        folder=RunFolder.create(path),
+        parallel=Parallel(),
+        screen=Screen(),
+    )
 
 
 async def test_the_best_step_is_the_first_one_that_no_later_one_beats(tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ from starpod.trainer.diagnostics.success import SuccessTrack
 class EarlyStop:
     """Counts the consecutive steps or evaluations that meet each rule.
 
-    reason: why to stop, in a sentence; empty while there is none.
+    success: its course, which is up to date at each update. reason: why to stop, in a sentence; empty while there is
+    none.
     """
 
-    def __init__(self, config: MonitorConfig) -> None:
+    def __init__(self, config: MonitorConfig, success: SuccessTrack) -> None:
         self._config = config.early_stop
         self.reason = ""
-        self._success = SuccessTrack(config.echo_trap)
+        self._success = success
         self._start: list[float] = []
         self._low_std = 0
         self._low_success = 0
@@ -52,7 +53,6 @@ class EarlyStop:
 
     def _reward_std(self, step: int, metrics: Mapping[str, float]) -> str | None:
         config, success = self._config, self._success
-        success.update(metrics.get("collect/success"))
         value = metrics.get("collect/own_std_in_group")
         if value is None or not math.isfinite(value):
             return None
@@ -104,7 +104,6 @@ class EarlyStop:
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "success": self._success.state_dict(),
             "start": self._start,
             "low_std": self._low_std,
             "low_success": self._low_success,
@@ -114,7 +113,6 @@ class EarlyStop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._success.load_state_dict(state["success"])
         self._start = list(state["start"])
         self._low_std, self._low_success, self._empty = state["low_std"], state["low_success"], state["empty"]
         self._best_return, self.reason = state["best_return"], state.get("reason", "")

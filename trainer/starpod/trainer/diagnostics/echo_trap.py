@@ -104,13 +104,15 @@ class EchoTrap:
 
     Beside the four, groups of identical replies are told of, unless success holds or the task is solved: what differs
     in their returns is luck.
+
+    success: its course, which is up to date at each update.
     """
 
-    def __init__(self, config: MonitorConfig) -> None:
+    def __init__(self, config: MonitorConfig, success: SuccessTrack) -> None:
         self._config = config.echo_trap
         self._tracks = {signal.name: _Track() for signal in SIGNALS}
         self._trapped = False
-        self._success = SuccessTrack(self._config)
+        self._success = success
         self._identical = _Track()
 
     def update(self, step: int, metrics: Mapping[str, float], *, drops_identical: bool = False) -> list[EchoWarning]:
@@ -118,7 +120,6 @@ class EchoTrap:
 
         drops_identical: whether the filter leaves out groups of identical replies already.
         """
-        self._success.update(metrics.get("collect/success"))
         warnings = self._judge_identical(step, metrics.get(IDENTICAL), drops_identical)
         for signal in SIGNALS:
             value = metrics.get(signal.metric)
@@ -283,7 +284,6 @@ class EchoTrap:
         return {
             "tracks": tracks,
             "trapped": self._trapped,
-            "success": self._success.state_dict(),
             "identical": {"latest": self._identical.latest, "firing": self._identical.firing},
         }
 
@@ -292,7 +292,6 @@ class EchoTrap:
             latest = [math.inf if value is None else value for value in values["latest"]]
             self._tracks[name] = _Track(list(values["start"]), latest, values["firing"])
         self._trapped = state["trapped"]
-        self._success.load_state_dict(state["success"])
         identical = state["identical"]
         self._identical = _Track([], list(identical["latest"]), identical["firing"])
 

@@ -24,10 +24,17 @@ class Evaluating:
     """
 
     def __init__(
-        self, config: Config, held_out: HeldOut, *, folder: RunFolder, parallel: Parallel, screen: Screen
+        self,
+        config: Config,
+        held_out: HeldOut,
+        *,
+        early_stop: EarlyStop,
+        folder: RunFolder,
+        parallel: Parallel,
+        screen: Screen,
     ) -> None:
         self.held_out = held_out
-        self.early_stop = EarlyStop(config.monitor)
+        self.early_stop = early_stop
         self.success: float | None = None
         self._config = config
         self._folder = folder

@@ -60,7 +60,7 @@ class Persistence:
         self._held = held
         self._parallel = parallel
         self._screen = screen
-        self._parts = {**held.parts, **held.collecting.parts, "early_stop": held.evaluating.early_stop}
+        self._parts = {**held.parts, **held.collecting.parts}
         # Progress and groups in play at the end of the last finished step, while a later one has begun.
         self._finished: tuple[dict[str, Any], Sequence[Admitted]] | None = None
         self._weights_are_whole = False

@@ -13,8 +13,8 @@ from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
 from starpod.trainer.data.updates import UpdateRecord
-from starpod.trainer.diagnostics.echo_trap import EchoTrap
 from starpod.trainer.diagnostics.metrics import kept_by_task
+from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.interrupts import Interrupted, Interrupts
 from starpod.trainer.learners import Learners
@@ -99,7 +99,15 @@ class Run:
         held_out = HeldOut(
             config, collector, parallel=parallel, screen=screen, interrupts=interrupts, scorer=parts.scorer
         )
-        self.evaluating = Evaluating(config, held_out, folder=output.folder, parallel=parallel, screen=screen)
+        self.monitor = Monitor(config.monitor)
+        self.evaluating = Evaluating(
+            config,
+            held_out,
+            early_stop=self.monitor.early_stop,
+            folder=output.folder,
+            parallel=parallel,
+            screen=screen,
+        )
         self.warm_start = WarmStart(
             config,
             learner,
@@ -111,7 +119,6 @@ class Run:
             screen=screen,
         )
         self.diagnosis = Diagnosis(config, learner, weights=self.weights, parallel=parallel)
-        self.echo_trap = EchoTrap(config.monitor)
         self.rollouts = RolloutLog(
             output.folder, parallel, screen, mib=0.0 if parts.offline else config.collect.keep_mib
         )
@@ -124,7 +131,7 @@ class Run:
             evaluating=self.evaluating,
             parts={
                 "stages": self.settings.stages,
-                "echo_trap": self.echo_trap,
+                "monitor": self.monitor,
                 "information": self.diagnosis.information,
             },
         )
@@ -152,7 +159,7 @@ class Run:
     def reason_to_stop(self) -> str:
         """Return why the run is over; empty while it is not. All ranks agree."""
         stop, progress, success = self.config.stop, self.progress, self.evaluating.success
-        reason = self.evaluating.early_stop.reason
+        reason = self.monitor.early_stop.reason
         if self.interrupts.signal is not None:
             reason = f"stopped by {self.interrupts.signal.name} and saved"
         elif not reason and progress.step >= stop.iterations:
@@ -291,11 +298,10 @@ class Run:
         fleets = [each.fleet for each in self.collecting.collector.by_task.values()]
         metrics["collect/recoveries"] = float(sum(fleet.recoveries for fleet in fleets))
         drops = self.config.algorithm.filter.drop_identical
-        warnings = [warning.text for warning in self.echo_trap.update(step, metrics, drops_identical=drops)]
+        warnings = [warning.text for warning in self.monitor.update(step, metrics, drops_identical=drops)]
         for warning in warnings:
             screen.warn(warning)
-        metrics |= self.echo_trap.metrics
-        self.evaluating.early_stop.update(step, metrics)
+        metrics |= self.monitor.echo_trap.metrics
         if self.settings.several:
             self._follow_stages()
         seconds = metrics["time/step"] = perf_counter() - self._began

@@ -1,0 +1,43 @@
+"""What is said of a run as it goes: one course of success, warnings of an Echo Trap, and reasons to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starpod.trainer.diagnostics.config import MonitorConfig
+from starpod.trainer.diagnostics.early_stop import EarlyStop
+from starpod.trainer.diagnostics.echo_trap import EchoTrap, EchoWarning
+from starpod.trainer.diagnostics.success import SuccessTrack
+
+
+class Monitor:
+    """Follows the metrics of a run."""
+
+    def __init__(self, config: MonitorConfig) -> None:
+        self.success = SuccessTrack(config.echo_trap)
+        self.echo_trap = EchoTrap(config, self.success)
+        self.early_stop = EarlyStop(config, self.success)
+
+    def update(self, step: int, metrics: Mapping[str, float], *, drops_identical: bool = False) -> list[EchoWarning]:
+        """Take the metrics of a step. Return what is new to say.
+
+        drops_identical: whether the filter leaves out groups of identical replies already.
+        """
+        self.success.update(metrics.get("collect/success"))
+        self.early_stop.update(step, metrics)
+        return self.echo_trap.update(step, metrics, drops_identical=drops_identical)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "success": self.success.state_dict(),
+            "echo_trap": self.echo_trap.state_dict(),
+            "early_stop": self.early_stop.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+        self.success.load_state_dict(state["success"])
+        self.echo_trap.load_state_dict(state["echo_trap"])
+        self.early_stop.load_state_dict(state["early_stop"])
