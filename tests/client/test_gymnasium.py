@@ -1,7 +1,10 @@
 """The Gymnasium adapters, against Gymnasium's own checkers and its own vector environment."""
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import gymnasium
@@ -9,9 +12,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
 from starpod.client import Limits, SyncFleet, Want
-from starpod.client.gymnasium import StarpodEnv, StarpodVectorEnv
+from starpod.client.gymnasium import AnyText, StarpodEnv, StarpodVectorEnv
 from tests.support import ServerProcess
 
 LIMITS = Limits(max_turns=12, max_actions=0)
@@ -190,3 +194,46 @@ def test_make_vec_and_seeds(server: ServerProcess) -> None:
     first, again, other = play(11), play(11), play(12)
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+def test_texts_in_the_memory_that_processes_share() -> None:
+    """Gymnasium's own code for texts knows letters and digits alone, and reads them once, before there are any."""
+    space, texts = AnyText(), ("", "_ zwölf \N{SNOWMAN}\n")
+    memory = create_shared_memory(space, n=2)
+    seen = read_from_shared_memory(space, memory, n=2)
+    for text in ("a longer one, which is replaced", texts[1]):
+        write_to_shared_memory(space, 1, text, memory)
+    assert deepcopy(seen) == texts
+    assert (seen[-1], seen[:1], len(seen)) == (texts[1], texts[:1], 2)
+    with pytest.raises(ValueError, match="shared_memory=False"):
+        write_to_shared_memory(space, 0, "x" * 300_000, memory)
+
+
+ASYNC = """
+import sys
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from starpod.client.gymnasium import StarpodEnv
+
+address = sys.argv[1]
+envs = [lambda: StarpodEnv(address, "frozen_lake-v1")] * 2
+
+
+def play(vector):
+    seen = [vector.reset(seed=7)[0]]
+    seen += [vector.step(np.array([1, 2]))[0] for _ in range(9)]
+    vector.close()
+    return seen
+
+
+if __name__ == "__main__":
+    expected = play(SyncVectorEnv(envs))
+    assert len(set(expected)) > 4
+    assert play(AsyncVectorEnv(envs, context="spawn")) == expected
+    assert play(AsyncVectorEnv(envs, context="fork")) == expected
+"""
+
+
+def test_gymnasiums_processes_play_the_same(server: ServerProcess) -> None:
+    """In a program of its own: a forked process may use no gRPC where its parent has a fleet open."""
+    subprocess.run([sys.executable, "-c", ASYNC, server.address], timeout=120, check=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import multiprocessing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,15 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import (
+    batch_space,
+    concatenate,
+    create_empty_array,
+    create_shared_memory,
+    iterate,
+    read_from_shared_memory,
+    write_to_shared_memory,
+)
 
 from starpod.client.errors import UnknownEnvironment
 from starpod.client.observation import Action, Image, Limits, Observation, Transition, Want
@@ -45,6 +54,55 @@ class AnyText(spaces.Text):
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         characters = self.np_random.choice(list(self.character_set), self.np_random.integers(1, 16))
         return "".join(characters)
+
+
+_SHARED_BYTES = 1 << 18
+"""Room of an observation in the memory that AsyncVectorEnv shares with its processes: its length in 4 bytes, then its
+text in UTF-8. The memory is cleared at the start, so that 64 environments cost 16 MiB."""
+
+
+class SharedTexts(Sequence[str]):
+    """The present observations of an AsyncVectorEnv. A copy of them is a tuple."""
+
+    def __init__(self, memory: Any, count: int) -> None:
+        self._memory = memoryview(memory.get_obj()).cast("B")
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return tuple(self)[place]
+        start = range(self._count)[place] * _SHARED_BYTES + 4
+        length = int.from_bytes(self._memory[start - 4 : start], "little")
+        return str(self._memory[start : start + length], "utf-8")
+
+    def __deepcopy__(self, _: Any) -> tuple[str, ...]:
+        return tuple(self)
+
+
+@create_shared_memory.register(AnyText)
+def _create_shared_texts(space: AnyText, n: int = 1, ctx: Any = multiprocessing) -> Any:
+    return ctx.Array("B", n * _SHARED_BYTES)
+
+
+@read_from_shared_memory.register(AnyText)
+def _read_shared_texts(space: AnyText, shared_memory: Any, n: int = 1) -> SharedTexts:
+    return SharedTexts(shared_memory, n)
+
+
+@write_to_shared_memory.register(AnyText)
+def _write_shared_text(space: AnyText, index: int, value: str, shared_memory: Any) -> None:
+    data = value.encode()
+    if len(data) > _SHARED_BYTES - 4:
+        raise ValueError(
+            f"An observation has {len(data):,} bytes, and AsyncVectorEnv's shared memory holds {_SHARED_BYTES - 4:,}: "
+            "use AsyncVectorEnv(..., shared_memory=False)."
+        )
+    start = index * _SHARED_BYTES
+    view = memoryview(shared_memory.get_obj()).cast("B")
+    view[start : start + 4 + len(data)] = len(data).to_bytes(4, "little") + data
 
 
 class StarpodEnv(gymnasium.Env[Any, Any]):
