@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import logging
 import multiprocessing
 import random
 import re
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from queue import SimpleQueue
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -35,6 +38,8 @@ from starpod.env_server.processes.forking import preload, warm_up
 from starpod.env_server.registry import Reference
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError
+
+logger = logging.getLogger(__name__)
 
 MAX_REPLAYED_ACTIONS = 20_000
 """Actions of the longest episode that is saved: who restores it plays them all again."""
@@ -245,8 +250,30 @@ class Hosted(Environment):
     def _keep(self, game: Game) -> Game:
         self._cached_game = game
         # Closed when nobody holds the session any more; at exit everything goes anyway.
-        weakref.finalize(self, game.close).atexit = False
+        waits = self.spec.concurrency is Concurrency.THREAD
+        weakref.finalize(self, _close_aside if waits else Game.close, game).atexit = False
         return game
+
+
+_ended: SimpleQueue[Game] = SimpleQueue()
+
+
+def _close_aside(game: Game) -> None:
+    """Close a game whose calls wait on the thread for that, because its last reference is dropped in the event loop."""
+    _start_closing()
+    _ended.put(game)
+
+
+@functools.cache
+def _start_closing() -> None:
+    def serve() -> None:
+        while True:
+            try:
+                _ended.get().close()
+            except Exception:  # of another package
+                logger.warning("a hosted environment could not be closed", exc_info=True)
+
+    threading.Thread(target=serve, name="starpod closing", daemon=True).start()
 
 
 def own_luck(seed: int, dynamics_seed: int) -> bool:

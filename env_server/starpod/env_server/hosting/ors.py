@@ -143,7 +143,7 @@ class ORSGame(Game):
 
     def close(self) -> None:
         with contextlib.suppress(Busy, ORSError):
-            self.factory.server.post("/delete", {}, self.session)
+            self.factory.server.delete(self.session)
 
 
 # --- finding it --------------------------------------------------------------------------------------------------

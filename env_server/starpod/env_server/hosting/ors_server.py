@@ -18,6 +18,8 @@ _SECONDS = 60.0
 """For a piece of a reply: the server pings every ten seconds while a tool works."""
 _STARTING_SECONDS = 120.0
 """For which a session may still be starting."""
+_CLOSING_SECONDS = 5.0
+"""For the end of a session. Others wait for it to be told of theirs."""
 _ATTEMPTS = 5
 
 
@@ -46,6 +48,10 @@ class ORSServer:
         session = self._answer("/create_session", {}, "")[0]
         self.post("/create", {"env_name": environment, "split": split, "index": task}, session)
         return session
+
+    def delete(self, session: str) -> None:
+        """Ends a session. Raises ORSError."""
+        self._open("/delete", {}, session, _CLOSING_SECONDS, 0.0).close()
 
     def call(self, environment: str, session: str, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Calls a tool, once. Raises ORSError.
@@ -82,17 +88,24 @@ class ORSServer:
             raise ORSError(f"{self.address}{path} broke off")
         return id_, ""
 
-    def _open(self, path: str, body: Mapping[str, Any] | None, session: str) -> IO[bytes]:
+    def _open(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        session: str,
+        seconds: float = _SECONDS,
+        starting: float = _STARTING_SECONDS,
+    ) -> IO[bytes]:
         headers = {"Content-Type": "application/json", "X-Session-ID": session}
         request = urllib.request.Request(
             self.address + path,
             None if body is None else json.dumps(body).encode(),
             {name: value for name, value in headers.items() if value},
         )
-        end = time.monotonic() + _STARTING_SECONDS
+        end = time.monotonic() + starting
         while True:
             try:
-                reply: IO[bytes] = urllib.request.urlopen(request, timeout=_SECONDS)
+                reply: IO[bytes] = urllib.request.urlopen(request, timeout=seconds)
                 return reply
             except urllib.error.HTTPError as error:
                 with error:
