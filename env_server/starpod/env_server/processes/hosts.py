@@ -30,6 +30,8 @@ R = TypeVar("R")
 
 _COMPUTING_THREADS = 2
 _PICTURE = Want(image=True)
+_REHEARSED = 16
+"""Actions that a restored state must bear."""
 
 
 class HostDied(Exception):
@@ -113,7 +115,7 @@ class Host(Protocol):
     async def render(self, mode: str) -> str | bytes: ...
     async def instructions(self) -> str: ...
     async def save(self) -> bytes: ...
-    async def load(self, data: bytes) -> None: ...
+    async def load(self, data: bytes, *, rehearse: bool = False) -> None: ...
     async def fork(self, dynamics_seed: int | None) -> Host: ...
     def close(self) -> None: ...
 
@@ -141,6 +143,40 @@ def instructions_of(episode: Episode) -> str:
         raise TypeError(f"instructions() returned a {type(instructions).__name__}, not a str")
     instructions.encode()
     return instructions
+
+
+def expect_playable(episode: Episode) -> None:
+    """Raise StateError for a state on which its environment fails, where a new episode does not."""
+    try:
+        _rehearse(episode)
+    except (Busy, Unavailable):
+        return
+    except (Exception, SystemExit) as error:
+        environment = type(episode.environment)
+        try:
+            _rehearse(
+                start_episode(environment, ResetPlan(episode.environment.options, episode.limits, 0, 0, Want()))[0]
+            )
+        except (Exception, SystemExit):  # a bug of its own: the step that meets it tells
+            return
+        raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
+
+
+def _rehearse(episode: Episode) -> None:
+    """Do on a copy what may be asked of an episode next: valid actions in turn, named ones first, and pictures in text.
+
+    Nothing that searches, as experts and scores do: in a forged state a search may have no end.
+    """
+    copy = episode.fork(None)
+    environment = copy.environment
+    environment.dynamics.random()
+    for mode in environment.spec.render_modes:
+        if mode != "png":
+            environment.render(mode)
+    for action in [*environment.spec.actions, *(environment.valid_actions() or ()), ""][:_REHEARSED]:
+        if not copy.end_reason:
+            copy.turn([action], Want(valid_actions=True, state_key=True))
+    copy.save()
 
 
 class LocalHost:
@@ -205,9 +241,22 @@ class LocalHost:
     async def save(self) -> bytes:
         return await self._run(self._live().save, intact=True)
 
-    async def load(self, data: bytes) -> None:
-        """Takes over a saved episode. Raises StateError if it is not one."""
-        self._take(await self._run(lambda: Episode.load(self._environment, data), intact=True), self._want)
+    async def load(self, data: bytes, *, rehearse: bool = False) -> None:
+        """Take over a saved episode. Raises StateError if it is not one.
+
+        Args:
+            data: What `save` returned.
+            rehearse: Whether anybody may have written it: the environment then tries it, which costs milliseconds.
+        """
+
+        def work() -> Episode:
+            episode = Episode.load(self._environment, data)
+            if rehearse and not self._threaded and self._environment.copy is Environment.copy:
+                expect_playable(episode)
+            return episode
+
+        pool = self._pools.computing if rehearse and self._environment.spec.slow_reset else None
+        self._take(await self._run(work, intact=True, pool=pool), self._want)
 
     async def fork(self, dynamics_seed: int | None) -> LocalHost:
         episode = self._live()

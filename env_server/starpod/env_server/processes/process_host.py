@@ -120,8 +120,8 @@ class ProcessHost:
             raise self._distrust("no bytes for a state")
         return data
 
-    async def load(self, data: bytes) -> None:
-        """Takes over a saved episode. Raises StateError if it is not one."""
+    async def load(self, data: bytes, *, rehearse: bool = False) -> None:
+        """Take over a saved episode. Raises StateError if it is not one. What it breaks is its own process."""
         await self._call("load", data)
 
     async def fork(self, dynamics_seed: int | None) -> ProcessHost:

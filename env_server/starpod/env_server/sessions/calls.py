@@ -144,8 +144,9 @@ class Calls:
         async def make(member: int, made: list[Session]) -> pb.Observation:
             host = self.worker.host(environment, want)
             session = Session(environment, host, plan, lease, member, saved.turns, bool(saved.end_reason))
+            load = _load(host, state, rehearse=not (self.worker.seal.keyed or made))
             made.append(session)
-            await self._guard(session, self._of_snapshot(_load(host, state)), "Restore")
+            await self._guard(session, self._of_snapshot(load), "Restore")
             observation = await self._guard(session, self._of_snapshot(host.observe(want, pictures)), "Restore")
             if not made[1:]:
                 instructions = await self._guard(session, self._of_snapshot(host.instructions()), "Restore")
@@ -383,9 +384,9 @@ class Calls:
         return want
 
 
-async def _load(host: Host, state: bytes) -> None:
+async def _load(host: Host, state: bytes, rehearse: bool) -> None:
     try:
-        await host.load(state)
+        await host.load(state, rehearse=rehearse)
     except StateError as error:
         raise bad_argument("snapshot.state", str(error)) from error
 

@@ -98,7 +98,8 @@ class TicTacToe(Environment):
         )
 
     def valid_actions(self) -> Sequence[str]:
-        return [] if is_over(self.board) else [CELLS[cell] for cell in free_cells(self.board)]
+        free = [name for name, mark in zip(CELLS, self.board, strict=True) if mark == "."]
+        return [] if is_over(self.board) else free
 
     def state_key(self) -> bytes:
         return f"{self._player()}{self.board}{self.first}{self.worth}".encode()
