@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from starpod.client import Fleet, Image, Limits, Observation, SyncFleet, Transition, UnknownEnvironment, Want
+from starpod.client import (
+    BadArgument,
+    Fleet,
+    Image,
+    Limits,
+    Observation,
+    SyncFleet,
+    Transition,
+    UnknownEnvironment,
+    Want,
+)
 from starpod.client.gymnasium import StarpodEnv
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer
@@ -36,6 +46,7 @@ async def test_a_short_name_opens_the_highest_of_its_family() -> None:
         ({"seed": "a"}, TypeError, "seed='a': a seed is a whole number"),
         ({"seed": -1}, ValueError, "seed=-1: a seed is a whole number"),
         ({"dynamics_seed": 1.5}, TypeError, "dynamics_seed=1.5: a seed is a whole number"),
+        ({"options": {"a": [2**53]}}, BadArgument, "9007199254740992 would be rounded"),
     ],
 )
 async def test_what_open_cannot_take_is_told_before_it_is_sent(wrong: Any, kind: type[Exception], hint: str) -> None:

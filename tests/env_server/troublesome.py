@@ -64,7 +64,7 @@ class Walk(Environment):
         if action == "stop":
             return Outcome(reward=1.0, terminated=True, success=True)
         if action == "report":
-            info = {"place": self.place, "list": [1, {"two": np.float32(2)}], "none": None}
+            info = {"place": self.place, "list": [1, {"two": np.float32(2)}], "none": None, "id": 2**53 + 1}
             return Outcome(reward=0.5, reward_parts={"a": 0.25, "b": 0.25}, criteria={"reported": True}, info=info)
         self.place += self.dynamics.random() * (-1 if action == "Left" else 1)
         return Outcome(effective=action != "Left")

@@ -12,7 +12,7 @@ from starpod.client import Fleet
 from starpod.env_server import Concurrency, Environment, EnvironmentOptions, EnvironmentSpec, Outcome
 from starpod.env_server.config import ServerConfig
 from starpod.env_server.episode import Episode, Want
-from starpod.env_server.hosts import expect_playable
+from starpod.env_server.processes.hosts import expect_playable
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
 from starpod.env_server.state import StateError, decode, encode

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex
+from collections.abc import Mapping
+from typing import Any, SupportsIndex
 
 MAX_SEED = 2**64 - 1
 MAX_COUNT = 2**32 - 1
@@ -35,3 +36,11 @@ def seed_number(name: str, seed: SupportsIndex | None) -> int | None:
 def group_size(name: str, count: SupportsIndex) -> int:
     """Return the number of sessions that a call makes, as an int of at least 1."""
     return whole_number(name, count, 1, MAX_COUNT, f"write how many sessions to make, 1 or more, e.g. {name}=16")
+
+
+def expect_exact(value: Any) -> None:
+    """Raise ValueError for a whole number that a double, as which it travels, does not hold."""
+    if isinstance(value, int) and abs(value) >= 2**53:
+        raise ValueError(f"{value} would be rounded, since they travel as doubles; write it as text: {str(value)!r}")
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+        expect_exact(item)

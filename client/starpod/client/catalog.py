@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 import grpc
 
+from starpod.client.arguments import expect_exact
 from starpod.client.nearest import option_type
 from starpod.client.spelling import nearest
 from starpod.client.transport import TLS, Transport
@@ -244,6 +245,10 @@ def parse_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dict[
                 param_hint="--option",
             )
         options[key] = text if schema.get(key, {}).get("type") == "string" else _json_or_text(text)
+        try:
+            expect_exact(options[key])
+        except ValueError as error:
+            raise click.BadParameter(f"{assignment!r}: {error}", param_hint="--option") from None
     return options
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import struct_pb2
 
-from starpod.client.arguments import group_size, seed_number
+from starpod.client.arguments import expect_exact, group_size, seed_number
 from starpod.client.connection import FORK, RENDER, SNAPSHOT
 from starpod.client.errors import BadArgument
 from starpod.client.history import History, Reseeded, first_reply
@@ -281,11 +281,12 @@ def _copy(state: SessionState, message: pb.Session, *, reseed: bool) -> SessionS
 
 
 def options_struct(options: Mapping[str, Any] | None) -> struct_pb2.Struct | None:
-    """Convert options to a message. Raises BadArgument if a value cannot be represented in JSON."""
+    """Convert options to a message. Raises BadArgument for a value that is no JSON, or that would be rounded."""
     if options is None:
         return None
     struct = struct_pb2.Struct()
     try:
+        expect_exact(dict(options))
         struct.update(dict(options))
     except (TypeError, ValueError) as error:
         raise BadArgument(f"Options must be JSON values: {error}", violations=[("options", str(error))]) from None

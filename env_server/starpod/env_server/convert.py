@@ -29,6 +29,11 @@ from starpod.v1 import environment_pb2 as pb
 
 _DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
 
+EXACT = 2**53
+"""Doubles hold every whole number below this, and none of the odd ones above."""
+INEXACT = (
+    "is a whole number that travels rounded, since options are doubles: below 2^53 it is exact, and as text always"
+)
 _DEEPEST_JSON = 100
 """As deep as protobuf reads a Struct."""
 
@@ -120,7 +125,7 @@ def _tensor_from(message: pb.Tensor, path: str) -> np.ndarray[Any, Any]:
 
 
 def options_from(message: struct_pb2.Struct) -> dict[str, Any]:
-    """Options as Python values; whole numbers become int, since a Struct knows only doubles."""
+    """Options as Python values; whole numbers below 2^53 become int, since a Struct knows only doubles."""
     return {name: _value_from(value) for name, value in message.fields.items()}
 
 
@@ -128,7 +133,7 @@ def _value_from(value: struct_pb2.Value) -> Any:
     match value.WhichOneof("kind"):
         case "number_value":
             number = value.number_value
-            return int(number) if number.is_integer() and abs(number) <= 2**53 else number
+            return int(number) if number.is_integer() and abs(number) < EXACT else number
         case "string_value":
             return value.string_value
         case "bool_value":
@@ -269,7 +274,10 @@ def transition_to(transition: Transition) -> pb.Transition:
 
 
 def struct_to(values: Mapping[str, Any]) -> struct_pb2.Struct:
-    """A Struct from JSON-like values; NumPy scalars and arrays become numbers and lists."""
+    """A Struct from JSON-like values; NumPy scalars and arrays become numbers and lists.
+
+    Whole numbers from 2^53 on become text, as ProtoJSON spells them.
+    """
     struct = struct_pb2.Struct()
     struct.update(_plain(dict(values)))
     return struct
@@ -279,6 +287,8 @@ def _plain(value: Any) -> Any:
     match value:
         case None | bool() | str():
             return value
+        case int() if abs(value) >= EXACT:
+            return str(value)
         case int() | float():
             return float(value)
         case np.generic() | np.ndarray():

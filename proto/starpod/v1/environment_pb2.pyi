@@ -563,7 +563,7 @@ class Transition(_message.Message):
 
     @_builtins.property
     def info(self) -> _struct_pb2.Struct:
-        """Side data. Comes back as the environment gave it. Absent when empty."""
+        """Side data. Comes back as the environment gave it, whole numbers from 2^53 on as text. Absent when empty."""
 
     def __init__(
         self,

@@ -2,17 +2,24 @@
 
 import asyncio
 import hashlib
+import json
 import math
 import time
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import struct_pb2
 
+from starpod.env_server import convert
 from starpod.env_server.config import ServerLimits
+from starpod.env_server.environment import EnvironmentOptions
+from starpod.env_server.errors import CallError
+from starpod.env_server.sessions.requests import parse_options
+from starpod.env_server.transports.encoding import read_json
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Serve, Stream, entered, step_request, text_of
-from tests.env_server.troublesome import Waiting
+from tests.env_server.troublesome import Waiting, Walk
 from tests.waiting import eventually
 
 RESEED = pb.FORK_RANDOMNESS_RESEED
@@ -93,7 +100,7 @@ async def test_info_reward_parts_and_criteria_survive_the_wire(client: Client) -
         {"a": 0.5, "b": 0.5},
         {"reported": True},
     )
-    assert (turn.info["list"][1]["two"], turn.info["none"]) == (2.0, None)
+    assert (turn.info["list"][1]["two"], turn.info["none"], turn.info["id"]) == (2.0, None, "9007199254740993")
 
 
 TEXT = pb.Action(text="hello")
@@ -191,6 +198,28 @@ async def test_actions_are_measured_before_they_are_converted(client: Client, ac
 async def test_options_are_measured_before_they_are_validated(client: Client, start: Any, problem: str) -> None:
     failure = await client.fails(client.open("walk-v1", options={"start": start}))
     assert failure.reason == "BAD_ARGUMENT" and problem in failure.message
+
+
+class Numbers(EnvironmentOptions):
+    whole: int = 0
+    several: tuple[int, ...] = ()
+    rate: float = 0.0
+
+
+NUMBERED = type("Numbered", (Walk,), {"Options": Numbers})
+
+
+@pytest.mark.parametrize("value", ['"whole": 9007199254740992', '"several": [1, 1152921504606846977]'])
+def test_options_that_were_rounded_on_the_way_are_refused(value: str) -> None:
+    """They come as doubles, and 2^53 + 1 came as 2^53 without a word."""
+    options = struct_pb2.Struct()
+    options.update(json.loads(f"{{{value}}}"))
+    with pytest.raises(CallError, match="travels rounded"):
+        parse_options(NUMBERED, convert.options_from(options))
+    with pytest.raises(CallError, match="travels rounded"):
+        read_json(pb.OpenRequest, f'{{"seed": 9007199254740993, "options": {{{value}}}}}'.encode(), ServerLimits())
+    exact = parse_options(NUMBERED, {"whole": "9007199254740993", "rate": 2.0**60})
+    assert exact.model_dump(exclude={"several"}) == {"whole": 2**53 + 1, "rate": 2.0**60}
 
 
 async def test_wrong_options_are_named_up_to_a_number(client: Client) -> None:

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import ValidationError
 
 from starpod.env_server.config import ServerLimits
+from starpod.env_server.convert import INEXACT
 from starpod.env_server.environment import Environment, EnvironmentOptions
 from starpod.env_server.errors import MAX_VIOLATIONS, CallError, bad_argument
 from starpod.v1 import environment_pb2 as pb
@@ -193,7 +194,11 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
     if not values:
         return _default_options(environment)
     try:
-        return environment.Options.model_validate(values)
+        options = environment.Options.model_validate(values)
+        rounded = [name for name, value in values.items() if _is_rounded(value, getattr(options, name, None))]
+        if rounded:
+            raise bad_argument(f"options.{rounded[0]}", INEXACT)
+        return options
     except ValidationError as error:
         known = ", ".join(environment.Options.model_fields) or "none"
         violations = []
@@ -209,6 +214,13 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
     if more > 0:
         message = f"{message}; and {more} more"
     raise CallError("BAD_ARGUMENT", message, violations=violations)
+
+
+def _is_rounded(given: Any, taken: Any) -> bool:
+    """Return whether a double that may stand for several whole numbers was taken for one."""
+    if isinstance(given, list) and isinstance(taken, list | tuple):
+        return any(map(_is_rounded, given, taken))
+    return isinstance(given, float) and isinstance(taken, int)
 
 
 @functools.cache

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, TypeVar
 
 from google.protobuf import json_format, struct_pb2
 from google.protobuf.message import Message
 
 from starpod.env_server.config import ServerLimits
+from starpod.env_server.convert import EXACT, INEXACT
 from starpod.env_server.errors import CallError, bad_argument
 from starpod.env_server.sessions.requests import check_size, count_json
 from starpod.v1 import environment_pb2 as pb
@@ -18,6 +20,8 @@ M = TypeVar("M", bound=Message)
 
 _VALUES_OF_AN_ACTION = 4
 _OTHER_VALUES = 1_024
+_LONG_NUMBER = re.compile(r"[0-9]{16}")
+"""In every whole number from 2^53 on."""
 STREAM_VALUES = 32_768
 """Values in the JSON of one batch."""
 _ESCAPED = 2
@@ -55,6 +59,8 @@ def read_json(kind: type[M], data: bytes, limits: ServerLimits) -> M:
             check_size(kind, request.ByteSize(), limits)
         if kind is pb.ForkRequest or (kind is pb.StreamRequest and '"randomness"' in text):
             _check_enum(text, kind)
+        if _LONG_NUMBER.search(text):
+            _check_options(json.loads(text))
         return request
     raise bad_argument("request", f"is no {kind.DESCRIPTOR.full_name} in JSON: {problem}")
 
@@ -95,6 +101,17 @@ def _check_enum(text: str, kind: type[Message]) -> None:
         if isinstance(randomness, str) and randomness not in pb.ForkRandomness.keys():  # noqa: SIM118 - no mapping
             names = " or ".join(pb.ForkRandomness.keys()[1:])
             raise bad_argument("randomness", f"is {randomness!r}; use {names}")
+
+
+def _check_options(value: Any, inside: bool = False) -> None:
+    """Raises BAD_ARGUMENT for a whole number within `options` that a double does not hold."""
+    if inside and isinstance(value, int) and abs(value) >= EXACT:
+        raise bad_argument("options", f"{value} {INEXACT}")
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_options(item, inside or name == "options")
 
 
 def _spell_numbers(message: Message) -> None:
