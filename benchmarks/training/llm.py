@@ -101,7 +101,7 @@ async def measure(policy: Policy, learner: Learner, arguments: argparse.Namespac
             logprobs=reply.logprobs,
             versions=reply.versions,
             finish=reply.finish,
-            reward=rng.random(),
+            parts={"environment": rng.random()},
         )
         return Episode(group, member, "none", turns=[turn])
 

@@ -77,7 +77,7 @@ async def take_step(config: Config) -> None:
                 reply=reply,
                 logprobs=[0.0] * len(reply),
                 versions=[0] * len(reply),
-                reward=float(member),
+                parts={"environment": float(member)},
                 fresh=True,
             )
             members.append(Episode(number, member, "random", turns=[turn], end="terminal"))

@@ -63,9 +63,7 @@ def test_visible_keeps_what_is_text() -> None:
 
 
 def hostile_turn() -> Turn:
-    turn = Turn(
-        observation=f"Observation {HARM}", fresh=True, text=f"<raw> {HARM}", actions=[f"act {HARM}"], reward=0.0
-    )
+    turn = Turn(observation=f"Observation {HARM}", fresh=True, text=f"<raw> {HARM}", actions=[f"act {HARM}"])
     turn.thought = f"Thought {HARM}"
     turn.executed = turn.valid = turn.effective = 1
     return turn

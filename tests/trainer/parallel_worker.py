@@ -139,9 +139,9 @@ def team(parallel: Parallel) -> dict[str, Any]:
     first.critic, first.critic_kind = None, "none"
     groups = [group_of(first, number, (1.0, 0.0, 0.5)) for number in (1, 3)]
     for turn in (turn for group in groups for episode in group.episodes for turn in episode.turns[1:]):
-        turn.agent_id, turn.reward = "verifier", 0.1 * turn.reply[0]
+        turn.agent_id, turn.parts = "verifier", {"environment": 0.1 * turn.reply[0]}
     for turn in (turn for group in groups for episode in group.episodes for turn in episode.turns[:1]):
-        turn.agent_id, turn.reward = "solver", 0.2 * turn.reply[0]
+        turn.agent_id, turn.parts = "solver", {"environment": 0.2 * turn.reply[0]}
     policy = Policies.of(("solver", "verifier"), first)
     algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas"})
     learners = {}

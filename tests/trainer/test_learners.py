@@ -37,7 +37,7 @@ def team_of(number: int = 1, rewards: tuple[float, ...] = REWARDS) -> Group:
     for member, episode in enumerate(group.episodes):
         for turn, agent in zip(episode.turns, ("solver", "verifier", "solver"), strict=True):
             turn.agent_id = agent
-        episode.turns[1].reward = 0.1 * member
+        episode.turns[1].parts = {"environment": 0.1 * member}
     return group
 
 
@@ -77,7 +77,7 @@ def test_an_agent_without_advantages_has_a_gradient_of_exactly_zero() -> None:
     learners = make_learners()
     group = team_of()
     for episode in group.episodes:
-        episode.turns[1].reward = 0.0
+        episode.turns[1].parts = {}
     term = {"unit": "agent", "score": "reward", "key": ["agent"]}
     algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "terms", "terms": [term]})
     learners.configure(algorithm, learners.by_agent["solver"].config, {})

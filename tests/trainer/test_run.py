@@ -54,7 +54,7 @@ class ScriptedCollector(Collector[EngineAgents]):
 
 
 def episode(group: int, member: int, reward: float) -> Episode:
-    turn = a_turn(logprobs=[-1.0], reward=reward, parts={"environment": reward})
+    turn = a_turn(logprobs=[-1.0], parts={"environment": reward})
     return Episode(group, member, "lake", turns=[turn], end="terminal", success=reward > 0)
 
 

@@ -105,9 +105,9 @@ def test_each_turn_has_a_step_in_its_order_with_the_carry_of_those_before(
     carries: list[dict[tuple[int, int], float]] = []
     learn_turn = TurnwiseLearner._learn_turn
 
-    def watched(self: TurnwiseLearner, episodes: Any, carry: Any, **settings: Any) -> Any:
+    def watched(self: TurnwiseLearner, episodes: Any, turn: int, carry: Any, **settings: Any) -> Any:
         carries.append(dict(carry))
-        result = learn_turn(self, episodes, carry, **settings)
+        result = learn_turn(self, episodes, turn, carry, **settings)
         first = result[1][:, 0].tolist()
         seen.append({(each.group, each.member): value for each, value in zip(episodes, first, strict=True)})
         return result

@@ -266,7 +266,7 @@ def test_failed_episodes_have_no_influence() -> None:
     one, other = (make_learner(AlgorithmConfig(preset="starpo-s")) for _ in range(2))
     group = group_of(one.policy, 0, (1.0, 0.0, 0.0))
     lost = dataclasses.replace(copy.deepcopy(group.episodes[0]), member=3, end="failed")
-    lost.turns[-1].reward = 100.0
+    lost.turns[-1].parts = {"environment": 100.0}
     assert one.learn([group], version=VERSION) == other.learn(
         [Group(0, copy.deepcopy(group.episodes), [lost])], version=VERSION
     )
@@ -407,7 +407,8 @@ def by_two_agents(groups: list[Group]) -> list[Group]:
     for episode in (each for group in groups for each in group.episodes):
         proposal, verdict = episode.turns
         proposal.agent_id, verdict.agent_id = "solver", "verifier"
-        proposal.reward, verdict.reward = episode.total_reward, 0.1 + 0.3 * episode.total_reward
+        earned = episode.total_reward
+        proposal.parts, verdict.parts = {"environment": earned}, {"environment": 0.1 + 0.3 * earned}
     return groups
 
 

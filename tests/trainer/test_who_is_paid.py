@@ -494,7 +494,7 @@ def test_a_step_that_a_program_takes_by_itself_is_credited_to_its_reply() -> Non
             "doors-v1",
             turns=[
                 a_turn((2, 3), criteria={"a": False}, parts={"criteria": 0.0}),
-                a_turn((), criteria={"a": won}, parts={"criteria": float(won)}, reward=float(won)),
+                a_turn((), criteria={"a": won}, parts={"criteria": float(won)}),
             ],
         )
         for member, won in enumerate((True, False))
@@ -513,7 +513,7 @@ def test_a_bonus_is_for_the_actions_that_were_executed_wherever_they_stand() -> 
 
 
 def test_an_attempt_that_said_nothing_leaves_the_one_before_as_it_was() -> None:
-    turn = Turn(fresh=True, actions=["look"], ran=[True], parts={"environment": 1.0}, reward=1.0)
+    turn = Turn(fresh=True, actions=["look"], ran=[True], parts={"environment": 1.0})
     rewards = Rewards(RewardConfig.model_validate({"tools": {"bonus": 0.5}}))
     episode = Episode(0, 0, "doors-v1", turns=[turn], end="terminal", success=True)
     rewards.settle(episode)

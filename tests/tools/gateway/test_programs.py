@@ -147,7 +147,7 @@ ask(("user", "what now"))
         (True, [], True),
     ]
     assert episode.end == "" and not episode.failed, "the agent knew no further move"
-    episode.turns[3].reward = 2.0
+    episode.turns[3].parts = {"environment": 2.0}
     rewards = Batch([episode]).rewards_BT()[0]
     assert rewards.sum() == episode.total_reward
     last_of_third = sum(len(turn.reply) for turn in episode.turns[:3]) - 1

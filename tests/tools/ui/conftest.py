@@ -35,7 +35,7 @@ def a_group(number: int, returns: list[float]) -> list[Episode]:
     members = []
     for member, value in enumerate(returns):
         made = episode(7 + number, solved=value == 1.0, turns=2, group=number, member=member)
-        made.turns[-1].reward = value
+        made.turns[-1].parts = {"environment": value}
         members.append(made)
     return members
 

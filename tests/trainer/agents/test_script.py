@@ -194,8 +194,8 @@ async def test_the_second_attempt_earns_what_it_gained(
 def test_the_first_attempt_alone_is_held_to_the_first_policy(estimator: str, left: float) -> None:
     """Two tokens are in the first attempt and one in the second, which alone is rewarded."""
     turns = [
-        a_turn([1, 2], agent_id="attempt1", parts={"environment": 0.0, "attempt": 1.0}),
-        a_turn([3], agent_id="attempt2", fresh=False, reward=1.0, parts={"environment": 1.0}),
+        a_turn([1, 2], agent_id="attempt1", parts={"environment": 0.0, "attempt": 0.0}),
+        a_turn([3], agent_id="attempt2", fresh=False, parts={"environment": 1.0}),
     ]
     batch = Batch([Episode(0, 0, "lake", turns=turns)])
     kl = {"where": "reward", "estimator": estimator, "coefficient": 1e-9, "agents": {"attempt1": 0.1}}

@@ -115,7 +115,7 @@ def replies(number: int, returns: list[float], *texts: list[list[int]]) -> Group
     """A group whose members gave these replies, and earned these returns; the first half of each by shaping."""
     members = []
     for member, (value, own) in enumerate(zip(returns, texts, strict=True)):
-        turns = [a_turn(reply, reward=value, parts={"environment": value / 2, "bonus": value / 2}) for reply in own]
+        turns = [a_turn(reply, parts={"environment": value / 2, "bonus": value / 2}) for reply in own]
         members.append(Episode(number, member, "bandit-v1", turns=turns))
     return Group(number, members)
 

@@ -253,7 +253,6 @@ async def test_replies_that_cannot_be_read_are_turns_without_an_action(fleet: Fl
 
 def make_episode(group: int, success: bool | None, reward: float = 0.0, end: Any = "terminal") -> Episode:
     turn = Turn(observation="x", fresh=True, actions=["a"], parts={"environment": reward, "format": -0.1}, valid=1)
-    turn.reward = reward - 0.1
     return Episode(group, 0, "x-v1", turns=[turn], end=end, success=success)
 
 

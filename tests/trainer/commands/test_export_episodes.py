@@ -21,7 +21,6 @@ FIRST = {
     "text": "<answer>Left || Right</answer>",
     "thought": "there",
     "actions": ["Left", "Right"],
-    "reward": 0.5,
     "parts": {"environment": 0.5},
     "criteria": {"moved": True},
 }
@@ -34,8 +33,10 @@ SOLVED = Episode(
     instructions="Cross the ice.",
     turns=[
         turn("P_G", [1, 2, 3], [4, 5], fresh=True, **FIRST),
-        turn("_PG", [6], [7], text="hm", well_formed=False, reward=-0.1, parts={"format": -0.1}),
-        turn("_PG", [8], [9], fresh=True, text="Right", actions=["Right"], reward=1.0, agent_id="north"),
+        turn("_PG", [6], [7], text="hm", well_formed=False, parts={"format": -0.1}),
+        turn(
+            "_PG", [8], [9], fresh=True, text="Right", actions=["Right"], parts={"environment": 1.0}, agent_id="north"
+        ),
     ],
     end="terminal",
     success=True,

@@ -18,9 +18,7 @@ from tests.support import ROOT
 
 def make_turn(observation: str, actions: list[str], reward: float, **changes: Any) -> Turn:
     filled = {"parts": {"environment": reward}, **dict.fromkeys(("executed", "valid", "effective"), len(actions))}
-    return Turn(
-        observation=observation, fresh=True, text="<raw>", actions=actions, reward=reward, **{**filled, **changes}
-    )
+    return Turn(observation=observation, fresh=True, text="<raw>", actions=actions, **{**filled, **changes})
 
 
 SOLVED = Episode(

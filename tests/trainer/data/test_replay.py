@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.data.files import BadEpisodes, episode_files, read_episodes, read_groups, write_episodes
 from starpod.trainer.data.replay import ReplayBuffer, ReplayConfig, oldest_version
 from tests.trainer.turns import a_turn
@@ -181,3 +181,9 @@ def test_every_group_is_drawn_in_time() -> None:
     rng = np.random.default_rng(0)
     drawn = [group.id for _ in range(50) for group in buffer.sample(0, rng)[0]]
     assert set(drawn) == set(range(6))
+
+
+def test_a_reward_is_written_for_readers_and_read_where_parts_are_missing() -> None:
+    paid = a_turn(parts={"environment": 1.0, "format": -0.1})
+    assert paid.to_json()["reward"] == paid.reward == 0.9 and Turn.from_json(paid.to_json()) == paid
+    assert Turn.from_json({"fresh": True, "reward": 0.5}).parts == {"environment": 0.5}

@@ -38,7 +38,6 @@ def episode(seed: int, *, solved: bool, turns: int = 3, group: int = 0, member: 
                 observation="\n".join(rows[number % 4 :] + rows[: number % 4]),
                 thought=f"the goal lies {4 - number} down & {number} right; the hole is <next> to me",
                 actions=["Down", "Right"][: 1 + number % 2],
-                reward=reward,
                 parts={"environment": max(reward, 0.0), "format": min(reward, 0.0)},
             )
         )

@@ -13,7 +13,7 @@ from tests.trainer.turns import a_turn
 
 def bought(number: int, scores: Sequence[float]) -> Episode:
     """An episode that earned these, a turn each, and was fined in every turn."""
-    turns = [a_turn(reward=score - 0.1, parts={"environment": score, "format": -0.1}) for score in scores]
+    turns = [a_turn(parts={"environment": score, "format": -0.1}) for score in scores]
     return Episode(number, 0, "webshop-v1", turns=turns, end="terminal", success=sum(scores) == 1)
 
 

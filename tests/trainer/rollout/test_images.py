@@ -92,7 +92,7 @@ async def test_what_was_sampled_from_pictures_is_what_is_trained(
     before = {name: each.clone() for name, each in policy.named_parameters()}
     for each in again:
         for member, episode in enumerate(each.episodes):
-            episode.turns[-1].reward = float(member)
+            episode.turns[-1].parts = {"environment": float(member)}
     learner.learn(again, version=0)  # raises LogprobGap where the pictures got mixed up
     moved = {name for name, each in policy.named_parameters() if not torch.equal(each, before[name])}
     eyes = {name for name in before if any(part in name for part in ("encoder", "places", "connector", "vision"))}

@@ -78,9 +78,7 @@ class Record:
         self._add_reward(value, key)
 
     def _add_reward(self, value: float, key: str) -> None:
-        turn = self.episode.turns[-1]
-        turn.parts["environment"] += value
-        turn.reward += value
+        self.episode.turns[-1].parts["environment"] += value
         self.rewarded.add(key)
 
     def replay(self, values: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ class Branch:
     @property
     def value(self) -> float:
         """The return from the state on."""
-        return sum(turn.parts.get("environment", turn.reward) for turn in self.later)
+        return sum(turn.own_reward for turn in self.later)
 
     @property
     def success(self) -> bool | None:

@@ -170,7 +170,6 @@ class Game:
         text = f" {SEPARATOR} ".join(texts)
         record = Turn(fresh=not self.turns, observation=before, text=text, actions=texts, stepping=stepping)
         record.parts = {"environment": transition.reward}
-        record.reward = transition.reward
         record.take(transition)
         self.episode.turns.append(record)
         self.episode.take(transition)
@@ -201,8 +200,9 @@ class Game:
         """Shows the last turn of the record."""
         last = self.episode.turns[-1]
         self.success = self.episode.success
-        reward = last.parts.get("environment", last.reward)
-        self.turns.append(Played(by, last.actions, last.observation, reward, ", ".join(remarks(last)), snapshot))
+        self.turns.append(
+            Played(by, last.actions, last.observation, last.own_reward, ", ".join(remarks(last)), snapshot)
+        )
 
 
 class Games:

@@ -45,14 +45,13 @@ def carried(carry_B: Tensor, log_ratio_B: Tensor) -> Tensor:
 
 
 def turn_alone(episode: Episode, turn: int) -> Episode:
-    """One turn as an episode of its own: all before it is its prompt, and its reward is the episode's return."""
+    """One turn as an episode of its own: all before it is its prompt, and it is paid what the episode was."""
     context: list[int] = []
     for before in episode.turns[:turn]:
         context = [*([] if before.fresh else context), *before.prompt, *before.reply]
     own = episode.turns[turn]
     prompt = own.prompt if own.fresh else [*context, *own.prompt]
-    reward, parts = episode.total_reward, part_sums(episode.turns)
-    return replace(episode, turns=[replace(own, prompt=prompt, fresh=True, reward=reward, parts=parts)])
+    return replace(episode, turns=[replace(own, prompt=prompt, fresh=True, parts=part_sums(episode.turns))])
 
 
 class TurnwiseLearner(Learner):
@@ -84,11 +83,13 @@ class TurnwiseLearner(Learner):
             # Rows of a turn that few episodes reached say nothing of each other.
             if int((turns_BT == turn).any(1).sum()) < 2:
                 continue
-            alone = [turn_alone(each, turn) for each in episodes if len(each.turns) > turn and each.turns[turn].reply]
+            reached = [each for each in episodes if len(each.turns) > turn and each.turns[turn].reply]
             own_record = None if record is None else UpdateRecord()
             # Only the first step starts from the policy that sampled.
             fresh = -1 if found else version
-            metrics, own_BT, mask_BT = self._learn_turn(alone, carry, version=fresh, scale=scale, record=own_record)
+            metrics, own_BT, mask_BT = self._learn_turn(
+                reached, turn, carry, version=fresh, scale=scale, record=own_record
+            )
             for name, value in metrics.items():
                 found[name].append(value)
             # The same tokens in the same order: row by row.
@@ -105,18 +106,22 @@ class TurnwiseLearner(Learner):
     def _learn_turn(
         self,
         episodes: Sequence[Episode],
+        turn: int,
         carry: dict[tuple[int, int], float],
         *,
         version: int,
         scale: float,
         record: UpdateRecord | None,
     ) -> tuple[dict[str, float], Tensor, Tensor]:
-        """One step on one turn of these episodes; brings `carry`, by group and member, up to date.
+        """One step on a turn of these episodes, which all have it; brings `carry`, by group and member, up to date.
 
         Returns metrics, the advantages of the turn's tokens, and their mask.
         """
-        batch = Batch(episodes, self.parallel.device)
+        batch = Batch([turn_alone(episode, turn) for episode in episodes], self.parallel.device)
         rollout, metrics = self.prepare(batch, version)
+        # The very returns of the whole episodes: sums of parts, added up in another order, differ in the last digit.
+        returns = [[0.0] * (len(each.turns[turn].reply) - 1) + [each.total_reward] for each in episodes]
+        rollout = replace(rollout, rewards_BT=batch.rows(returns, dtype=torch.float64))
         places = [(episode.group, episode.member) for episode in episodes]
         carry_B = torch.tensor([carry.get(place, 1.0) for place in places], device=batch.device)
         advantages_B = normalised(self._advantages(batch, rollout).advantages_BT[:, 0]) * carry_B

@@ -41,7 +41,7 @@ class Turn:
     text: the reply as text, with what the prompt prefilled. thought: its reasoning; None if there is none.
     blocks: what further blocks of the grammar hold, by name.
     actions: what was parsed from it and sent, in order. well_formed: whether it followed the response grammar.
-    reward: the sum of `parts`. parts: named rewards: "environment", "format", shaping functions.
+    parts: named rewards, whose sum is the turn's reward: "environment", "format", shaping functions.
     valid, effective, executed: how many of the actions the environment called so. ran: whether it executed each one.
     criteria: the checklist that the environment reported: what held after the turn, by name.
     progress: change of the environment's score over the turn; None where it was not asked for or is not known.
@@ -49,7 +49,8 @@ class Turn:
     agent_id: the speaker. attempt: from 0; an attempt is one passage from the episode's start to an end, and all but
         scripts of several have one.
     value: of the state before the turn, where a search has estimated it: what is earned from there on.
-    weight: of its reply in the policy's loss, where a search chose it and that is corrected.
+    weight: of its reply in the policy's loss: below 1 where a search chose it and that is corrected, 0 where a
+        demonstration is not imitated.
     generating, stepping: seconds spent waiting for the engine and for the environment.
     """
 
@@ -68,7 +69,6 @@ class Turn:
     actions: list[str] = field(default_factory=list)
     well_formed: bool = True
     state_key: bytes = b""
-    reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     executed: int = 0
     ran: list[bool] = field(default_factory=list)
@@ -95,10 +95,19 @@ class Turn:
         one before it there, whatever others say in between."""
         return self.attempt, self.agent_id
 
+    @property
+    def reward(self) -> float:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+    @property
+    def own_reward(self) -> float:
+        """The environment's own reward, without penalties and shaping; all of it where no part is the environment's."""
+        return self.parts.get("environment", self.reward)
+
     def pay(self, parts: Mapping[str, float]) -> None:
-        """Sets parts of the reward, which stays the sum of all."""
+        """Sets parts of the reward."""
         self.parts.update(parts)
-        self.reward = sum(self.parts.values())
 
     def take(self, transition: Transition) -> None:
         """Notes what the environment made of the actions."""
@@ -113,12 +122,16 @@ class Turn:
             self.info["reward_parts"] = parts
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; `from_json` is the inverse."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        """JSON values, with the reward for readers; `from_json` is the inverse."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)} | {"reward": self.reward}
         return values | {name: base64.b64encode(getattr(self, name)).decode() for name in ("state_key", "image")}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Turn:
+        """Raises TypeError for an unknown key. A reward without parts is the environment's."""
+        reward = values.get("reward", 0.0)
+        parts = values.get("parts") or ({"environment": reward} if reward else {})
+        values = {name: value for name, value in values.items() if name != "reward"} | {"parts": parts}
         spans = [(name, end) for name, end in values.get("spans", ())]
         binary = {name: base64.b64decode(values.get(name, "")) for name in ("state_key", "image")}
         return cls(**{**values, "spans": spans, **binary})
@@ -206,7 +219,7 @@ class Episode:
     @property
     def own_return(self) -> float:
         """The sum of the environment's own rewards, without penalties and shaping: by it policies compare."""
-        return sum(turn.parts.get("environment", turn.reward) for turn in self.turns)
+        return sum(turn.own_reward for turn in self.turns)
 
     @property
     def shared(self) -> int:

@@ -141,7 +141,7 @@ def _parse(line: str) -> Episode:
             least = -math.inf if name == "prompt" else 0  # images in a prompt have negative ids
             if wrong := [value for value in getattr(turn, name) if type(value) is not int or value < least]:
                 raise ValueError(f"turn {number}: {name} holds {wrong[0]!r}; whole numbers from 0 on are expected")
-        numbers = {"reward": [turn.reward], "parts": turn.parts.values(), "logprobs": turn.logprobs}
+        numbers = {"parts": turn.parts.values(), "logprobs": turn.logprobs}
         for name, values in numbers.items():
             if wrong := [value for value in values if type(value) not in (int, float) or not math.isfinite(value)]:
                 raise ValueError(f"turn {number}: {name} holds {wrong[0]!r}; finite numbers are expected")

@@ -266,7 +266,7 @@ class DemonstrationWriter:
                     versions=[0] * len(ids),
                     text=said.text,
                     agent_id=said.speaker or said.turn.agent_id,
-                    reward=float(said.imitate),
+                    weight=float(said.imitate),
                 )
             )
         return episode

@@ -18,7 +18,7 @@ from starpod.trainer.warm_start.config import WarmStartConfig
 
 
 class Imitation:
-    """Trains a policy on the turns whose reward is 1. A checkpoint can hold it as it is between two steps.
+    """Trains a policy on turns, by their weights. A checkpoint can hold it as it is between two steps.
 
     The critic is left as it is: returns of a demonstrator are not the policy's.
     step: optimiser steps done.
@@ -36,7 +36,7 @@ class Imitation:
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self._usable = [each for each in episodes if each.sampled_tokens and any(turn.reward for turn in each.turns)]
+        self._usable = [each for each in episodes if each.sampled_tokens and any(turn.weight for turn in each.turns)]
         if not self._usable:
             raise ValueError("no demonstration has a turn to imitate; lower warm_start.noise")
         self._policy = policy
@@ -62,7 +62,7 @@ class Imitation:
     def _take_step(self) -> float:
         policy, parallel = self._policy, self._parallel
         batch = Batch(self._draw(), parallel.device)
-        weights_BT = batch.per_turn([[turn.reward for turn in episode.turns] for episode in batch.episodes], 0.0)
+        weights_BT = batch.per_turn([[turn.weight for turn in episode.turns] for episode in batch.episodes], 0.0)
         weights_BT /= weights_BT.sum()
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=parallel.device)
