@@ -58,6 +58,9 @@ def test_the_job_fits_the_environment(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, expert=False))
     assert (config.warm_start.actions, config.warm_start.noise) == ("random", 0.0)
     assert config.evaluation.reference == ("random",)
+    hopeless = write(tmp_path, ("solved = self.dial == self.secret", "solved = False"), expert=False)
+    advice = "random play solved 0 of 64; if training stays flat, give it an `expert_action`"
+    assert any(line.startswith(advice) for line in choose_job(hopeless).explain(config))
     config = load_config(write(tmp_path, ("max_turns=12", "max_turns=1")))
     assert (config.environment.max_turns, config.algorithm.advantage) == (1, "grpo")
 

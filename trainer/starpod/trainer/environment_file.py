@@ -40,13 +40,15 @@ _IMITATED, _COLLECTED = 12_288, 81_920
 class Job:
     """A configuration as plain values, and what was found out about the environment.
 
-    lengths: turns of the episodes that its expert played, or, where it has none, random play.
+    lengths: turns of the episodes that its expert played, or, where it has none, random play. solved: how many of them
+    succeeded; None where the environment does not say.
     """
 
     values: dict[str, Any]
     path: Path
     spec: pb.EnvironmentSpec
     lengths: tuple[int, ...]
+    solved: int | None
 
     def explain(self, config: Config) -> list[str]:
         """Return what will be trained and how, a line each. config: this one with the user's changes."""
@@ -66,6 +68,7 @@ class Job:
             f"{spec.id} {spec.version} of {self.path.name}, with the model {model_title(config.model.name)}",
             f"episodes of at most {most} turns: {who} took {min(self.lengths)} to {max(self.lengths)}, and "
             + (f"its own limit is {own}" if own else "it has no limit of its own"),
+            *([] if self.solved is None else [f"{who} solved {self.solved} of {len(self.lengths)}{self._advice()}"]),
             f"the policy sees {self._seen(config)}, and replies with at most {config.sampling.max_reply_tokens} tokens",
             f"first it imitates {warm_start.episodes} {imitated}" if warm_start.steps else "no warm start",
             f"then {config.algorithm.preset} compares "
@@ -76,6 +79,11 @@ class Job:
             ),
             ", ".join([times, " or ".join(ends)]) if ends else times,
         ]
+
+    def _advice(self) -> str:
+        if self.solved or self.spec.capabilities.expert_action:
+            return ""
+        return "; if training stays flat, give it an `expert_action`, rewards on the way, or easier starts"
 
     def _seen(self, config: Config) -> str:
         prompt, tokens = config.prompt, f"(up to {config.sampling.max_episode_tokens} tokens)"
@@ -191,7 +199,8 @@ def _job(
         "evaluation": {"every": 5, "episodes": 128, "reference": references},
         "stop": {"iterations": iterations, "minutes": minutes, "success": 0.99},
     }
-    return Job(values, path, spec, tuple(lengths))
+    successes = [each.episode.success for each in played if each.episode.success is not None]
+    return Job(values, path, spec, tuple(lengths), sum(successes) if successes else None)
 
 
 def _chosen_prompt(spec: pb.EnvironmentSpec, turn: int, whole: int) -> tuple[dict[str, Any], int]:
