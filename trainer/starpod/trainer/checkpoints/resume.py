@@ -91,7 +91,8 @@ def _guarded(config: Config, key: str) -> Any:
     if key == "stages":
         return config.to_dict().get(key, [])
     section, _, last = key.partition(".")
-    return getattr(getattr(config, section), last)
+    # As plain values: a key of an estimator is there with that estimator alone.
+    return config.to_dict().get(section, {}).get(last)
 
 
 def check_model(config: Config, loaded: Loaded) -> None:
