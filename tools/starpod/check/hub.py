@@ -132,7 +132,7 @@ def hub(
                 with ThreadPoolExecutor(len(all_arguments)) as pool:
                     _print_list([spec for places in pool.map(start, all_arguments) for _, spec in places])
                 return
-            progress = servers.enter_context(_progress(console))
+            progress = servers.enter_context(_make_progress(console))
             task = progress.add_task("environments", total=0)
 
             def report_progress(hosted: int = 0, entry: Entry | None = None) -> None:
@@ -157,7 +157,9 @@ def hub(
         raise click.ClickException(str(error)) from error
     entries.sort(key=lambda entry: entry.spec.id)
     write_pages(entries, out)
-    (out / "hub.json").write_text(json.dumps([_summary(entry) for entry in entries], indent=2) + "\n", encoding="utf-8")
+    (out / "hub.json").write_text(
+        json.dumps([_summarise(entry) for entry in entries], indent=2) + "\n", encoding="utf-8"
+    )
     passed = sum(entry.passed for entry in entries)
     console.print(f"{passed} of {len(entries)} pass; pages: {out / 'index.html'}", highlight=False)
     context.exit(0 if passed == len(entries) else 1)
@@ -192,13 +194,13 @@ def _assign_processes(address: str) -> list[Place]:
     return list(zip(itertools.cycle(server.endpoints or [address]), newest.values(), strict=False))
 
 
-def _progress(console: Console) -> Progress:
+def _make_progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
 
 
-def _summary(entry: Entry) -> dict[str, Any]:
+def _summarise(entry: Entry) -> dict[str, Any]:
     capabilities = entry.spec.capabilities
     return {
         "id": entry.spec.id,

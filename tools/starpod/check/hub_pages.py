@@ -73,14 +73,14 @@ class Entry:
 
 def write_pages(entries: Sequence[Entry], folder: Path) -> None:
     """Write index.html, and ID.html for each environment. Raise OSError if that fails."""
-    (folder / "index.html").write_text(_index(entries), encoding="utf-8")
+    (folder / "index.html").write_text(_render_index(entries), encoding="utf-8")
     for entry in entries:
-        (folder / f"{entry.spec.id}.html").write_text(_environment_page(entry), encoding="utf-8")
+        (folder / f"{entry.spec.id}.html").write_text(_render_environment(entry), encoding="utf-8")
 
 
-def _index(entries: Sequence[Entry]) -> str:
+def _render_index(entries: Sequence[Entry]) -> str:
     passed = sum(entry.passed for entry in entries)
-    rows = "".join(_row(entry) for entry in sorted(entries, key=lambda entry: entry.passed))
+    rows = "".join(_render_row(entry) for entry in sorted(entries, key=lambda entry: entry.passed))
     more = "".join(
         f'<th class="wide">{name}</th>' for name in ("deterministic", "fork", "snapshot", "expert", "rewards")
     )
@@ -92,36 +92,36 @@ def _index(entries: Sequence[Entry]) -> str:
     return page("Environments · Starpod", body, style=STYLE)
 
 
-def _row(entry: Entry) -> str:
+def _render_row(entry: Entry) -> str:
     spec, can = entry.spec, entry.spec.capabilities
     capabilities = [_yes_or_no(value) for value in (can.deterministic, can.fork, can.snapshot, can.expert_action)]
     broken = ", ".join(f'<span class="whole">{id_}</span>' for id_ in entry.broken)
     verdict = _coloured(entry.passed, "passes", f"fails {broken}".strip())
     more = "".join(f'<td class="wide">{cell}</td>' for cell in (*capabilities, escape(_count_statuses(entry.rewards))))
     link = f'<a href="{escape(spec.id)}.html">{escape(spec.id)}</a>'
-    return f'<tr><td>{link}</td><td>{verdict}</td>{more}<td class="n">{_rate(entry)}</td></tr>'
+    return f'<tr><td>{link}</td><td>{verdict}</td>{more}<td class="n">{_format_rate(entry)}</td></tr>'
 
 
-def _environment_page(entry: Entry) -> str:
+def _render_environment(entry: Entry) -> str:
     spec = entry.spec
     facts = [
         f"version {escape(spec.version)}",
         f"a session runs {_CONCURRENCY.get(spec.concurrency, 'where the server chooses')}",
-        f"{_rate(entry)} steps per second of one session",
+        f"{_format_rate(entry)} steps per second of one session",
     ]
     parts = [
         f'<p><a href="index.html">All environments</a></p><h1>{escape(spec.title or spec.id)}</h1>',
         f'<p class="muted">{escape(spec.id)}, {", ".join(facts)}</p>',
         f"<p>{_coloured(entry.passed, 'It passes.', 'It fails:')} {escape(entry.first_problem)}</p>",
         f"<h2>Instructions</h2><pre>{escape(spec.instructions)}</pre>" if spec.instructions else "",
-        _options(spec),
-        _results("Contract", entry.contract),
-        _results("Rewards", entry.rewards),
+        _render_options(spec),
+        _render_results("Contract", entry.contract),
+        _render_results("Rewards", entry.rewards),
     ]
     return page(f"{spec.id} · Starpod", "\n".join(filter(None, parts)), style=STYLE)
 
 
-def _options(spec: pb.EnvironmentSpec) -> str:
+def _render_options(spec: pb.EnvironmentSpec) -> str:
     """Return a table of the options in the JSON Schema of Describe, or an empty text without options."""
     options = json.loads(spec.options_schema_json or "{}").get("properties", {})
     rows = "".join(
@@ -133,15 +133,15 @@ def _options(spec: pb.EnvironmentSpec) -> str:
     return f'<h2>Options</h2><div class="scroll"><table>{heads}{rows}</table></div>' if rows else ""
 
 
-def _results(title: str, report: EnvironmentReport) -> str:
+def _render_results(title: str, report: EnvironmentReport) -> str:
     """Return the number of results by status, and a table of the requirements that were not passed."""
-    rows = "".join(_result(result) for result in report.results if result.status != "passed")
+    rows = "".join(_render_result(result) for result in report.results if result.status != "passed")
     head = "<tr><th></th><th>requirement</th><th>found</th></tr>"
     table = f'<div class="scroll"><table class="found">{head}{rows}</table></div>'
     return f"<h2>{title}</h2><p>{escape(_count_statuses(report))}</p>{table if rows else ''}"
 
 
-def _result(result: Result) -> str:
+def _render_result(result: Result) -> str:
     requirement = result.requirement
     status = "warning" if result.status == "failed" and not result.breaks else result.status
     name = f"{requirement.id} {requirement.strength} {escape(requirement.title)}"
@@ -162,5 +162,5 @@ def _yes_or_no(value: bool) -> str:
     return "yes" if value else '<span class="muted">no</span>'
 
 
-def _rate(entry: Entry) -> str:
+def _format_rate(entry: Entry) -> str:
     return "-" if entry.rate is None else f"{entry.rate:,.0f}"

@@ -56,7 +56,7 @@ class Terminal(Observer):
         if result.status in ("failed", "error"):
             self._failed[environment.id] += 1
             self.progress.update(task, failed=f"[red]{self._failed[environment.id]} failed")
-            self.progress.console.print(_lines(result))
+            self.progress.console.print(_format_result(result))
         self.progress.advance(task)
 
     def close(self, report: Report) -> None:
@@ -79,7 +79,7 @@ class Terminal(Observer):
         self.console.print(f"{report.address} ({escape(report.server_name)} {escape(report.server_version)}) {verdict}")
 
 
-def _lines(result: Result) -> str:
+def _format_result(result: Result) -> str:
     requirement = result.requirement
     mark = _MARKS[result.status] if result.breaks else "[yellow]![/]"
     return (
@@ -140,9 +140,9 @@ def to_junit(report: Report) -> str:
     if report.unreachable:
         suite = ElementTree.SubElement(root, "testsuite", name=report.address, tests="1", errors="1")
         case = ElementTree.SubElement(suite, "testcase", classname=report.address, name="the server can be checked")
-        ElementTree.SubElement(case, "error", message=_printable(report.unreachable))
+        ElementTree.SubElement(case, "error", message=_replace_unprintable(report.unreachable))
     for environment in report.environments:
-        counts = Counter(_outcome(result) for result in environment.results)
+        counts = Counter(_junit_outcome(result) for result in environment.results)
         suite = ElementTree.SubElement(
             root,
             "testsuite",
@@ -162,18 +162,18 @@ def to_junit(report: Report) -> str:
                 name=f"{requirement.id} {requirement.strength} {requirement.title}",
                 time=f"{result.seconds:.3f}",
             )
-            if outcome := _outcome(result):
-                ElementTree.SubElement(case, outcome, message=_printable(result.message))
+            if outcome := _junit_outcome(result):
+                ElementTree.SubElement(case, outcome, message=_replace_unprintable(result.message))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _outcome(result: Result) -> str:
+def _junit_outcome(result: Result) -> str:
     if result.status == "failed":
         return "failure" if result.breaks else "skipped"
     return {"error": "error", "skipped": "skipped", "passed": ""}[result.status]
 
 
-def _printable(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     """Replace characters that cannot be printed, because XML does not allow control characters."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)

@@ -38,7 +38,7 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
         table.add_column("Capabilities")
     notes: list[str] = []
     for spec in response.environments:
-        capabilities = [", ".join(_capabilities(spec))] if roomy else []
+        capabilities = [", ".join(_list_capabilities(spec))] if roomy else []
         table.add_row(escape(spec.id), escape(spec.version), escape(spec.title), *capabilities)
         if (confinement := spec.confinement).mode:
             lacking = f", missing {', '.join(confinement.missing)}" if confinement.missing else ""
@@ -46,13 +46,13 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
     console.print(table)
     for note in notes:
         console.print(escape(note), highlight=False)
-    sessions = _count(response.live_sessions, "live session")
-    workers = _count(len(response.endpoints) or 1, "worker")
+    sessions = _format_count(response.live_sessions, "live session")
+    workers = _format_count(len(response.endpoints) or 1, "worker")
     state = ", draining: no new sessions" if response.draining else ""
     console.print(f"{sessions}, {workers}{state}", highlight=False)
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s'[: number != 1]}"
 
 
@@ -74,7 +74,7 @@ def describe(connection: AbstractContextManager[Connection], environment: str, v
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     facts.add_column(style="bold")
     facts.add_column()
-    for name, value in _facts(spec):
+    for name, value in _list_facts(spec):
         facts.add_row(name, escape(value))
     console.print()
     console.print(facts)
@@ -89,7 +89,7 @@ def describe(connection: AbstractContextManager[Connection], environment: str, v
         console.print(options)
 
 
-def _facts(spec: pb.EnvironmentSpec) -> list[tuple[str, str]]:
+def _list_facts(spec: pb.EnvironmentSpec) -> list[tuple[str, str]]:
     space, limits = spec.action_space, spec.limits
     concurrency = pb.ConcurrencyClass.Name(spec.concurrency).removeprefix("CONCURRENCY_CLASS_").lower()
     facts = [
@@ -104,25 +104,25 @@ def _facts(spec: pb.EnvironmentSpec) -> list[tuple[str, str]]:
             f"{limits.max_turns or 'any number of'} turns, {limits.max_actions_per_turn or 'any number of'} actions a "
             f"turn, {limits.max_actions or 'any number of'} actions an episode",
         ),
-        ("Capabilities", ", ".join(_capabilities(spec))),
+        ("Capabilities", ", ".join(_list_capabilities(spec))),
         (
             "Steps run",
             {"inline": "in the event loop", "thread": "on a thread", "process": "in a process"}.get(concurrency, ""),
         ),
-        ("Confined", _confinement(spec.confinement)),
+        ("Confined", _describe_confinement(spec.confinement)),
         ("Restores", spec.restores_versions),
     ]
     return [(name, value) for name, value in facts if value]
 
 
-def _confinement(confinement: pb.Confinement) -> str:
+def _describe_confinement(confinement: pb.Confinement) -> str:
     if not confinement.mode:
         return ""
     applied, missing = ", ".join(confinement.applied), ", ".join(confinement.missing)
     return f"{confinement.mode}; holds: {applied or 'nothing'}; missing: {missing or 'nothing'}"
 
 
-def _capabilities(spec: pb.EnvironmentSpec) -> list[str]:
+def _list_capabilities(spec: pb.EnvironmentSpec) -> list[str]:
     return [field.name for field, value in spec.capabilities.ListFields() if value]
 
 

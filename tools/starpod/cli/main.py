@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, subcommand.summary) for name, subcommand in SUBCOMMANDS.items()])
 
 
-def _version() -> str:
+def _installed_version() -> str:
     try:
         return version("starpod")
     except PackageNotFoundError:  # run from a source tree that is not installed
@@ -121,7 +121,7 @@ def _version() -> str:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), prog_name="starpod")
+@click.version_option(_installed_version(), prog_name="starpod")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
 def starpod(debug: bool) -> None:
     """Environments for LLM agents as stateful gRPC services."""
@@ -175,12 +175,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         gone = sys.stdout is not output or isinstance(error.__context__, BrokenPipeError)
         status = 128 + signal.SIGPIPE if gone else error.code
     except Exception as error:
-        _print_error(_sentence(error), debug)
+        _print_error(_describe_error(error), debug)
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _sentence(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
         return f"{error.filename}: {error.strerror}" if error.filename else f"cannot write or read: {error.strerror}"
     return str(error) or type(error).__name__

@@ -133,7 +133,7 @@ class Screen:
         self._console = console
         self._clears = clears
         self._shortcuts = {name.lower(): name for name in game.spec.action_space.names if name.lower() in ARROWS}
-        self._note: RenderableType = self._help()
+        self._note: RenderableType = self._render_help()
 
     def run(self, read: Reader) -> None:
         """Play until the player quits or the input ends."""
@@ -166,7 +166,7 @@ class Screen:
                     game.again() if command == "again" else game.new()
                     self._note = Text(f"A new episode, seed {game.seed}.")
                 case "help":
-                    self._note = self._help()
+                    self._note = self._render_help()
                 case _ if line:
                     actions = game.parse(line)
                     self._note = _describe_turn(actions, game.play(actions), len(game.turns))
@@ -184,15 +184,15 @@ class Screen:
             self._console.print(Text.assemble((spec.id, "bold"), f" {spec.version}  {spec.title}  seed {game.seed}"))
         picture = game.picture().rstrip()
         board = Panel(_colour(picture), title="state", title_align="left", padding=(0, 2), expand=False)
-        self._console.print(Columns([board, self._status()], padding=(0, 1)))
+        self._console.print(Columns([board, self._render_status()], padding=(0, 1)))
         seen = "\n".join(map(part_text, game.observation.parts)).rstrip()
         if seen != picture:
             self._console.print(Panel(Text(seen), title="what the agent sees", title_align="left", expand=False))
         self._console.print(self._note)
         if game.over:
-            self._console.print(self._end())
+            self._console.print(self._render_end())
 
-    def _status(self) -> RenderableType:
+    def _render_status(self) -> RenderableType:
         game = self._game
         last = game.transition.reward if game.transition else 0.0
         turns = f"{len(game.turns)} of {game.limits.max_turns}" if game.limits.max_turns else str(len(game.turns))
@@ -204,7 +204,7 @@ class Screen:
             table.add_row("score", f"{game.observation.score:.0%}")
         return table
 
-    def _help(self) -> RenderableType:
+    def _render_help(self) -> RenderableType:
         game = self._game
         space = game.spec.action_space
         valid = [action_text(action) for action in game.observation.valid_actions]
@@ -221,7 +221,7 @@ class Screen:
         lines.append(Text(f"{keys}{several}also {', '.join(COMMANDS)}", style="bright_black"))
         return Group(*lines)
 
-    def _end(self) -> RenderableType:
+    def _render_end(self) -> RenderableType:
         game = self._game
         transition = game.transition
         assert transition is not None
@@ -285,14 +285,14 @@ def keys() -> Iterator[Reader]:
     terminal = sys.stdin.fileno()
     saved_settings = termios.tcgetattr(terminal)
     tty.setcbreak(terminal)
-    key = _keys(terminal)
+    key = _make_key_reader(terminal)
     try:
         yield lambda shortcuts: _edit_line(key, shortcuts, sys.stdout)
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, saved_settings)
 
 
-def _keys(terminal: int) -> Callable[[], str]:
+def _make_key_reader(terminal: int) -> Callable[[], str]:
     """Return a function that reads one key: a character, an arrow's name, or an empty text at the end of the input."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

@@ -188,7 +188,7 @@ async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[
     length = request.headers.get("content-length")
     expected_bytes = max_bytes if length is None else whole(length, max_bytes)
     if expected_bytes is None:
-        raise _too_large(max_bytes)
+        raise _too_large_error(max_bytes)
     large = expected_bytes > _LARGE_BODY_BYTES
     async with _large_bodies.turn(key_of(request)) if large else nullcontext():
         try:
@@ -215,11 +215,11 @@ async def _receive(request: Request, max_bytes: int) -> bytes:
     async for part in request.stream():
         data += part
         if len(data) > max_bytes:
-            raise _too_large(max_bytes)
+            raise _too_large_error(max_bytes)
     return bytes(data)
 
 
-def _too_large(max_bytes: int) -> Refused:
+def _too_large_error(max_bytes: int) -> Refused:
     return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", f"a body has at most {max_bytes} bytes")
 
 

@@ -37,7 +37,7 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
                 if not 0 <= number <= _MOST_NUMBER:
                     raise bad_request(f"`{name}` must be at least 0, and at most {_MOST_NUMBER}")
                 values[name] = number
-        return JSONResponse(_facts(records.begin(field(body, "name", str, ""), values), keys))
+        return JSONResponse(_describe_record(records.begin(field(body, "name", str, ""), values), keys))
 
     async def count(request: Request) -> Response:
         require_token(request)
@@ -45,7 +45,7 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
 
     async def show(request: Request) -> Response:
         require_token(request)
-        return JSONResponse(_facts(records.record(request.path_params["name"]), keys))
+        return JSONResponse(_describe_record(records.record(request.path_params["name"]), keys))
 
     async def reward(request: Request) -> Response:
         require_token(request)
@@ -55,7 +55,7 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
             raise bad_request(f"`value` must be a number from -{_MOST_REWARD:g} to {_MOST_REWARD:g}")
         record = records.record(request.path_params["name"])
         record.reward(float(value), field(body, "key", str, ""))
-        return JSONResponse(_facts(record, keys))
+        return JSONResponse(_describe_record(record, keys))
 
     async def end(request: Request) -> Response:
         require_token(request)
@@ -77,7 +77,7 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
     }
 
 
-def _facts(record: Record, keys: Keys) -> dict[str, Any]:
+def _describe_record(record: Record, keys: Keys) -> dict[str, Any]:
     session, episode = record.session, record.episode
     return {
         "name": session.name,

@@ -77,10 +77,10 @@ class OutsideAgent(Agent):
                 case Replied() as replied:
                     reply, self._reply = self._reply, replied
                     if reply is not None:
-                        return _move(reply, None)
+                        return _make_move(reply, None)
                 case Step() as step:
                     reply, self._reply = self._reply, None
-                    return _move(reply, step.actions)
+                    return _make_move(reply, step.actions)
                 case Left() as left:
                     self._left = left
         if self.session.broken is not None:
@@ -89,7 +89,7 @@ class OutsideAgent(Agent):
             raise (AgentRefused if self._left.refused else AgentError)(self._left.failed)
         if self._reply is not None:
             reply, self._reply = self._reply, None
-            return _move(reply, None)
+            return _make_move(reply, None)
         return Stop("context" if self.session.full else "")
 
     def close(self) -> None:
@@ -109,15 +109,15 @@ class OutsideAgent(Agent):
                 self._last.result.set_exception(refused)
                 self._last.result.exception()  # mark it as retrieved, in case no request waits any more
             else:
-                self._last.result.set_result(self._result())
+                self._last.result.set_result(self._describe_result())
 
-    def _result(self) -> dict[str, Any]:
+    def _describe_result(self) -> dict[str, Any]:
         episode = self._episode
         turn = episode.turns[-1] if episode is not None and episode.turns else None
         facts = {"reward": turn.parts.get("environment", 0.0), "valid": turn.valid} if turn is not None else {}
-        return {**facts, **self._state()}
+        return {**facts, **self._describe_state()}
 
-    def _state(self) -> dict[str, Any]:
+    def _describe_state(self) -> dict[str, Any]:
         environment = self._environment
         return {
             "observation": environment.observation.text,
@@ -139,7 +139,7 @@ class OutsideAgent(Agent):
             "instructions": self._environment.instructions,
             "actions": list(self._task.actions),
             "limits": {"turns": limits.max_turns, "actions_per_turn": limits.max_actions_per_turn},
-            **self._state(),
+            **self._describe_state(),
         }
 
     async def step(self, actions: Sequence[str], index: int | None) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _over(name: str) -> Refused:
     return Refused(HTTPStatus.GONE, "session_over", f"the episode of {name} is over")
 
 
-def _move(replied: Replied | None, actions: Sequence[str] | None) -> Move:
+def _make_move(replied: Replied | None, actions: Sequence[str] | None) -> Move:
     if replied is None:
         return Move("", actions)
     turn = replied.turn

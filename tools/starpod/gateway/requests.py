@@ -164,12 +164,12 @@ def _digest(value: object) -> bytes:
 def _parse_arguments(arguments: str) -> Any:
     """Parse a call's arguments, so that equal ones compare equal: clients write 1.0 as 1, and {} as an empty text."""
     try:
-        return json.loads(arguments.strip() or "{}", parse_float=_number, strict=False)
+        return json.loads(arguments.strip() or "{}", parse_float=_parse_number, strict=False)
     except ValueError:
         return arguments.strip()
 
 
-def _number(text: str) -> int | float:
+def _parse_number(text: str) -> int | float:
     number = float(text)
     return int(number) if number.is_integer() else number
 

@@ -240,7 +240,7 @@ class Session:
         sampler, ask = self.sampler, draft.ask
         template, tokens = sampler.template, reply.tokens
         tools = bool(ask.tools) and ask.choice.kind != "none"
-        shown, length, stop = _cut(template, tokens, ask.stop)
+        shown, length, stop = _cut_at_stop(template, tokens, ask.stop)
         full_text, finish = draft.complete_text(shown), "stop" if stop else reply.finish
         parts = parse_reply(full_text, tools=tools, most_calls=1 if ask.one_call else None)
         if ask.one_call and parts.calls and full_text[parts.end :].strip():
@@ -296,7 +296,7 @@ def _new_texts(ask: Ask) -> list[str]:
     return texts
 
 
-def _cut(template: Template, tokens: list[int], stops: tuple[str, ...]) -> tuple[str, int, str]:
+def _cut_at_stop(template: Template, tokens: list[int], stops: tuple[str, ...]) -> tuple[str, int, str]:
     """Return the text before the first stop text, the number of ids up to the stop text's end, and the stop text.
 
     Without a stop text, these are the whole text, all ids and "". Later ids are dropped: nobody has seen them.

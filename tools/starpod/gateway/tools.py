@@ -99,10 +99,10 @@ def _read_call(text: str, start: int) -> tuple[Call | None, int, bool]:
         return None, start, cut and text.find(_CLOSE, start) < 0
     except (ValueError, RecursionError):
         return None, start, False
-    return _call_of(value), end, False
+    return _as_call(value), end, False
 
 
-def _call_of(value: Any) -> Call | None:
+def _as_call(value: Any) -> Call | None:
     """Return a decoded object as a call, with arguments as JSON text, or None if it is no valid call."""
     if (
         not isinstance(value, dict)

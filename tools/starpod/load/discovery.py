@@ -168,14 +168,14 @@ def make_plan(values: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
         environment_id=spec.id,
         version=spec.version,
         options=parse_options(spec, values["assignments"]),
-        turns=_turns(kind, recording, values["actions"] or tuple(spec.action_space.names), spec.id),
+        turns=_make_turns(kind, recording, values["actions"] or tuple(spec.action_space.names), spec.id),
     )
     check_plan(plan, spec)
     try_options(plan)
     return plan, servers.as_json()
 
 
-def _turns(kind: str, recording: Path | None, actions: Sequence[str], environment: str) -> Turns:
+def _make_turns(kind: str, recording: Path | None, actions: Sequence[str], environment: str) -> Turns:
     if recording is None:
         return Turns("expert" if kind == "expert" else "random", tuple(actions))
     try:

@@ -260,7 +260,7 @@ def generate(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
     """Run a generator process (its main function)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and sends an order to stop
     tune_garbage_collection()
-    with asyncio.Runner(loop_factory=_loop) as runner:
+    with asyncio.Runner(loop_factory=_make_loop) as runner:
         runner.run(_follow_orders(plan, process, pipe))
     # Skip the interpreter's shutdown, which would wait for gRPC's threads.
     pipe.close()
@@ -277,7 +277,7 @@ def tune_garbage_collection() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def _make_loop() -> asyncio.AbstractEventLoop:
     """Return an event loop over select(), whose timeouts have microsecond resolution.
 
     That of epoll() is 1 ms: a step due in 0.2 ms would be sent after 1 ms. select() is limited to 1,024 files,

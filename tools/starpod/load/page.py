@@ -32,7 +32,7 @@ td:first-child { white-space: nowrap; }
 """
 
 
-_chart = functools.partial(line_chart, width=420, height=240)
+_render_chart = functools.partial(line_chart, width=420, height=240)
 
 
 def write_page(report: Mapping[str, Any], path: Path) -> None:
@@ -42,16 +42,16 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
 
 def render_page(report: Mapping[str, Any]) -> str:
     stages = report["stages"]
-    sections = [_head(report), _verdicts(report), _warnings(report), _search(report)]
+    sections = [_render_head(report), _render_verdicts(report), _render_warnings(report), _render_search(report)]
     if len(stages) > 1:
-        sections.append(_overview(stages))
+        sections.append(_render_overview(stages))
     for number, stage in enumerate(stages):
-        sections.append(_stage(stage, unfolded=number == len(stages) - 1, alone=len(stages) == 1))
-    sections.append(_settings(report))
+        sections.append(_render_stage(stage, unfolded=number == len(stages) - 1, alone=len(stages) == 1))
+    sections.append(_render_settings(report))
     return page(f"{_title(report)} · Starpod", "\n".join(filter(None, sections)), style=STYLE)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _render_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return an HTML table. A head that begins with `#` marks a column of numbers. Cells are HTML."""
     kinds = [' class="n"' if head.startswith("#") else "" for head in heads]
     head = "".join(f"<th{kind}>{head.removeprefix('#')}</th>" for kind, head in zip(kinds, heads, strict=True))
@@ -68,7 +68,7 @@ def _title(report: Mapping[str, Any]) -> str:
     return f"Load on {report['plan']['environment']}"
 
 
-def _head(report: Mapping[str, Any]) -> str:
+def _render_head(report: Mapping[str, Any]) -> str:
     server, plan = report["server"], report["plan"]
     replicas = server["replicas"]
     facts = [
@@ -83,12 +83,16 @@ def _head(report: Mapping[str, Any]) -> str:
     search = report.get("search")
     tiles = []
     if search:
-        tiles.append(_tile("none" if search["rate"] is None else show(search["rate"], "rate"), "highest rate, steps/s"))
+        tiles.append(
+            _render_tile("none" if search["rate"] is None else show(search["rate"], "rate"), "highest rate, steps/s")
+        )
     tiles += [
-        _tile(show(stage["steps_per_second"], "rate"), "steps/s", _interval(stage, "steps_per_second", "rate")),
-        _tile(milliseconds(step.get("p50_ms")), "p50 of a step", _interval(stage, "step.p50_ms")),
-        _tile(milliseconds(step.get("p99_ms")), "p99 of a step", _interval(stage, "step.p99_ms")),
-        _tile(f"{sum(entry['errors']['total'] for entry in report['stages']):,}", "errors"),
+        _render_tile(
+            show(stage["steps_per_second"], "rate"), "steps/s", _format_interval(stage, "steps_per_second", "rate")
+        ),
+        _render_tile(milliseconds(step.get("p50_ms")), "p50 of a step", _format_interval(stage, "step.p50_ms")),
+        _render_tile(milliseconds(step.get("p99_ms")), "p99 of a step", _format_interval(stage, "step.p99_ms")),
+        _render_tile(f"{sum(entry['errors']['total'] for entry in report['stages']):,}", "errors"),
     ]
     note = (
         "" if len(report["stages"]) == 1 else f'<p class="muted">The figures below are of: {escape(stage["name"])}</p>'
@@ -99,19 +103,19 @@ def _head(report: Mapping[str, Any]) -> str:
     )
 
 
-def _tile(number: str, label: str, interval: str = "") -> str:
+def _render_tile(number: str, label: str, interval: str = "") -> str:
     more = f"<span>{escape(interval)}</span>" if interval else ""
     return f'<div class="tile"><b>{escape(number)}</b><span>{escape(label)}</span>{more}</div>'
 
 
-def _interval(stage: Mapping[str, Any], name: str, kind: Kind = "milliseconds") -> str:
+def _format_interval(stage: Mapping[str, Any], name: str, kind: Kind = "milliseconds") -> str:
     interval = stage["uncertainty"].get(name)
     if not interval:
         return ""
     return f"{show(interval[0], kind)} to {show(interval[1], kind)}"
 
 
-def _verdicts(report: Mapping[str, Any]) -> str:
+def _render_verdicts(report: Mapping[str, Any]) -> str:
     rows = "".join(
         f'<li class="{"met" if verdict["met"] else "unmet"}"><b>{"met" if verdict["met"] else "not met"}</b>'
         f"<code>{escape(verdict['requirement'])}</code> "
@@ -121,12 +125,12 @@ def _verdicts(report: Mapping[str, Any]) -> str:
     return f'<ul class="verdicts">{rows}</ul>' if rows else ""
 
 
-def _warnings(report: Mapping[str, Any]) -> str:
+def _render_warnings(report: Mapping[str, Any]) -> str:
     rows = "".join(f"<li>{escape(warning)}</li>" for warning in report["warnings"])
     return f'<ul class="warnings">{rows}</ul>' if rows else ""
 
 
-def _search(report: Mapping[str, Any]) -> str:
+def _render_search(report: Mapping[str, Any]) -> str:
     search = report.get("search")
     if not search:
         return ""
@@ -142,22 +146,23 @@ def _search(report: Mapping[str, Any]) -> str:
     outcome = (
         "No rate held it." if search["rate"] is None else f"{show(search['rate'], 'rate')} steps/s held it, confirmed."
     )
-    return f"<h2>The highest rate that keeps {escape(' and '.join(search['targets']))}</h2><p>{outcome}</p>" + _table(
-        ("#Steps/s due", "", "Outcome", "Measured"), rows
+    return (
+        f"<h2>The highest rate that keeps {escape(' and '.join(search['targets']))}</h2><p>{outcome}</p>"
+        + _render_table(("#Steps/s due", "", "Outcome", "Measured"), rows)
     )
 
 
-def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
+def _render_overview(stages: Sequence[Mapping[str, Any]]) -> str:
     """Chart latency and throughput against load, and list the stages."""
     load = "steps/s due" if all(stage["rate"] for stage in stages[1:]) else "sessions"
-    ordered = sorted(stages, key=lambda stage: _load(stage, load))
+    ordered = sorted(stages, key=lambda stage: _load_of(stage, load))
     latencies = []
     for colour, name in enumerate(("p50", "p99")):
-        values = [(_load(stage, load), stage["calls"].get("step", {}).get(f"{name}_ms")) for stage in ordered]
+        values = [(_load_of(stage, load), stage["calls"].get("step", {}).get(f"{name}_ms")) for stage in ordered]
         latencies.append(Series(name, [(at, value / 1e3) for at, value in values if value], colour, dots=True))
-    steps = Series("steps/s", [(_load(stage, load), stage["steps_per_second"]) for stage in ordered], 2, dots=True)
-    charts = _chart("Latency of a step", latencies, kind="seconds", logarithmic=True, x_label=load)
-    charts += _chart("Steps/s", [steps], kind="rate", x_label=load)
+    steps = Series("steps/s", [(_load_of(stage, load), stage["steps_per_second"]) for stage in ordered], 2, dots=True)
+    charts = _render_chart("Latency of a step", latencies, kind="seconds", logarithmic=True, x_label=load)
+    charts += _render_chart("Steps/s", [steps], kind="rate", x_label=load)
     percentiles = ("p50", "p99", "p99.9")
     rows = [
         (
@@ -170,15 +175,15 @@ def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
         for stage in stages
     ]
     heads = ("Stage", "#Sessions", "#Steps/s", *(f"#{name}" for name in percentiles), "#Errors")
-    return f'<h2>Stages</h2><div class="charts large">{charts}</div>{_table(heads, rows)}'
+    return f'<h2>Stages</h2><div class="charts large">{charts}</div>{_render_table(heads, rows)}'
 
 
-def _load(stage: Mapping[str, Any], kind: str) -> float:
+def _load_of(stage: Mapping[str, Any], kind: str) -> float:
     """Return a stage's position on the x axis. A closed loop among open ones has no rate due: use its throughput."""
     return float(stage["sessions"] if kind == "sessions" else stage["rate"] or stage["steps_per_second"])
 
 
-def _settings(report: Mapping[str, Any]) -> str:
+def _render_settings(report: Mapping[str, Any]) -> str:
     rows = "".join(
         f'<tr><td class="key">{escape(key.replace("_", " "))}</td><td>{escape(str(value))}</td></tr>'
         for key, value in report["plan"].items()
@@ -198,7 +203,7 @@ LEVELS = (50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999)
 """Percentiles on the x axis of the curve. Those with too few latencies are left out."""
 
 
-def _stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
+def _render_stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
     """Return a stage's section, which the reader can fold unless it is the only one (`alone`).
 
     `unfolded` says whether it starts open.
@@ -213,8 +218,9 @@ def _stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
         )
     body = (
         f'<p class="muted">{escape(load)}.</p>'
-        f'<div class="charts large">{_percentiles(stage)}{_over_time(stage)}{_rate(stage)}</div>'
-        f"{_calls(stage)}{_server_time(stage)}{_replicas(stage)}{_errors(stage)}{_generators(stage)}"
+        f'<div class="charts large">{_render_percentiles(stage)}{_render_latencies(stage)}{_render_rates(stage)}</div>'
+        f"{_render_calls(stage)}{_render_server_time(stage)}{_render_replicas(stage)}"
+        f"{_render_errors(stage)}{_render_generators(stage)}"
     )
     if alone:
         return body
@@ -222,23 +228,23 @@ def _stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
     return f'<details class="stage"{state}><summary>{escape(stage["name"])}</summary>{body}</details>'
 
 
-def _percentiles(stage: Mapping[str, Any]) -> str:
+def _render_percentiles(stage: Mapping[str, Any]) -> str:
     """Chart latency by percentile, on an axis where 90, 99 and 99.9 % are equally far apart."""
     series = []
     step = stage["calls"].get("step", {})
     if "service" in step:
-        series.append(Series("step", _curve(step["hdr"]), 0))
-        series.append(Series("from sent", _curve(step["service"]["hdr"]), 5))
+        series.append(Series("step", _percentile_curve(step["hdr"]), 0))
+        series.append(Series("from sent", _percentile_curve(step["service"]["hdr"]), 5))
     for call, figures in stage["calls"].items():
         if call not in ("open", "close", "renew") and not (call == "step" and series) and len(series) < COLOURS:
-            series.append(Series(call, _curve(figures["hdr"]), len(series)))
+            series.append(Series(call, _percentile_curve(figures["hdr"]), len(series)))
     ticks = [(_axis_position(level), f"{level:g} %") for level in LEVELS]
-    return _chart(
+    return _render_chart(
         "Latency by percentile", series, kind="seconds", x_label="percentile", x_ticks=ticks, logarithmic=True
     )
 
 
-def _curve(text: str) -> list[Point]:
+def _percentile_curve(text: str) -> list[Point]:
     histogram = Histogram.decode(text)
     reached = 100 * (1 - 1 / max(len(histogram), 2))
     levels = [level for level in LEVELS if level <= reached]
@@ -249,7 +255,7 @@ def _axis_position(level: float) -> float:
     return -math.log10(1 - level / 100)
 
 
-def _over_time(stage: Mapping[str, Any]) -> str:
+def _render_latencies(stage: Mapping[str, Any]) -> str:
     series = []
     for colour, name in enumerate(("p50", "p95", "p99")):
         points = [
@@ -258,10 +264,10 @@ def _over_time(stage: Mapping[str, Any]) -> str:
             if interval["calls"].get("step")
         ]
         series.append(Series(name, points, colour))
-    return _chart("Latency of a step over time", series, kind="seconds", x_label="seconds", logarithmic=True)
+    return _render_chart("Latency of a step over time", series, kind="seconds", x_label="seconds", logarithmic=True)
 
 
-def _rate(stage: Mapping[str, Any]) -> str:
+def _render_rates(stage: Mapping[str, Any]) -> str:
     length = stage["interval_seconds"]
     steps = [(interval["at_seconds"], interval["steps"] / length) for interval in stage["intervals"]]
     rules = [] if stage["rate"] is None else [Rule(stage["rate"], "due")]
@@ -271,10 +277,10 @@ def _rate(stage: Mapping[str, Any]) -> str:
     if len(steps) > 1 and whole % 1 > 0.02:
         steps = steps[:-1]  # drop the last interval, which is shorter than the others
     line = Series("steps/s", steps, 2)
-    return _chart("Steps/s over time", [line], rules=rules, marks=marks, kind="rate", x_label="seconds")
+    return _render_chart("Steps/s over time", [line], rules=rules, marks=marks, kind="rate", x_label="seconds")
 
 
-def _calls(stage: Mapping[str, Any]) -> str:
+def _render_calls(stage: Mapping[str, Any]) -> str:
     names = ("mean", "p50", "p90", "p99", "p99.9", "max")
     lines = []
     for call, figures in stage["calls"].items():
@@ -285,10 +291,10 @@ def _calls(stage: Mapping[str, Any]) -> str:
     rows = [
         (label, f"{line['count']:,}", *(milliseconds(line[f"{name}_ms"]) for name in names)) for label, line in lines
     ]
-    return "<h3>Calls</h3>" + _table(("Call", "#Count", *(f"#{name}" for name in names)), rows)
+    return "<h3>Calls</h3>" + _render_table(("Call", "#Count", *(f"#{name}" for name in names)), rows)
 
 
-def _server_time(stage: Mapping[str, Any]) -> str:
+def _render_server_time(stage: Mapping[str, Any]) -> str:
     times = stage["server_time"]
     if not times or not times["latency_ms"]:
         return '<h3>Where the time goes</h3><p class="muted">The server does not report its own times.</p>'
@@ -313,7 +319,7 @@ def _server_time(stage: Mapping[str, Any]) -> str:
     )
 
 
-def _replicas(stage: Mapping[str, Any]) -> str:
+def _render_replicas(stage: Mapping[str, Any]) -> str:
     replicas = stage["replicas"]
     if len(replicas) < 2:
         return ""
@@ -329,10 +335,10 @@ def _replicas(stage: Mapping[str, Any]) -> str:
         )
         for replica in replicas
     ]
-    return "<h3>Replicas</h3>" + _table(("Address", "Steps/s", "#p50", "#p99", "#Errors"), rows)
+    return "<h3>Replicas</h3>" + _render_table(("Address", "Steps/s", "#p50", "#p99", "#Errors"), rows)
 
 
-def _errors(stage: Mapping[str, Any]) -> str:
+def _render_errors(stage: Mapping[str, Any]) -> str:
     classes = stage["errors"]["classes"]
     if not classes:
         return ""
@@ -345,12 +351,12 @@ def _errors(stage: Mapping[str, Any]) -> str:
         )
         for kind, entry in classes.items()
     ]
-    return '<h3>Errors</h3><p class="muted">They are in no latency.</p>' + _table(
+    return '<h3>Errors</h3><p class="muted">They are in no latency.</p>' + _render_table(
         ("Class", "#Count", "Calls", "For example"), rows
     )
 
 
-def _generators(stage: Mapping[str, Any]) -> str:
+def _render_generators(stage: Mapping[str, Any]) -> str:
     shares = ", ".join(f"{100 * generator['loop_cpu_share']:.0f} %" for generator in stage["generators"])
     late = milliseconds(stage["late_p99_ms"])
     return (

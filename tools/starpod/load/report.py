@@ -97,19 +97,21 @@ def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
             errors[key].add(failures.count, failures.example)
     paths = sum((summary.paths for summary in result.summaries), Counter[str]())
     report["paths"] = {path: paths[path] / paths.total() for path in PATHS if paths[path]}
-    report["calls"] = _calls(result)
+    report["calls"] = _report_calls(result)
     report["errors"] = _count_errors(errors, whole.calls)
-    report["server_time"] = _server_time(result)
+    report["server_time"] = _report_server_time(result)
     report["replicas"] = [
-        _replica(number, place.address, errors, whole, seconds) for number, place in enumerate(plan.places)
+        _report_replica(number, place.address, errors, whole, seconds) for number, place in enumerate(plan.places)
     ]
-    report["generators"] = [_generator(summary) for summary in result.summaries]
-    report["late_p99_ms"] = _ms(*whole.late.percentiles(99))
-    report["intervals"] = [_point(number * stage.interval, point) for number, point in enumerate(result.points)]
+    report["generators"] = [_report_generator(summary) for summary in result.summaries]
+    report["late_p99_ms"] = _to_ms(*whole.late.percentiles(99))
+    report["intervals"] = [
+        _report_interval(number * stage.interval, point) for number, point in enumerate(result.points)
+    ]
     report["uncertainty"] = intervals_of(report)
     report["ended"] = result.ended
     report["interrupted"] = result.interrupted
-    report["warnings"] = _warnings(report, plan)
+    report["warnings"] = _collect_warnings(report, plan)
     return report
 
 
@@ -145,18 +147,18 @@ def judge(requirements: Sequence[Requirement], stages: Sequence[Mapping[str, Any
 def figures(histogram: Histogram) -> dict[str, Any]:
     return {
         "count": len(histogram),
-        "mean_ms": _ms(histogram.mean),
-        **_percentiles(histogram),
+        "mean_ms": _to_ms(histogram.mean),
+        **_report_percentiles(histogram),
         "hdr": histogram.encode(),
     }
 
 
-def _percentiles(histogram: Histogram) -> dict[str, float | None]:
+def _report_percentiles(histogram: Histogram) -> dict[str, float | None]:
     levels = {**{f"{name}_ms": level for name, level in PERCENTILES.items()}, "max_ms": 100.0}
-    return {name: _ms(value) for name, value in zip(levels, histogram.percentiles(*levels.values()), strict=True)}
+    return {name: _to_ms(value) for name, value in zip(levels, histogram.percentiles(*levels.values()), strict=True)}
 
 
-def _calls(result: StageResult) -> dict[str, Any]:
+def _report_calls(result: StageResult) -> dict[str, Any]:
     calls: dict[str, Any] = {}
     for call in CALLS:
         response, service = (
@@ -181,7 +183,7 @@ def _count_errors(errors: Mapping[ErrorKey, Failures], calls: int) -> dict[str, 
     return {"total": total, "share": total / (calls + total) if total else 0.0, "classes": classes}
 
 
-def _server_time(result: StageResult) -> dict[str, Any] | None:
+def _report_server_time(result: StageResult) -> dict[str, Any] | None:
     """Return mean times of the measured calls: in environments, in the server, and as seen by the client."""
     times = ServerTime()
     for summary in result.summaries:
@@ -195,15 +197,15 @@ def _server_time(result: StageResult) -> dict[str, Any] | None:
     environment, total = times.environment / times.calls, times.total / times.calls
     return {
         "calls": times.calls,
-        "environment_ms": _ms(environment),
-        "queue_ms": _ms(times.queue / times.calls) if times.queue else None,
-        "total_ms": _ms(total),
-        "latency_ms": _ms(seen.mean),
-        "overhead_ms": _ms(seen.mean - environment),
+        "environment_ms": _to_ms(environment),
+        "queue_ms": _to_ms(times.queue / times.calls) if times.queue else None,
+        "total_ms": _to_ms(total),
+        "latency_ms": _to_ms(seen.mean),
+        "overhead_ms": _to_ms(seen.mean - environment),
     }
 
 
-def _replica(
+def _report_replica(
     number: int, address: str, errors: Mapping[ErrorKey, Failures], whole: Totals, seconds: float
 ) -> dict[str, Any]:
     done = whole.steps.get(number, 0)
@@ -212,13 +214,13 @@ def _replica(
         "address": address,
         "steps": done,
         "steps_per_second": done / seconds if seconds else 0.0,
-        "p50_ms": _ms(p50),
-        "p99_ms": _ms(p99),
+        "p50_ms": _to_ms(p50),
+        "p99_ms": _to_ms(p99),
         "errors": sum(failures.count for (server, _, _), failures in errors.items() if server == number),
     }
 
 
-def _generator(summary: Summary) -> dict[str, Any]:
+def _report_generator(summary: Summary) -> dict[str, Any]:
     seconds = summary.seconds or 1.0
     return {
         "sessions": summary.sessions,
@@ -227,17 +229,17 @@ def _generator(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _point(at: float, point: Point) -> dict[str, Any]:
+def _report_interval(at: float, point: Point) -> dict[str, Any]:
     calls = {}
     for call in CALLS:
         if call in point.latencies:
             histogram = point.of(call)
-            kept = {name: value for name, value in _percentiles(histogram).items() if name in IN_CURVES}
+            kept = {name: value for name, value in _report_percentiles(histogram).items() if name in IN_CURVES}
             calls[call] = {"count": len(histogram), **kept, "hdr": point.latencies[call]}
     return {"at_seconds": at, "steps": point.steps, "errors": point.errors, "calls": calls}
 
 
-def _warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:
+def _collect_warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:
     warnings = []
     if report["ended"]:
         warnings.append(f"ended early: {report['ended']}")
@@ -266,7 +268,7 @@ def _warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:
     return warnings
 
 
-def _ms(seconds: float) -> float | None:
+def _to_ms(seconds: float) -> float | None:
     return round(1e3 * seconds, 6) if math.isfinite(seconds) else None
 
 
@@ -316,7 +318,7 @@ def draws_of(stage: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
 def intervals_of(stage: Mapping[str, Any]) -> dict[str, list[float]]:
     """Return the confidence interval [low, high] of each figure, by name."""
     return {
-        name: _interval(values[np.isfinite(values)])
+        name: _confidence_interval(values[np.isfinite(values)])
         for name, values in sorted(draws_of(stage).items())
         if np.isfinite(values).any()
     }
@@ -391,15 +393,15 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     for first, second in pairs:
         for report, which in ((first, "first"), (second, "second")):
             remarks += [f"{first['name']}, {which}: {warning}" for warning in report["warnings"]]
-        changes += _changes(first, second)
+        changes += _compare_stages(first, second)
     return Comparison(changes, remarks)
 
 
-def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
+def _compare_stages(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
     # Different seeds, or the noise of the two reports would be correlated.
     draws = draws_of(first, 1), draws_of(second, 2)
     changes = []
-    for name, before, after in _common_figures(first, second):
+    for name, before, after in _pair_figures(first, second):
         low = high = None
         verdict = "unsure"
         if name in draws[0] and name in draws[1]:
@@ -407,24 +409,24 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change
                 ratios = draws[1][name] / draws[0][name] - 1
             ratios = ratios[np.isfinite(ratios)]
             if len(ratios):
-                low, high = _interval(ratios)
-                verdict = _verdict(name, after / before - 1 if before else 0.0, low, high)
+                low, high = _confidence_interval(ratios)
+                verdict = _judge_change(name, after / before - 1 if before else 0.0, low, high)
         changes.append(Change(first["name"], name, before, after, low, high, verdict))
     return changes
 
 
-def _verdict(name: str, change: float, low: float, high: float) -> str:
+def _judge_change(name: str, change: float, low: float, high: float) -> str:
     if low <= 0 <= high or abs(change) < MIN_CHANGE:
         return "same"
     return "better" if (change > 0) == (name == "steps_per_second") else "worse"
 
 
-def _interval(values: Array) -> list[float]:
+def _confidence_interval(values: Array) -> list[float]:
     tail = 50 * (1 - CONFIDENCE)
     return [float(edge) for edge in np.percentile(values, [tail, 100 - tail])]
 
 
-def _common_figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+def _pair_figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """Return (name, before, after) of each figure that both stages have."""
     common = [("steps_per_second", float(first["steps_per_second"]), float(second["steps_per_second"]))]
     for call, figures in first["calls"].items():

@@ -53,7 +53,9 @@ class Screen:
             self._live.update(_live(result, elapsed))
         elif now - self._last >= LINE_SECONDS and result.points:
             self._last = now
-            self.console.print(f"{result.stage.name} {_sentence(result, elapsed)}", highlight=False, soft_wrap=True)
+            self.console.print(
+                f"{result.stage.name} {_describe_progress(result, elapsed)}", highlight=False, soft_wrap=True
+            )
 
     def stage(self, report: Mapping[str, Any]) -> None:
         """Print one line about a stage that has ended."""
@@ -69,7 +71,7 @@ class Screen:
     def report(self, document: Mapping[str, Any]) -> None:
         """Print the figures of all stages, then the remarks."""
         for stage in document["stages"]:
-            self.console.print(_stage_table(stage))
+            self.console.print(_render_stage_table(stage))
         self.remarks(document)
 
     def remarks(self, document: Mapping[str, Any]) -> None:
@@ -129,7 +131,7 @@ class Screen:
 
 def _live(result: StageResult, elapsed: float) -> Group:
     stage = result.stage
-    latest = _latest(result)
+    latest = _latest_interval(result)
     table = Table(box=None, padding=(0, 3, 0, 0))
     for name in ("Call", "p50", "p99", "max", "Calls"):
         table.add_column(name, justify="left" if name == "Call" else "right")
@@ -138,12 +140,12 @@ def _live(result: StageResult, elapsed: float) -> Group:
         if len(histogram):
             cells = histogram.percentiles(50, 99, 100)
             table.add_row(call, *(show(cell, "seconds") for cell in cells), f"{len(histogram):,}")
-    return Group(Text(f"{stage.name}  {_sentence(result, elapsed)}", style="bold"), table)
+    return Group(Text(f"{stage.name}  {_describe_progress(result, elapsed)}", style="bold"), table)
 
 
-def _sentence(result: StageResult, elapsed: float) -> str:
+def _describe_progress(result: StageResult, elapsed: float) -> str:
     stage = result.stage
-    latest = _latest(result)
+    latest = _latest_interval(result)
     if not result.points:
         return "begins"
     p50, p99 = latest.of("step").percentiles(50, 99)
@@ -155,21 +157,21 @@ def _sentence(result: StageResult, elapsed: float) -> str:
     )
 
 
-def _latest(result: StageResult) -> Point:
+def _latest_interval(result: StageResult) -> Point:
     """Return the interval before the newest, which all generators have most likely sent completely."""
     return result.points[max(len(result.points) - 2, 0)] if result.points else Point()
 
 
-def _stage_table(stage: Mapping[str, Any]) -> Group:
+def _render_stage_table(stage: Mapping[str, Any]) -> Group:
     load = f"{stage['sessions']:,} sessions, {stage['seconds']:.1f} s"
     load += f", {show(stage['rate'], 'rate')} steps/s due ({stage['arrivals']})" if stage["rate"] else ", closed loop"
     table = Table(title=f"{stage['name']} ({load})", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("Call", "Count", "Mean", "p50", "p90", "p99", "p99.9", "Max"):
         table.add_column(name, justify="left" if name == "Call" else "right", no_wrap=True)
     for call, figures in stage["calls"].items():
-        table.add_row(call, *_cells(figures))
+        table.add_row(call, *_format_cells(figures))
         if "service" in figures and call == "step":
-            table.add_row("  from sent", *_cells(figures["service"]), style="dim")
+            table.add_row("  from sent", *_format_cells(figures["service"]), style="dim")
     lines = [f"{stage['steps_per_second']:,.1f} steps/s"]
     if stage["server_time"]:
         parts = ("latency", "environment", "overhead", "total")
@@ -184,6 +186,6 @@ def _stage_table(stage: Mapping[str, Any]) -> Group:
     return Group(table, Text("; ".join(lines)))
 
 
-def _cells(figures: Mapping[str, Any]) -> Sequence[str]:
+def _format_cells(figures: Mapping[str, Any]) -> Sequence[str]:
     names = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p99.9_ms", "max_ms")
     return (f"{figures['count']:,}", *(milliseconds(figures[name]) for name in names))

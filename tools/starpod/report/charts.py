@@ -182,8 +182,8 @@ def line_chart(
         log_x=log_x,
     )
     drawing: list[str] = []
-    _axes(drawing, frame, ticks, kind, x_label, x_ticks)
-    _rules(drawing, frame, rules)
+    _draw_axes(drawing, frame, ticks, kind, x_label, x_ticks)
+    _draw_rules(drawing, frame, rules)
     clip = f"clip{zlib.crc32(repr((title, frame, xs)).encode())}"  # unique in a page and equal in every run
     drawing.append(
         f'<clipPath id="{clip}"><rect x="{frame.left - 4}" y="{frame.top - 4}" '
@@ -205,10 +205,10 @@ def line_chart(
                 f'<circle class="f{s.colour}" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>' for x, y in s.points
             ]
     drawing.append("</g>")
-    _marks(drawing, frame, marks)
-    _legend(drawing, frame, entries, rows)
+    _draw_marks(drawing, frame, marks)
+    _draw_legend(drawing, frame, entries, rows)
     summary = "; ".join(f"{s.label}: {show(s.points[0][1], kind)} to {show(s.points[-1][1], kind)}" for s in series)
-    return _svg(frame, title, summary, drawing, _hover(frame, series, kind, x_label, named=x_ticks))
+    return _wrap_svg(frame, title, summary, drawing, _hover_json(frame, series, kind, x_label, named=x_ticks))
 
 
 def spark(values: Sequence[float], label: str, *, width: int = 120, height: int = 26) -> str:
@@ -246,7 +246,7 @@ def share_chart(
     below = LEGEND_ROW * len(rows)
     frame = Frame(width, height + below, (min(xs), max(xs)), (0.0, 1.0), top=30 + below)
     drawing: list[str] = []
-    _axes(drawing, frame, [0, 0.25, 0.5, 0.75, 1], "share", x_label)
+    _draw_axes(drawing, frame, [0, 0.25, 0.5, 0.75, 1], "share", x_label)
     floor = [0.0] * len(xs)
     stacked = []
     for colour, (label, points) in enumerate(layers):
@@ -255,9 +255,11 @@ def share_chart(
         drawing.append(f'<path class="layer f{colour % COLOURS}" d="{frame.path(outline)}Z"/>')
         stacked.append(Series(label, points, colour % COLOURS))
         floor = ceiling
-    _legend(drawing, frame, entries, rows)
+    _draw_legend(drawing, frame, entries, rows)
     means = "; ".join(f"{label}: {show(sum(y for _, y in points) / len(points), 'share')}" for label, points in layers)
-    return _svg(frame, title, f"mean shares: {means}", drawing, _hover(frame, stacked, "share", x_label, dots=False))
+    return _wrap_svg(
+        frame, title, f"mean shares: {means}", drawing, _hover_json(frame, stacked, "share", x_label, dots=False)
+    )
 
 
 def standalone(*charts: str, columns: int = 2, margin: int = 16) -> str:
@@ -374,7 +376,7 @@ def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
 # --- pieces --------------------------------------------------------------------------------------------------------
 
 
-def _svg(frame: Frame, title: str, summary: str, drawing: list[str], hover: str) -> str:
+def _wrap_svg(frame: Frame, title: str, summary: str, drawing: list[str], hover: str) -> str:
     name = escape(f"{title}. {summary}", quote=True)
     return (
         f'<svg class="chart" viewBox="0 0 {frame.width} {frame.height}" width="{frame.width}" height="{frame.height}" '
@@ -383,7 +385,7 @@ def _svg(frame: Frame, title: str, summary: str, drawing: list[str], hover: str)
     )
 
 
-def _axes(
+def _draw_axes(
     drawing: list[str],
     frame: Frame,
     ticks: Sequence[float],
@@ -415,7 +417,7 @@ def _axes(
         drawing.append(f'<text x="{edge}" y="{frame.height - 4}" text-anchor="end">{escape(x_label)}</text>')
 
 
-def _rules(drawing: list[str], frame: Frame, rules: Sequence[Rule]) -> None:
+def _draw_rules(drawing: list[str], frame: Frame, rules: Sequence[Rule]) -> None:
     """Draw horizontal lines with labels on the right, which are moved apart if they would overlap."""
     edge = frame.width - frame.right
     floor = float("inf")
@@ -426,7 +428,7 @@ def _rules(drawing: list[str], frame: Frame, rules: Sequence[Rule]) -> None:
         drawing.append(f'<text x="{edge + 6}" y="{floor}">{escape(rule.label)}</text>')
 
 
-def _marks(drawing: list[str], frame: Frame, marks: Sequence[Mark]) -> None:
+def _draw_marks(drawing: list[str], frame: Frame, marks: Sequence[Mark]) -> None:
     for mark in marks:
         x, top = frame.px(mark.x), frame.top
         drawing.append(
@@ -451,7 +453,7 @@ def _legend_rows(title: str, entries: Sequence[Entry], width: int) -> list[list[
     return rows
 
 
-def _legend(drawing: list[str], frame: Frame, entries: Sequence[Entry], rows: Sequence[Sequence[Entry]]) -> None:
+def _draw_legend(drawing: list[str], frame: Frame, entries: Sequence[Entry], rows: Sequence[Sequence[Entry]]) -> None:
     beside = frame.width - sum(_legend_width(label) for label, _ in entries)
     for number, row in enumerate(rows or [entries]):
         x, y = (0.0, 13 + LEGEND_ROW * (number + 1)) if rows else (beside, 13)
@@ -461,7 +463,7 @@ def _legend(drawing: list[str], frame: Frame, entries: Sequence[Entry], rows: Se
             x += _legend_width(label)
 
 
-def _hover(
+def _hover_json(
     frame: Frame,
     series: Sequence[Series],
     kind: Kind,

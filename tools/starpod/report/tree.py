@@ -92,13 +92,13 @@ def draw_tree(continuations: Sequence[Continuation], label: str) -> str:
         _add(root, continuation)
     if not root.count:
         return ""
-    leaves = _place(root, 0, 0)
+    leaves = _set_places(root, 0, 0)
     nodes = _walk(root)
     _widen(nodes)
     width = max(node.x + (0 if node.shown else DOT + _text_width(node.caption)) for node in nodes) + MARGIN
     height = leaves * ROW + 2 * MARGIN
-    parts = [_edge(node, child) for node in nodes for child in node.shown]
-    parts += [_dot(node) for node in nodes]
+    parts = [_draw_edge(node, child) for node in nodes for child in node.shown]
+    parts += [_draw_dot(node) for node in nodes]
     aria = f"{label}: {root.solved} of {root.count} solved. " + "; ".join(
         f"{child.action or 'no action'}: {child.solved} of {child.count}" for child in root.shown
     )
@@ -127,12 +127,12 @@ def _add(root: _Node, continuation: Continuation) -> None:
             node = node.children.setdefault(path[depth], _Node(path[depth], tuple(path[: depth + 1])))
 
 
-def _place(node: _Node, depth: int, row: float) -> float:
+def _set_places(node: _Node, depth: int, row: float) -> float:
     """Set the columns and heights of a node and its descendants. Return the number of rows they take."""
     node.x = depth
     taken = 0.0
     for child in node.shown:
-        taken += _place(child, depth + 1, row + taken)
+        taken += _set_places(child, depth + 1, row + taken)
     shown = node.shown
     node.y = (shown[0].y + shown[-1].y) / 2 if shown else MARGIN + ROW * (row + 0.5)
     return max(taken, 1.0)
@@ -154,19 +154,19 @@ def _walk(node: _Node) -> list[_Node]:
     return [node, *(below for child in node.shown for below in _walk(child))]
 
 
-def _edge(node: _Node, child: _Node) -> str:
+def _draw_edge(node: _Node, child: _Node) -> str:
     """Return the branch to a child with its action. The more continuations take the branch, the wider it is."""
     start, bend = f"{node.x:.0f} {node.y:.1f}", f"{node.x + BEND - 2:.0f} {child.y:.1f}"
     curve = f"M{start}C{node.x + 24:.0f} {node.y:.1f} {node.x + 12:.0f} {child.y:.1f} {bend}H{child.x:.0f}"
     width = 1 + 5 * child.count / (4 + child.count)
     return (
-        f'<path class="branch" style="stroke: {_colour(child)}; stroke-width: {width:.1f}" d="{curve}"/>'
+        f'<path class="branch" style="stroke: {_colour_of(child)}; stroke-width: {width:.1f}" d="{curve}"/>'
         f'<text aria-hidden="true" x="{node.x + BEND:.0f}" y="{child.y - 6:.1f}">{escape(child.text)}'
         f"<title>{escape(child.action or 'no action')}</title></text>"
     )
 
 
-def _dot(node: _Node) -> str:
+def _draw_dot(node: _Node) -> str:
     """Return a node's dot and caption. It is greener the more continuations succeed. An end is a link to its page."""
     ends = not node.shown
     # The caption is below the incoming branch, except at the root and at ends.
@@ -174,7 +174,7 @@ def _dot(node: _Node) -> str:
     leads, caption = ends and node.link, escape(node.caption)
     title = "" if leads else f"<title>{caption}, {show(node.share, 'share')}</title>"
     drawing = (
-        f'<circle cx="{node.x:.0f}" cy="{node.y:.1f}" r="6" style="fill: {_colour(node)}">{title}</circle>'
+        f'<circle cx="{node.x:.0f}" cy="{node.y:.1f}" r="6" style="fill: {_colour_of(node)}">{title}</circle>'
         f'<text aria-hidden="true" text-anchor="{anchor}" x="{node.x + x:.0f}" y="{node.y + y:.1f}">{caption}</text>'
     )
     if not leads:
@@ -185,5 +185,5 @@ def _dot(node: _Node) -> str:
     return f'<a href="{escape(node.link)}" aria-label="{escape(description)}"><rect {place}/>{drawing}</a>'
 
 
-def _colour(node: _Node) -> str:
+def _colour_of(node: _Node) -> str:
     return f"color-mix(in oklab, var(--c2) {100 * node.share:.0f}%, var(--c4))"

@@ -60,11 +60,11 @@ class ChatCompletions:
         refuse_given(body, **_UNSUPPORTED)
         stop = field(body, "stop", (str, list), [])
         options = field(body, "stream_options", dict, {})
-        tools = tuple(_tool(tool) for tool in objects(body, "tools"))
+        tools = tuple(_parse_tool(tool) for tool in objects(body, "tools"))
         choice = field(body, "tool_choice", (str, dict), "auto")
         function = field(choice, "function", dict, {}) if isinstance(choice, dict) else {}
         return Ask(
-            messages=tuple(_message(message) for message in objects(body, "messages")),
+            messages=tuple(_parse_message(message) for message in objects(body, "messages")),
             tools=tools,
             choice=choice_of(choice, tools, CHOICES, field(function, "name", str, "")),
             one_call=not field(body, "parallel_tool_calls", bool, True),
@@ -82,9 +82,9 @@ class ChatCompletions:
         if answer.thought is not None:
             message["reasoning_content"] = answer.thought
         if answer.calls:
-            message["tool_calls"] = [_call(call) for call in answer.calls]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(answer)}
-        return {**self._head(ask, answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
+            message["tool_calls"] = [_write_call(call) for call in answer.calls]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
+        return {**self._head(ask, answer, "chat.completion"), "choices": [choice], "usage": _write_usage(answer)}
 
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
         head = self._head(ask, answer, "chat.completion.chunk")
@@ -102,10 +102,10 @@ class ChatCompletions:
             if text:
                 yield chunk({"content": text})
         for index, call in enumerate(answer.calls):
-            yield chunk({"tool_calls": [{"index": index, **_call(call)}]})
-        yield chunk({}, _finish(answer))
+            yield chunk({"tool_calls": [{"index": index, **_write_call(call)}]})
+        yield chunk({}, _finish_reason(answer))
         if ask.with_usage:
-            yield event({**head, "choices": [], "usage": _usage(answer)})
+            yield event({**head, "choices": [], "usage": _write_usage(answer)})
         yield event("[DONE]")
 
     def failure(self, refused: Refused) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class ChatCompletions:
         return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": ask.model}
 
 
-def _message(value: Mapping[str, Any]) -> Message:
+def _parse_message(value: Mapping[str, Any]) -> Message:
     role = _ROLES.get(str(value.get("role")))
     if role is None:
         raise bad_request(f"a message has the role {str(value.get('role'))[:40]!r}; use {', '.join(_ROLES)}")
@@ -132,7 +132,7 @@ def _message(value: Mapping[str, Any]) -> Message:
     return Message(role, text, tuple(calls))
 
 
-def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     function = value.get("function")
     if value.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_request("`tools` must be functions with a name", "invalid_type")
@@ -140,15 +140,15 @@ def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "function", "function": kept}
 
 
-def _call(call: Call) -> dict[str, Any]:
+def _write_call(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _finish(answer: Answer) -> str:
+def _finish_reason(answer: Answer) -> str:
     return "tool_calls" if answer.calls and answer.finish != "length" else answer.finish
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _write_usage(answer: Answer) -> dict[str, Any]:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.reply_tokens,

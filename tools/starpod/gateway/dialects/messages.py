@@ -51,12 +51,12 @@ class Messages:
             if not str(edit.get("type")).startswith(_CLEARS_THOUGHTS):
                 refuse_given(body, context_management=None)
         choice = field(body, "tool_choice", dict, {"type": "auto"})
-        tools = tuple(_tool(tool) for tool in objects(body, "tools"))
+        tools = tuple(_parse_tool(tool) for tool in objects(body, "tools"))
         messages = []
         if system := text_of(body.get("system"), ("text",), "`system`"):
             messages.append(Message("system", system))
         for message in objects(body, "messages"):
-            messages += _messages(message)
+            messages += _parse_message(message)
         if messages and messages[-1].role == "assistant":
             raise bad_request("the last message is the assistant's: this gateway does not continue a given beginning")
         return Ask(
@@ -73,16 +73,16 @@ class Messages:
     def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
         return {
             **self._head(ask, answer),
-            "content": _blocks(answer),
+            "content": _write_blocks(answer),
             **_stop_reason(answer),
-            "usage": _usage(answer, answer.reply_tokens),
+            "usage": _write_usage(answer, answer.reply_tokens),
         }
 
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
         begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        head = {**self._head(ask, answer), **begun, "usage": _usage(answer, 0)}
+        head = {**self._head(ask, answer), **begun, "usage": _write_usage(answer, 0)}
         yield _event("message_start", message=head)
-        for index, block in enumerate(_blocks(answer)):
+        for index, block in enumerate(_write_blocks(answer)):
             yield _event("content_block_start", index=index, content_block=_without_content(block))
             for delta in _deltas(block):
                 yield _event("content_block_delta", index=index, delta=delta)
@@ -101,7 +101,7 @@ class Messages:
         return {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": ask.model}
 
 
-def _messages(value: Mapping[str, Any]) -> list[Message]:
+def _parse_message(value: Mapping[str, Any]) -> list[Message]:
     """Convert a message of the API. It may become several, because each tool result is a message."""
     role, content = value.get("role"), value.get("content")
     if role not in ("user", "assistant", "system"):
@@ -126,7 +126,7 @@ def _messages(value: Mapping[str, Any]) -> list[Message]:
     return messages
 
 
-def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if value.get("type") not in (None, "custom") or not isinstance(value.get("name"), str):
         raise bad_request("`tools` must be of your own (type custom), with a name", "invalid_type")
     function = {"name": value["name"], "parameters": field(value, "input_schema", dict, {})}
@@ -135,18 +135,18 @@ def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _blocks(answer: Answer) -> list[dict[str, Any]]:
+def _write_blocks(answer: Answer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if answer.thought is not None:
         blocks.append({"type": "thinking", "thinking": answer.thought, "signature": ""})
     if answer.text or not answer.calls:
         blocks.append({"type": "text", "text": answer.text, "citations": None})
     for call in answer.calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)})
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _parse_object(call.arguments)})
     return blocks
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def _parse_object(arguments: str) -> dict[str, Any]:
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -183,7 +183,7 @@ def _stop_reason(answer: Answer) -> dict[str, Any]:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def _usage(answer: Answer, output: int) -> dict[str, Any]:
+def _write_usage(answer: Answer, output: int) -> dict[str, Any]:
     return {
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
         "cache_read_input_tokens": answer.cached_tokens,

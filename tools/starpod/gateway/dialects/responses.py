@@ -59,10 +59,10 @@ class Responses:
         form = field(field(body, "text", dict, {}), "format", dict, {"type": "text"})
         refuse_given({"text.format.type": form.get("type")}, **{"text.format.type": "text"})
         value = field(body, "input", (str, list), [])
-        messages = [Message("user", value)] if isinstance(value, str) else _messages(objects(body, "input"))
+        messages = [Message("user", value)] if isinstance(value, str) else _parse_items(objects(body, "input"))
         if instructions := field(body, "instructions", str, ""):
             messages.insert(0, Message("system", instructions))
-        tools = tuple(_tool(tool) for tool in objects(body, "tools"))
+        tools = tuple(_parse_tool(tool) for tool in objects(body, "tools"))
         choice = field(body, "tool_choice", (str, dict), "auto")
         name = field(choice, "name", str, "") if isinstance(choice, dict) else ""
         return Ask(
@@ -76,7 +76,7 @@ class Responses:
         )
 
     def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
-        return _response(ask, answer, _items(answer), "incomplete" if _cut(answer) else "completed")
+        return _write_response(ask, answer, _write_items(answer), "incomplete" if _was_cut(answer) else "completed")
 
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
         number = 0
@@ -86,10 +86,10 @@ class Responses:
             number += 1
             return event({"type": kind, "sequence_number": number - 1, **values}, kind)
 
-        begun = _response(ask, answer, [], "in_progress")
+        begun = _write_response(ask, answer, [], "in_progress")
         yield numbered_event("response.created", response=begun)
         yield numbered_event("response.in_progress", response=begun)
-        for index, item in enumerate(_items(answer)):
+        for index, item in enumerate(_write_items(answer)):
             place = {"output_index": index, "item_id": item["id"]}
             yield numbered_event("response.output_item.added", output_index=index, item=_without_content(item))
             if item["type"] == "function_call":
@@ -119,7 +119,7 @@ class Responses:
         return event(values, "error")
 
 
-def _messages(items: list[dict[str, Any]]) -> list[Message]:
+def _parse_items(items: list[dict[str, Any]]) -> list[Message]:
     messages: list[Message] = []
     for item in items:
         kind = item.get("type", "message")
@@ -147,18 +147,18 @@ def _append_reply(messages: list[Message], reply: Message) -> None:
     messages.append(reply)
 
 
-def _tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if value.get("type") != "function" or not isinstance(value.get("name"), str):
         raise bad_request("`tools` must be functions with a name: this gateway runs no tools itself", "invalid_type")
     kept = {name: value[name] for name in ("name", "description", "parameters") if value.get(name) is not None}
     return {"type": "function", "function": kept}
 
 
-def _cut(answer: Answer) -> bool:
+def _was_cut(answer: Answer) -> bool:
     return answer.finish == "length"
 
 
-def _response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: str) -> dict[str, Any]:
+def _write_response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: str) -> dict[str, Any]:
     over = status != "in_progress"
     return {
         "id": f"resp_{answer.id}",
@@ -178,18 +178,18 @@ def _response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: st
         "top_p": None,
         "tool_choice": {"type": "function", "name": ask.choice.name} if ask.choice.name else ask.choice.kind,
         "tools": [{"strict": False, **tool["function"], "type": "function"} for tool in ask.tools],
-        "usage": _usage(answer) if over else None,
+        "usage": _write_usage(answer) if over else None,
     }
 
 
-def _items(answer: Answer) -> list[dict[str, Any]]:
+def _write_items(answer: Answer) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if answer.thought is not None:
         content = [{"type": "reasoning_text", "text": answer.thought}]
         items.append({"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": content})
     if answer.text or not answer.calls:
         part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
-        status = "incomplete" if _cut(answer) else "completed"
+        status = "incomplete" if _was_cut(answer) else "completed"
         message = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status}
         items.append({**message, "content": [part]})
     for index, call in enumerate(answer.calls):
@@ -216,7 +216,7 @@ def _without_content(item: Mapping[str, Any]) -> dict[str, Any]:
             return {**item, "content": []}
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _write_usage(answer: Answer) -> dict[str, Any]:
     return {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
