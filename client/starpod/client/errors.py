@@ -92,7 +92,7 @@ class UnknownSession(StarpodError, code=StatusCode.NOT_FOUND, reason="UNKNOWN_SE
 
 
 class OutOfOrder(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="OUT_OF_ORDER"):
-    """The epoch or step index is not the one the server expects."""
+    """The server expects another epoch or step index."""
 
     @property
     def expected_epoch(self) -> int:
@@ -114,7 +114,7 @@ class KeyReused(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="KEY_R
 
 
 class IncompatibleSnapshot(StarpodError, code=StatusCode.FAILED_PRECONDITION, reason="INCOMPATIBLE_SNAPSHOT"):
-    """No hosted version restores this snapshot."""
+    """No hosted version of the environment can restore this snapshot."""
 
 
 class Unsupported(StarpodError, code=StatusCode.UNIMPLEMENTED, reason="UNSUPPORTED"):
@@ -126,7 +126,7 @@ class Overloaded(StarpodError, code=StatusCode.RESOURCE_EXHAUSTED, reason="OVERL
 
 
 class TooLarge(StarpodError, code=StatusCode.RESOURCE_EXHAUSTED, reason="TOO_LARGE"):
-    """One message or snapshot is larger than allowed."""
+    """A message or snapshot is larger than allowed."""
 
 
 class Draining(StarpodError, code=StatusCode.UNAVAILABLE, reason="DRAINING", advice="reopen"):

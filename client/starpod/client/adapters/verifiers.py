@@ -60,7 +60,7 @@ class StarpodTask(vf.Task[StarpodData, vf.State, vf.TaskConfig]):  # type: ignor
 
 
 class StarpodTaskset(vf.Taskset[StarpodTask, StarpodConfig]):  # type: ignore[misc]
-    """A task for each seed."""
+    """A set of tasks, one for each seed."""
 
     def __init__(self, config: StarpodConfig) -> None:
         # The fields need defaults, because verifiers' command line first makes the configuration from the id alone.

@@ -47,7 +47,7 @@ class BanditOptions(EnvironmentOptions):
         default="train", description="The list of name pairs to draw from: train has 12, test has 8 others."
     )
     pair: tuple[str, str] | None = Field(
-        default=None, description='The low and the high arm, instead of a drawn pair: `["Phoenix", "Dragon"]`.'
+        default=None, description='Names of low and high arm instead of a drawn pair: `["Phoenix", "Dragon"]`.'
     )
     swapped: bool = Field(
         default=False, description="Exchange low and high arm, so that the names mislead: RAGEN's Bandit-Rev."

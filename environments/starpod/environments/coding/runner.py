@@ -87,8 +87,8 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
     def exhausted() -> NoReturn:
         finish(limits["instructions"])
 
-    # sys.gettrace returns these two functions. They keep what they use in their defaults, which audit() protects. Cells
-    # and globals can be modified by everyone who has a reference to a function.
+    # A program can get these two functions from sys.gettrace, and could modify their cells and globals. They therefore
+    # keep what they use in the defaults of their arguments, which audit() protects.
     def count(
         frame: FrameType, event: str, argument: object, *, take: Any = left.__next__, end: Any = exhausted
     ) -> None:

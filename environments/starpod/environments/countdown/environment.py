@@ -28,8 +28,8 @@ class CountdownOptions(EnvironmentOptions):
     )
     min_count: int = Field(default=3, ge=2, le=4, description="Minimum number of numbers in a drawn puzzle.")
     max_count: int = Field(default=4, ge=2, le=4, description="Maximum number of numbers in a drawn puzzle.")
-    max_number: int = Field(default=99, ge=2, le=1000, description="Drawn numbers go from 1 to this.")
-    max_target: int = Field(default=999, ge=10, le=100_000, description="Drawn targets go from 1 to this.")
+    max_number: int = Field(default=99, ge=2, le=1000, description="Maximum of drawn numbers.")
+    max_target: int = Field(default=999, ge=10, le=100_000, description="Maximum of drawn targets.")
     operators: Literal["+-", "+-*/"] = Field(
         default="+-",
         description="Operators with which a drawn puzzle can be solved. Answers may always use all operators.",

@@ -22,7 +22,7 @@ _BLOCKED = Outcome(effective=False)
 
 
 class FrozenLakeOptions(EnvironmentOptions):
-    """The lake, how slippery it is and how it is shown."""
+    """The map, the slips and the form of observations."""
 
     size: int = Field(default=4, ge=2, le=16, description="Rows and columns of a drawn map.")
     frozen_probability: float = Field(
@@ -38,7 +38,7 @@ class FrozenLakeOptions(EnvironmentOptions):
         description="Probability that a move goes in the chosen direction. Otherwise it slips to one of the two sides "
         "at right angles. 1: no slips. RAGEN's paper and Gymnasium: 1/3.",
     )
-    goal_reward: float = Field(default=1.0, description="Paid for reaching the goal.")
+    goal_reward: float = Field(default=1.0, description="Reward of reaching the goal.")
     map: tuple[str, ...] | None = Field(
         default=None,
         description="Rows of S (start), F (ice), H (hole) and G (goal), instead of a drawn map; a path must "
@@ -46,8 +46,8 @@ class FrozenLakeOptions(EnvironmentOptions):
     )
     observation: Literal["grid", "coord", "grid_coord", "local"] = Field(
         default="grid",
-        description="grid: the board in symbols; coord: coordinates; grid_coord: both; local: a short line of "
-        "places and neighbouring tiles.",
+        description="grid: the board in symbols; coord: coordinates; grid_coord: both; local: a short line with "
+        "positions and adjacent tiles.",
     )
     tile_pixels: int = Field(default=TILE, ge=8, le=TILE, description="Edge of a tile in a picture.")
     symbols: Symbols = Field(
@@ -108,17 +108,17 @@ class FrozenLake(Environment):
 
     def step(self, action: str) -> Outcome:
         lake = self._cached_lake or self._shared_lake()
-        here = self.position
-        ways = lake.ways[action][here]
+        position = self.position
+        ways = lake.ways[action][position]
         if lake.slippery:
             draw = (self._dynamics or self.dynamics).random()
-            there = ways[0] if draw < lake.before else ways[1] if draw < lake.straight else ways[2]
+            target = ways[0] if draw < lake.before else ways[1] if draw < lake.straight else ways[2]
         else:
-            there = ways[1]
-        if there == here:
+            target = ways[1]
+        if target == position:
             return _BLOCKED
-        self.position = there
-        return lake.arrivals[there]
+        self.position = target
+        return lake.arrivals[target]
 
     def observe(self) -> str:
         lake = self._cached_lake or self._shared_lake()

@@ -18,12 +18,12 @@ class Symbols(EnvironmentOptions):
     """The characters that show the board."""
 
     player: str = Field(default="P", description="The player on ice.")
-    ice: str = Field(default="_", description="Ice, the start included.")
+    ice: str = Field(default="_", description="Ice, including the start.")
     hole: str = Field(default="O", description="A hole.")
     goal: str = Field(default="G", description="The goal.")
     player_in_hole: str = Field(default="X", description="The player in a hole.")
     player_on_goal: str = Field(default="√", description="The player on the goal.")
-    edge: str = Field(default="#", description="Beyond the board; only the observation `local` shows it.")
+    edge: str = Field(default="#", description="Tiles beyond the border, in the observation `local`.")
 
     @model_validator(mode="after")
     def _distinct(self) -> Symbols:
@@ -135,8 +135,8 @@ class Lake:
         line: list[str | int] = [self._player(position), row, column]
         line += [self.symbols.goal, goal_row, goal_column, vertical, horizontal]
         for action in ACTIONS:
-            there = self.ways[action][position][1]
-            line.append(self.symbols.edge if there == position else self._cell(there))
+            target = self.ways[action][position][1]
+            line.append(self.symbols.edge if target == position else self._cell(target))
         return " ".join(map(str, line))
 
 

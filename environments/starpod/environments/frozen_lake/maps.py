@@ -42,10 +42,10 @@ def distances_to_goal(rows: tuple[str, ...]) -> tuple[int | None, ...]:
     while queue:
         place, distance = queue.popleft()
         for action in ACTIONS:
-            there = ways[action][place][1]
-            if distances[there] is None and tiles[there] != "H":
-                distances[there] = distance + 1
-                queue.append((there, distance + 1))
+            target = ways[action][place][1]
+            if distances[target] is None and tiles[target] != "H":
+                distances[target] = distance + 1
+                queue.append((target, distance + 1))
     return tuple(distances)
 
 

@@ -20,9 +20,9 @@ class Game2048Options(EnvironmentOptions):
 
     size: int = Field(default=4, ge=2, le=8, description="Rows and columns of a board that starts with two tiles.")
     two_probability: float = Field(default=0.9, ge=0, le=1, description="Probability that a new tile is a 2, not a 4.")
-    target: int = Field(default=2048, ge=8, description="The tile that makes the game a success, a power of two.")
+    target: int = Field(default=2048, ge=8, description="Tile that makes the game a success: a power of two.")
     end: Literal["locked", "target"] = Field(
-        default="locked", description="locked: play until no move is left; target: stop once the target is reached."
+        default="locked", description="locked: the game ends if no move is possible; target: also with the target tile."
     )
     reward: Literal["log", "raw", "target"] = Field(
         default="log",

@@ -94,12 +94,12 @@ class SearchQA(Environment):
         if move[1].lower() == "finish":
             return self._finish(move[2])
         try:
-            found = encyclopedia().search(move[2], self.options.results)
+            results = encyclopedia().search(move[2], self.options.results)
         except TooManyTerms:
             return INVALID
         before = self.seen
-        self.query, self.found = move[2].strip(), found
-        self.seen |= frozenset(found)
+        self.query, self.found = move[2].strip(), results
+        self.seen |= frozenset(results)
         return Outcome(effective=self.seen != before, criteria=self._criteria())
 
     def _finish(self, answer: str) -> Outcome:

@@ -111,10 +111,10 @@ def _play_in_reverse(
     home = [board.coordinate(target) for target in targets]
     best, best_score = None, 0
     seen: set[tuple[int, frozenset[int]]] = set()
-    # player, boxes in the order of their targets, the box pulled last, changes of box, moves left
+    # Player, boxes in the order of their targets, index of the last pulled box, changes of box, remaining moves.
     stack = [(player, targets, -1, 0, search_depth - 2)]
     while stack and len(seen) < MAX_REVERSE_STATES:
-        player, boxes, last, changes, left = stack.pop()
+        player, boxes, last, changes, remaining = stack.pop()
         key = (player, frozenset(boxes))
         if key in seen:
             continue
@@ -126,7 +126,7 @@ def _play_in_reverse(
             )
             if changes * distance > best_score:
                 best, best_score = (player, key[1], distance), changes * distance
-        if left <= 0:
+        if remaining <= 0:
             continue
         walks, pulls = [], []
         for delta in deltas:
@@ -136,10 +136,10 @@ def _play_in_reverse(
             if behind in key[1]:
                 box = boxes.index(behind)
                 pulled = (*boxes[:box], player, *boxes[box + 1 :])
-                pulls.append((ahead, pulled, box, changes + (box != last), left - 1))
-                walks.append((ahead, boxes, last, changes, left - 1))
+                pulls.append((ahead, pulled, box, changes + (box != last), remaining - 1))
+                walks.append((ahead, boxes, last, changes, remaining - 1))
             else:
-                pulls.append((ahead, boxes, last, changes, left - 1))
+                pulls.append((ahead, boxes, last, changes, remaining - 1))
         stack += reversed(pulls + walks)
     return best, len(seen)
 

@@ -56,7 +56,9 @@ class SokobanOptions(EnvironmentOptions):
 
     rows: int = Field(6, ge=4, le=20, description="Height of the board in cells, its outer wall included.")
     columns: int = Field(6, ge=4, le=20, description="Width of the board in cells, its outer wall included.")
-    boxes: int = Field(1, ge=1, le=8, description="Boxes, and targets: at most one for every four inner cells.")
+    boxes: int = Field(
+        1, ge=1, le=8, description="Number of boxes and of targets: at most one for every four inner cells."
+    )
     search_depth: int = Field(
         300,
         ge=3,
@@ -72,23 +74,23 @@ class SokobanOptions(EnvironmentOptions):
     )
     layout: str | tuple[str, ...] | None = Field(
         None,
-        description="A board of your own instead of a drawn one: rows in the symbols in use, as a list or one text.",
+        description="Board to use instead of a drawn one: rows in the option's `symbols`, as a list or one text.",
     )
     observation: Literal["grid", "padded", "coord", "grid_coord", "local", "rgb"] = Field(
         "grid",
         description="grid: the board in symbols; padded: a blank on both sides of each; coord: coordinates; "
-        "grid_coord: both; local: places and neighbouring cells, in few tokens; rgb: a picture.",
+        "grid_coord: both; local: positions and adjacent cells, in few tokens; rgb: an image.",
     )
     symbols: Literal["default", "letters"] | Symbols = Field(
         "default",
-        description="default: # _ O √ X P S; letters: W . G C B A @; or your own characters for wall, empty, target, "
+        description="default: # _ O √ X P S; letters: W . G C B A @; or other characters for wall, empty, target, "
         "box_on_target, box, player, player_on_target.",
     )
-    max_steps: int = Field(100, ge=1, le=100_000, description="Moves after which the episode is truncated.")
-    step_reward: float = Field(-0.1, description="Paid for every move, blocked ones too.")
-    box_on_reward: float = Field(1.0, description="Paid for pushing a box onto a target.")
-    box_off_reward: float = Field(-1.0, description="Paid for pushing a box off a target.")
-    solved_reward: float = Field(10.0, description="Paid on top for the push that solves the room.")
+    max_steps: int = Field(100, ge=1, le=100_000, description="Number of moves after which the episode is truncated.")
+    step_reward: float = Field(-0.1, description="Reward of every move, including blocked ones.")
+    box_on_reward: float = Field(1.0, description="Reward of pushing a box onto a target.")
+    box_off_reward: float = Field(-1.0, description="Reward of pushing a box off a target.")
+    solved_reward: float = Field(10.0, description="Additional reward of the push that solves the room.")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,7 +99,7 @@ class SokobanOptions(EnvironmentOptions):
 
     @property
     def vocabulary(self) -> Symbols:
-        """The symbols in use."""
+        """The symbols that the options select."""
         return self.symbols if isinstance(self.symbols, Symbols) else VOCABULARIES[self.symbols]
 
     @field_validator("layout")

@@ -48,14 +48,12 @@ class SudokuOptions(EnvironmentOptions):
         None, ge=1, le=100_000, description="Actions after which the episode is truncated; by default one per cell."
     )
     criteria: bool = Field(
-        False, description="Report which rows, columns and boxes that began with an empty cell are complete."
+        False, description="Report which rows, columns and boxes are complete, except for initially complete ones."
     )
-    correct_reward: float = Field(1.0, description="Paid for the right digit.")
-    legal_reward: float = Field(0.5, description="Paid for a digit that clashes with nothing but is not the right one.")
-    invalid_reward: float = Field(
-        -0.1, description="Paid for a clash, a given cell or an action that is not understood."
-    )
-    solved_reward: float = Field(10.0, description="Paid on top for the placement that completes the grid.")
+    correct_reward: float = Field(1.0, description="Reward of the right digit.")
+    legal_reward: float = Field(0.5, description="Reward of a wrong digit that does not clash.")
+    invalid_reward: float = Field(-0.1, description="Reward of a clash, an initial cell or a malformed action.")
+    solved_reward: float = Field(10.0, description="Additional reward of the placement that completes the grid.")
 
     @field_validator("puzzle", "solution")
     @classmethod

@@ -190,7 +190,7 @@ class WordProblems(Environment):
 
 
 def read_equations(reply: str) -> list[tuple[Number | None, int]]:
-    """Return value (None: it has none) and integer of each line of a reply that ends with `expression = integer`."""
+    """Return the two values of each line that ends with `expression = integer`; None if the expression has no value."""
     equations: list[tuple[Number | None, int]] = []
     for line in reply.splitlines():
         left, equals, right = line.rpartition("=")

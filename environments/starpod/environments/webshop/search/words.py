@@ -36,7 +36,7 @@ _LETTER_OR_EMOJI = re.compile("[\u2139\u24c2\U0001f170\U0001f171\U0001f17e\U0001
 def _longest(text: str) -> list[str]:
     """Return the words of any text: the longest match of either rule, cut at LONGEST. Slower than one `findall`."""
     grammar, emoji = _grammar(_ALL), re.compile(_emoji(_ALL))
-    found = []
+    result = []
     position = 0
     while position < len(text):
         match = grammar.search(text, position, position + 2 * LONGEST)
@@ -48,8 +48,8 @@ def _longest(text: str) -> list[str]:
         ends = [hit.end() for rule in (grammar, emoji) if (hit := rule.match(text, start, end))]
         position = max(ends, default=start + 1)
         if ends:
-            found.append(text[start:position])
-    return found
+            result.append(text[start:position])
+    return result
 
 
 def _reach(text: str, start: int) -> int:
@@ -74,7 +74,7 @@ _FIRST = (
 )
 """Properties of characters that can begin a word."""
 _PLAIN = r"[A-Za-z]++(?![^\x00-\x26\x28-\x2d/<-@\[-^`{-\x7f])"
-"""Letters before an ASCII character that does not join. Most words match this fast rule."""
+"""A fast rule for most words: ASCII letters, and then an ASCII character that does not belong to the word."""
 
 
 @functools.cache

@@ -75,8 +75,8 @@ class WebShopOptions(EnvironmentOptions):
     )
     caps: Literal["original", "agentgym"] = Field(
         default="original",
-        description="Price caps. original: one per instruction; agentgym: a human instruction becomes a goal "
-        "per candidate cap, and synthetic ones draw from seed 233.",
+        description="Price caps. original: one per instruction; agentgym: a human instruction gives one goal per "
+        "candidate cap, and caps of synthetic goals are drawn with seed 233.",
     )
     goal: int | None = Field(default=None, ge=0, description="Index of the goal, in the original's order.")
     split: Literal["all", "train", "dev", "test"] = Field(default="all", description="The goals to choose from.")
@@ -86,10 +86,10 @@ class WebShopOptions(EnvironmentOptions):
     )
     choose: Literal["weighted", "uniform", "seed"] = Field(
         default="weighted",
-        description="weighted: the original's draw, from all goals; uniform: the default with a split; seed: "
-        "the seed modulo the number of goals.",
+        description="weighted: draw from all goals by weight, as in the original; uniform: draw uniformly, the default "
+        "with a split; seed: the goal with the index seed modulo the number of goals.",
     )
-    permute_goals: bool = Field(default=False, description="Count the goals in the order of a shuffle with seed 42.")
+    permute_goals: bool = Field(default=False, description="Number the goals in the order of a shuffle with seed 42.")
     limit_goals: int | None = Field(default=None, ge=1, description="Keep only this many goals, drawn by weight.")
     observation: Literal["text", "text_rich", "html", "url"] = Field(
         default="text", description="The form in which the agent sees a page."
@@ -101,7 +101,7 @@ class WebShopOptions(EnvironmentOptions):
     )
     num_prev_obs: int = Field(default=0, ge=0, le=100, description="Number of earlier pages to show again.")
     num_prev_actions: int = Field(default=0, ge=0, le=100, description="Number of earlier actions to show again.")
-    page_size: int = Field(default=PAGE_SIZE, ge=1, le=HITS, description="Products on a page of results.")
+    page_size: int = Field(default=PAGE_SIZE, ge=1, le=HITS, description="Number of products on a page of results.")
     show_attrs: bool = Field(
         default=False, description="Give each product a page with its attributes, category and query."
     )

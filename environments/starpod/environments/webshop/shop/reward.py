@@ -144,7 +144,7 @@ def _matched_attributes(product: Product, wanted: tuple[str, ...], ratio: Ratio)
 
 
 def _matched_options(chosen: Iterable[str], wanted: tuple[str, ...] | Mapping[str, str], ratio: Ratio) -> int:
-    """Count the wanted options that a chosen value matches. Names of groups only count in the goal's pairs."""
+    """Count the wanted options that match a chosen value. The groups of chosen values are ignored."""
     values = [normalise(value) for value in chosen]
     goals = (
         [normalise_pair(name, value) for name, value in wanted.items()]

@@ -21,7 +21,7 @@ from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 Answer = TypeVar("Answer")
 
 CALL_SECONDS = 20.0
-"""Deadline of one call. Repeating a call that missed it is safe."""
+"""Deadline of one call. A call that missed it can safely be repeated."""
 _REMEMBERED = 10_000
 
 
