@@ -24,9 +24,9 @@ from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
 
 MAX_LOSSES = 3
-"""If one call loses its session this often, the call itself probably kills it: give up."""
+"""Give up after one call has lost its session this often, because the call itself probably ends the session."""
 MAX_CRASHES = 10
-"""The same if the whole server is lost each time. The limit is higher, as servers also end for other reasons."""
+"""Give up after one call has lost its server this often. The limit is higher, as servers also end for other reasons."""
 
 logger = logging.getLogger("starpod.client")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 MAX_LENGTH = 200
 """Maximum number of characters of an answer."""
 MAX_POWER_BITS = 10_000
-"""Maximum size of a power of integers, so that 1000 ** 1000 has a value. Larger powers have none."""
+"""Maximum number of bits of a power of integers. Larger powers have no value; 1000 ** 1000 still has one."""
 
 Number = int | float
 

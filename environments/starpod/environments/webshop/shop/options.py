@@ -89,7 +89,7 @@ class WebShopOptions(EnvironmentOptions):
         description="weighted: draw from all goals by weight, as in the original; uniform: draw uniformly, the default "
         "with a split; seed: the goal with the index seed modulo the number of goals.",
     )
-    permute_goals: bool = Field(default=False, description="Number the goals in the order of a shuffle with seed 42.")
+    permute_goals: bool = Field(default=False, description="Shuffle the goals with seed 42 before one is chosen.")
     limit_goals: int | None = Field(default=None, ge=1, description="Keep only this many goals, drawn by weight.")
     observation: Literal["text", "text_rich", "html", "url"] = Field(
         default="text", description="The form in which the agent sees a page."
