@@ -34,8 +34,10 @@ def unknown_version(environment_id: str, wanted: str, hosted: Iterable[str]) -> 
 
 
 def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mapping[str, Any] | None) -> BadArgument:
-    """Return the error with similar option names and a list of all options added, or unchanged if it concerns
-    something else than options."""
+    """Return the error with a message that also suggests option names and lists all options.
+
+    An error that does not concern options is returned unchanged.
+    """
     if error.violations and not any(path.startswith("options") for path, _ in error.violations):
         return error
     schema: dict[str, Any] = json.loads(spec.options_schema_json) if spec.options_schema_json else {}

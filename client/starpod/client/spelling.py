@@ -14,7 +14,7 @@ def near(name: str, known: Iterable[str]) -> list[str]:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return `; did you mean X or Y?`, or `; there are X, Y` if no name is close: the end of an error message."""
+    """Return the end of an error message: `; did you mean X or Y?`, or `; there are X, Y` if no name is close."""
     if close := near(name, known):
         return f"; did you mean {' or '.join(close)}?"
     return f"; there are {', '.join(known)}" if known else "; there are none"

@@ -50,7 +50,7 @@ def distances_to_goal(rows: tuple[str, ...]) -> tuple[int | None, ...]:
 
 
 def draw_map(rng: random.Random, size: int, frozen_probability: float) -> tuple[str, ...]:
-    """Draw a map: independent tiles, a random start and a random goal, until a path joins start and goal."""
+    """Draw independent tiles, a start and a goal. Repeat that until a path joins start and goal."""
     while True:
         tiles = ["F" if rng.random() < frozen_probability else "H" for _ in range(size * size)]
         start, goal = rng.randrange(size * size), rng.randrange(size * size)

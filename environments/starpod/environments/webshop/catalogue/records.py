@@ -1,6 +1,7 @@
 """Reading of products from the original's three files, with its cleaning rules.
 
-A record is malformed if the original would raise an exception when it loads, indexes or shows it. The differences are:
+A record is malformed if the original would raise an exception when it loads, indexes or shows it. There are five
+differences from the original:
 - The fourteen keys that the original removes can be missing.
 - The file of human instructions can be missing, and so can a product's entry in the file of attributes.
 - A product can have no bullets.
