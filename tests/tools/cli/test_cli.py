@@ -16,7 +16,7 @@ import pytest
 
 from starpod.cli import main
 from starpod.cli.game import Game
-from starpod.cli.main import SUBCOMMANDS, _sentence
+from starpod.cli.main import SUBCOMMANDS, _describe_error
 from starpod.cli.main import starpod as group
 from starpod.cli.polling import VARIABLE
 from starpod.client.catalog import connect, find_environment, hosted
@@ -179,8 +179,13 @@ def test_a_reader_that_has_gone_ends_it_without_a_word(server: ServerProcess, wo
 
 
 def test_an_error_with_a_sentence_of_its_own_gets_no_other() -> None:
-    assert _sentence(OSError(28, "cannot write the run. Make room")) == "[Errno 28] cannot write the run. Make room"
-    assert _sentence(FileNotFoundError(2, "No such file or directory", "a.txt")) == "a.txt: No such file or directory"
+    assert (
+        _describe_error(OSError(28, "cannot write the run. Make room")) == "[Errno 28] cannot write the run. Make room"
+    )
+    assert (
+        _describe_error(FileNotFoundError(2, "No such file or directory", "a.txt"))
+        == "a.txt: No such file or directory"
+    )
 
 
 def test_list_as_json_is_nothing_but_json(server: ServerProcess) -> None:
