@@ -18,12 +18,11 @@ from starpod.env_server.environment import (
     Environment,
     EnvironmentOptions,
     EnvironmentSpec,
-    Image,
     Limits,
     Outcome,
-    Part,
 )
 from starpod.environments.frozen_lake import FrozenLake, FrozenLakeOptions
+from starpod.v1.values import Image, Part
 
 
 class SlowLakeOptions(FrozenLakeOptions):

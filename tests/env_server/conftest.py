@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from starpod.env_server.config import ServerConfig
@@ -18,6 +17,7 @@ from starpod.env_server.server import EnvironmentServer
 from starpod.env_server.sessions.table import SessionTable
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from starpod.v1.statuses import details_of
 from tests.env_server import troublesome
 from tests.env_server.troublesome import Waiting
 from tests.waiting import eventually
@@ -56,15 +56,10 @@ def failure_of(error: grpc.aio.AioRpcError) -> Failure:
 
 
 def read_status(status: Any) -> Failure:
-    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-    found: dict[str, bool] = {}
-    for detail in status.details:
-        for name, message in (("info", info), ("bad", bad), ("retry", retry)):
-            found[name] = found.get(name, False) or detail.Unpack(message)
-    assert found["info"] and info.domain == "starpod.v1"
-    delay = retry.retry_delay.ToMilliseconds() / 1000 if found["retry"] else None
+    info, violations, delay = details_of(status)
+    assert info is not None and info.domain == "starpod.v1"
     code = grpc.StatusCode[next(c.name for c in grpc.StatusCode if c.value[0] == status.code)].name
-    fields = [violation.field for violation in bad.field_violations]
+    fields = [field for field, _ in violations]
     return Failure(code, info.reason, status.message, dict(info.metadata), fields, delay)
 
 

@@ -23,23 +23,12 @@ from starpod.client.errors import (
     Unsupported,
 )
 from starpod.client.fleet import Fleet
-from starpod.client.observation import (
-    JSON,
-    Action,
-    EndReason,
-    Image,
-    Limits,
-    Observation,
-    Outcome,
-    Part,
-    ToolCall,
-    Transition,
-    Want,
-)
+from starpod.client.observation import Limits, Observation, Outcome, Transition, Want
 from starpod.client.session import Session
 from starpod.client.snapshot import Snapshot
 from starpod.client.sync import SyncFleet, SyncSession
 from starpod.client.transport import TLS
+from starpod.v1.values import JSON, Action, EndReason, Image, Part, ToolCall
 
 __all__ = [
     "JSON",

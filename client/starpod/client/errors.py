@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
 from grpc import StatusCode
+
+from starpod.v1.statuses import details_of, status_in
 
 _CODES: dict[int, StatusCode] = {code.value[0]: code for code in StatusCode}
 _BY_REASON: dict[str, type[StarpodError]] = {}
@@ -201,23 +201,17 @@ _BY_CODE: dict[StatusCode, type[StarpodError]] = {
 
 def from_status(status: status_pb2.Status) -> StarpodError:
     """Return the exception for a google.rpc.Status, the form of an error in a Reply of the Stream."""
-    info = error_details_pb2.ErrorInfo()
-    retry = error_details_pb2.RetryInfo()
-    bad_request = error_details_pb2.BadRequest()
-    for detail in status.details:
-        for message in (info, retry, bad_request):
-            if detail.Is(message.DESCRIPTOR):
-                with contextlib.suppress(DecodeError):  # the code alone then selects the exception
-                    detail.Unpack(message)
+    info, violations, retry_after = details_of(status)
     code = _CODES.get(status.code, StatusCode.UNKNOWN)
-    kind = _BY_REASON.get(info.reason.removeprefix("ERROR_REASON_")) or _BY_CODE.get(code, StarpodError)
+    reason = info.reason.removeprefix("ERROR_REASON_") if info else ""  # then the code selects the exception
+    kind = _BY_REASON.get(reason) or _BY_CODE.get(code, StarpodError)
     return kind(
         status.message or code.name,
         code=code,
-        reason=info.reason.removeprefix("ERROR_REASON_"),
-        metadata=info.metadata,
-        retry_after=float(retry.retry_delay.seconds) + retry.retry_delay.nanos / 1e9,
-        violations=[(violation.field, violation.description) for violation in bad_request.field_violations],
+        reason=reason,
+        metadata=info.metadata if info else None,
+        retry_after=retry_after or 0.0,
+        violations=violations,
     )
 
 
@@ -225,11 +219,6 @@ def from_rpc(error: grpc.RpcError) -> StarpodError:
     """Return the exception for a failed unary call or a broken stream, with the error's details if it has any."""
     code: StatusCode = error.code()
     message: str = error.details() or code.name
-    trailer: Any = error.trailing_metadata() or ()
-    for key, value in trailer:
-        if key == "grpc-status-details-bin":
-            try:
-                return from_status(status_pb2.Status.FromString(value))
-            except DecodeError:
-                break
+    if (status := status_in(error.trailing_metadata())) is not None:
+        return from_status(status)
     return _BY_CODE.get(code, StarpodError)(message, code=code)

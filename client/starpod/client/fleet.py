@@ -12,7 +12,7 @@ from starpod.client.connection import OPEN, RESTORE
 from starpod.client.errors import BadArgument, Overloaded, StarpodError
 from starpod.client.history import History, Opened, Restored, first_reply
 from starpod.client.nearest import explain_options
-from starpod.client.observation import Action, Limits, Observation, Transition, Want, as_actions
+from starpod.client.observation import Limits, Observation, Transition, Want, as_actions
 from starpod.client.pool.pool import ServerPool
 from starpod.client.pool.replica import Replica
 from starpod.client.recovery.hot_path import submit, submit_texts
@@ -24,6 +24,7 @@ from starpod.client.session import CLOSE_SECONDS, Session, options_struct
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import TLS, Backoff, Transport, as_addresses, expect_own_grpc
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import Action
 
 
 class Fleet:

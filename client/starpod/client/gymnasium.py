@@ -33,10 +33,11 @@ from gymnasium.vector.utils import (
 )
 
 from starpod.client.errors import UnknownEnvironment
-from starpod.client.observation import Action, Image, Limits, Observation, Transition, Want
+from starpod.client.observation import Limits, Observation, Transition, Want
 from starpod.client.session import Session
 from starpod.client.sync import SyncFleet
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import Action, Image
 
 MAX_TEXT = 1 << 20
 METADATA: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}

@@ -13,8 +13,9 @@ from google.protobuf import struct_pb2
 from google.protobuf.message import Message
 
 from starpod.client.errors import ReplayDiverged
-from starpod.client.observation import Actions, EndReason
+from starpod.client.observation import Actions
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import EndReason
 
 Reply = tuple[bytes, int]
 """State key of a reply, and a digest of its other fields. The digest is made with `hash`, which is fast but only

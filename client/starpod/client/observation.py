@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import copy
-import enum
 import functools
 import html
 import json
-import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,51 +15,7 @@ from google.protobuf import json_format
 
 from starpod.client.arguments import MAX_COUNT, whole_number
 from starpod.v1 import environment_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """An action that calls a tool by name."""
-
-    name: str
-    """Name of the tool."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the call by name, as JSON values."""
-
-
-@dataclass(frozen=True, slots=True)
-class JSON:
-    """A JSON value as an action or as a part of an observation. Plain text is a str instead."""
-
-    value: Any
-    """None, a bool, number or str, or lists and dictionaries of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An encoded image."""
-
-    data: bytes
-    """The encoded bytes."""
-    mime: str = "image/png"
-    """The media type."""
-
-    def __repr__(self) -> str:
-        if self.data[:8] == b"\x89PNG\r\n\x1a\n" and len(self.data) >= 24:
-            width, height = struct.unpack(">II", self.data[16:24])
-            return f"Image({self.mime}, {width}x{height}, {len(self.data)} bytes)"
-        return f"Image({self.mime}, {len(self.data)} bytes)"
-
-    def _repr_html_(self) -> str:
-        data = base64.b64encode(self.data).decode()
-        return f'<img src="data:{html.escape(self.mime)};base64,{data}">'
-
-
-Action = str | ToolCall | JSON | np.ndarray
-"""One sub-action of a turn."""
-
-Part = str | Image | JSON | np.ndarray
-"""One piece of an observation."""
+from starpod.v1.values import JSON, Action, EndReason, Image, Part, ToolCall, action_from_proto, tensor_from_proto
 
 Actions = tuple[Action, ...]
 """The sub-actions of one step, executed in order until one ends the episode."""
@@ -136,21 +89,6 @@ class Limits:
 
 
 _limits = functools.lru_cache(maxsize=256)(Limits)
-
-
-class EndReason(enum.IntEnum):
-    """Reason for which an episode ended, with the protocol's numbers."""
-
-    NONE = 0
-    """The episode is running."""
-    TERMINAL = 1
-    """The task ended: it was solved or lost."""
-    MAX_TURNS = 2
-    """The limit on turns was reached."""
-    MAX_ACTIONS = 3
-    """The limit on sub-actions was reached."""
-    ENVIRONMENT_LIMIT = 4
-    """A limit of the environment itself was reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,44 +327,6 @@ def _copy_action(action: Any) -> Action:
         case np.ndarray():
             return action.copy()
     raise TypeError(f"An action is a str, ToolCall, JSON or numpy array, not {type(action).__name__}: {action!r}.")
-
-
-def action_to_proto(action: Action | pb.Action) -> pb.Action:
-    match action:
-        case pb.Action():
-            return action
-        case str():
-            return pb.Action(text=action)
-        case ToolCall():
-            return pb.Action(tool_call=pb.ToolCall(name=action.name, arguments_json=json.dumps(dict(action.arguments))))
-        case JSON():
-            return pb.Action(json=json.dumps(action.value))
-        case _:
-            return pb.Action(tensor=tensor_to_proto(action))
-
-
-def action_from_proto(action: pb.Action) -> Action:
-    match action.WhichOneof("kind"):
-        case "tool_call":
-            arguments = action.tool_call.arguments_json
-            return ToolCall(action.tool_call.name, json.loads(arguments) if arguments else {})
-        case "json":
-            return JSON(json.loads(action.json))
-        case "tensor":
-            return tensor_from_proto(action.tensor)
-        case _:
-            return action.text
-
-
-def tensor_to_proto(array: np.ndarray) -> pb.Tensor:
-    """Encode an array in C order, little-endian."""
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    return pb.Tensor(dtype=array.dtype.name, shape=array.shape, data=little.tobytes())
-
-
-def tensor_from_proto(tensor: pb.Tensor) -> np.ndarray:
-    """Return a read-only array that shares the message's bytes."""
-    return np.frombuffer(tensor.data, np.dtype(tensor.dtype).newbyteorder("<")).reshape(tuple(tensor.shape))
 
 
 def part_from_proto(part: pb.Part) -> Part:

@@ -12,7 +12,7 @@ from starpod.client.arguments import expect_exact, group_size, seed_number
 from starpod.client.connection import FORK, RENDER, SNAPSHOT
 from starpod.client.errors import BadArgument
 from starpod.client.history import History, Reseeded, first_reply
-from starpod.client.observation import Action, EndReason, Limits, Observation, Transition, Want, as_actions
+from starpod.client.observation import Limits, Observation, Transition, Want, as_actions
 from starpod.client.recovery.hot_path import submit_one
 from starpod.client.recovery.rebuild import new_key
 from starpod.client.recovery.recovery import Recovery
@@ -20,6 +20,7 @@ from starpod.client.recovery.reset import PendingReset
 from starpod.client.recovery.state import BatchResult, SessionState
 from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import Action, EndReason
 
 CLOSE_SECONDS = 2.0
 

@@ -12,11 +12,12 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
-from starpod.client.observation import Action, EndReason, Image, Observation, Transition, Want
+from starpod.client.observation import Observation, Transition, Want
 from starpod.client.session import Session
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import FORKED
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import Action, EndReason, Image
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -4,25 +4,23 @@ from starpod.env_server.chat_model import ChatModel
 from starpod.env_server.drawing import Canvas, encode_png, read_sprites
 from starpod.env_server.environment import (
     INVALID,
-    JSON,
     UNKNOWN_NAME,
     Busy,
     Concurrency,
     Environment,
     EnvironmentOptions,
     EnvironmentSpec,
-    Image,
     Limits,
     OptionsError,
     Outcome,
     TensorSpec,
     Tool,
-    ToolCall,
     Unavailable,
     digest,
 )
 from starpod.env_server.processes.confined import Confined, run_confined
 from starpod.env_server.untrusted import read_untrusted_json
+from starpod.v1.values import JSON, Image, ToolCall
 
 __all__ = [
     "INVALID",

@@ -11,21 +11,11 @@ from typing import Any, NoReturn
 import numpy as np
 from google.protobuf import struct_pb2
 
-from starpod.env_server.environment import (
-    JSON,
-    Action,
-    Concurrency,
-    Environment,
-    Image,
-    Limits,
-    Outcome,
-    Part,
-    TensorSpec,
-    ToolCall,
-)
+from starpod.env_server.environment import Concurrency, Environment, Limits, Outcome, TensorSpec
 from starpod.env_server.episode import UNKNOWN_NAME, Observation, Transition, Want
 from starpod.env_server.errors import bad_argument
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import JSON, Action, Image, Part, ToolCall, action_to_proto, tensor_to_proto
 
 _DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
 
@@ -169,23 +159,16 @@ def limits_from(overrides: pb.LimitOverrides, present: Limits) -> Limits:
 
 
 def action_to(action: Any) -> pb.Action:
-    match action:
-        case str():
-            return pb.Action(text=action)
-        case ToolCall():
-            return pb.Action(tool_call=pb.ToolCall(name=action.name, arguments_json=json.dumps(dict(action.arguments))))
-        case JSON():
-            return pb.Action(json=json.dumps(action.value))
-        case np.ndarray() | np.generic():
-            return pb.Action(tensor=_tensor_to(np.asarray(action)))
-    raise TypeError(f"an action is str, ToolCall, JSON or a NumPy array, not {type(action).__name__}")
+    """Raises TypeError for what is no action, or an array whose numbers cannot travel."""
+    if isinstance(action, np.ndarray | np.generic):
+        return pb.Action(tensor=_tensor_to(np.asarray(action)))
+    return action_to_proto(action)
 
 
 def _tensor_to(array: np.ndarray[Any, Any]) -> pb.Tensor:
     if array.dtype.name not in _DTYPES:
         raise TypeError(f"a tensor of {array.dtype} cannot travel; use one of {', '.join(sorted(_DTYPES))}")
-    data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
-    return pb.Tensor(dtype=array.dtype.name, shape=array.shape, data=data)
+    return tensor_to_proto(array)
 
 
 def part_to(part: Part) -> pb.Part:

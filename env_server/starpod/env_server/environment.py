@@ -31,6 +31,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from starpod.env_server.seeding import derive_seed
+from starpod.v1.values import JSON, Image, Part
 
 
 class Concurrency(enum.Enum):
@@ -113,41 +114,6 @@ class Tool:
     """What the tool does, for the agent."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """JSON Schema of the arguments."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """An action that calls a tool by name."""
-
-    name: str
-    """Name of the tool."""
-    arguments: Mapping[str, Any]
-    """Arguments of the call by name, as JSON values."""
-
-
-@dataclass(frozen=True, slots=True)
-class JSON:
-    """A JSON value as an action or as a part of an observation. Plain text is a str instead."""
-
-    value: Any
-    """None, a bool, number or str, or lists and dictionaries of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An encoded image as a part of an observation."""
-
-    data: bytes
-    """The encoded bytes."""
-    mime: str = "image/png"
-    """The media type."""
-
-
-Action = str | ToolCall | JSON | np.ndarray
-"""Argument of `Environment.step`: a str, unless the spec declares tools, JSON or a tensor."""
-
-Part = str | Image | JSON | np.ndarray
-"""One piece of an observation."""
 
 
 @dataclass(frozen=True, slots=True)

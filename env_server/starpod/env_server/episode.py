@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,25 +15,14 @@ from starpod.env_server.environment import (
     Concurrency,
     Environment,
     EnvironmentOptions,
-    Image,
     Limits,
     Outcome,
-    Part,
     Unavailable,
     digest_observation,
 )
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError, decode, encode
-
-
-class EndReason(enum.IntEnum):
-    """Reason why an episode is over; the numbers are the protocol's."""
-
-    NONE = 0
-    TERMINAL = 1
-    MAX_TURNS = 2
-    MAX_ACTIONS = 3
-    ENVIRONMENT_LIMIT = 4
+from starpod.v1.values import EndReason, Image, Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.statuses import DOMAIN
 
 if TYPE_CHECKING:
     from starpod.env_server.environment import Environment
-
-DOMAIN = "starpod.v1"
 
 Advice = Literal["retry", "reopen", "give_up"]
 

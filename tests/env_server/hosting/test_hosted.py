@@ -3,8 +3,9 @@
 import random
 import threading
 
-from starpod.env_server.environment import Action, Concurrency, EnvironmentSpec, Outcome
+from starpod.env_server.environment import Concurrency, EnvironmentSpec, Outcome
 from starpod.env_server.hosting.hosted import Game, Hosted
+from starpod.v1.values import Action
 
 
 class SlowEnd(Game):

@@ -11,8 +11,8 @@ from gymnasium import Space, spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.environment import Image
 from starpod.env_server.hosting.spaces import UnsupportedSpace, plain_colours, plain_info, reader, words, writer
+from starpod.v1.values import Image
 
 small = st.integers(1, 4)
 actions = st.recursive(

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from starpod.env_server.episode import EndReason, Episode, Want
+from starpod.env_server.episode import Episode, Want
 from starpod.environments.frozen_lake import ACTIONS, FrozenLake
+from starpod.v1.values import EndReason
 from tests.environments import episodes
 from tests.golden import Draws
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import EndReason, Limits, Want
+from starpod.env_server.episode import Limits, Want
 from starpod.environments.game_2048 import ACTIONS, Game2048
 from starpod.environments.game_2048.board import moves, slide, slide_line
+from starpod.v1.values import EndReason
 from tests.environments import episodes
 
 start = functools.partial(episodes.start, Game2048)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import EndReason, Episode, Transition, Want
+from starpod.env_server.episode import Episode, Transition, Want
 from starpod.environments.house import House
 from starpod.environments.house.rooms import CLOSED, TASKS, Task, kind_of, possible_tasks
 from starpod.environments.house.state import Nothing, State
+from starpod.v1.values import EndReason
 from tests.environments import episodes
 
 start = functools.partial(episodes.start, House)

@@ -6,11 +6,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import EndReason, Want
+from starpod.env_server.episode import Want
 from starpod.environments.rubiks_cube import ACTIONS, RubiksCube
 from starpod.environments.rubiks_cube.cube import SOLVED, hold, is_solved, turn
 from starpod.environments.rubiks_cube.environment import scrambled
 from starpod.environments.rubiks_cube.solver import best_action, distance
+from starpod.v1.values import EndReason
 from tests.environments import episodes
 
 start = functools.partial(episodes.start, RubiksCube)

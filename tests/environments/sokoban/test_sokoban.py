@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.env_server.environment import OptionsError
-from starpod.env_server.episode import EndReason, Want
+from starpod.env_server.episode import Want
 from starpod.environments.sokoban import Sokoban, SokobanOptions, generation
 from starpod.environments.sokoban.generation import generate
 from starpod.environments.sokoban.room import MOVES
 from starpod.environments.sokoban.solver import solve
+from starpod.v1.values import EndReason
 from tests.environments import episodes
 
 start = functools.partial(episodes.start, Sokoban)

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import EndReason, Want
+from starpod.env_server.episode import Want
 from starpod.environments.sudoku import Sudoku
 from starpod.environments.sudoku.generation import CLEARED, generate
 from starpod.environments.sudoku.grid import clashes, peers
 from starpod.environments.sudoku.reading import read_action
 from starpod.environments.sudoku.solver import solutions
+from starpod.v1.values import EndReason
 from tests.environments import episodes
 
 PUZZLE = "2.1. .1.. ..24 4.3."

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from starpod.client import Fleet
 from starpod.env_server.config import ServerConfig
-from starpod.env_server.episode import EndReason, Episode, Transition, Want
+from starpod.env_server.episode import Episode, Transition, Want
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
 from starpod.environments.tic_tac_toe import TicTacToe
 from starpod.environments.tic_tac_toe.board import EMPTY, best_cells, free_cells, is_over, place, value, winning_line
+from starpod.v1.values import EndReason
 from tests.environments import episodes
 
 start = functools.partial(episodes.start, TicTacToe)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from google.protobuf.message import Message
 from google.protobuf.text_format import MessageToString
 
-from starpod.check.refusal import DOMAIN, Refusal
+from starpod.check.refusal import Refusal
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.statuses import DOMAIN
 
 ADVICE = {
     "BAD_ARGUMENT": "give_up",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import grpc
-from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-DOMAIN = "starpod.v1"
+from starpod.v1.statuses import details_of, status_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +47,16 @@ class Refusal:
 
 def from_status(status: status_pb2.Status) -> Refusal:
     """Return the error in a google.rpc.Status."""
-    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-    received = [message for packed in status.details for message in (info, bad, retry) if packed.Unpack(message)]
+    info, violations, retry_after = details_of(status)
     code = code_pb2.Code.Name(status.code) if status.code in code_pb2.Code.values() else str(status.code)
-    return Refusal(
-        code,
-        status.message,
-        info if info in received else None,
-        tuple(violation.field for violation in bad.field_violations),
-        retry.retry_delay.ToTimedelta().total_seconds() if retry in received else None,
-    )
+    return Refusal(code, status.message, info, tuple(field for field, _ in violations), retry_after)
 
 
 def from_error(error: grpc.aio.AioRpcError) -> Refusal:
     """Return the error of a failed unary call, whose Status gRPC carries in a trailer."""
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            try:
-                status = status_pb2.Status.FromString(value)
-            except DecodeError:
-                break
-            status.code = error.code().value[0]
-            status.message = error.details() or status.message
-            return from_status(status)
-    return Refusal(error.code().name, error.details() or "")
+    status = status_in(error.trailing_metadata())
+    if status is None:
+        return Refusal(error.code().name, error.details() or "")
+    status.code = error.code().value[0]
+    status.message = error.details() or status.message
+    return from_status(status)

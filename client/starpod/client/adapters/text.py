@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starpod.client.answers import split_actions
-from starpod.client.observation import Action, Limits, Transition
+from starpod.client.observation import Limits, Transition
 from starpod.client.session import Session
 from starpod.client.sync import SyncFleet
+from starpod.v1.values import Action
 
 T = TypeVar("T")
 

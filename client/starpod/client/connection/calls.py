@@ -11,8 +11,9 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from starpod.client.errors import BadArgument, StarpodError
-from starpod.client.observation import Actions, action_to_proto
+from starpod.client.observation import Actions
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import action_to_proto
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from starpod.client.connection.calls import Call, Step
 from starpod.client.connection.replies import BadReply, check_rewards
-from starpod.client.observation import EndReason, Flags, Shares
+from starpod.client.observation import Flags, Shares
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import EndReason
 
 End = tuple[EndReason, bool | None]
 """Reason for which an episode ended, and whether the task was solved (None: unknown)."""

@@ -12,9 +12,9 @@ from typing import Any
 from google.protobuf import struct_pb2
 from google.protobuf.message import Message
 
-from starpod.client.observation import EndReason
 from starpod.client.versions import satisfies
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import EndReason
 
 MOST = 1e12
 """Maximum magnitude of a reward. Trainers use float32, whose range must hold sums of squared rewards."""

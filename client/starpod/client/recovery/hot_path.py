@@ -13,9 +13,10 @@ from itertools import repeat
 from starpod.client.connection import StepBatch
 from starpod.client.connection.columns import End
 from starpod.client.history import Reply, ended
-from starpod.client.observation import Action, Actions, EndReason, Transition, Want
+from starpod.client.observation import Actions, Transition, Want
 from starpod.client.pool.replica import Replica
 from starpod.client.recovery.state import CLOSED, BatchResult, SessionState
+from starpod.v1.values import Action, EndReason
 
 new = object.__new__
 ONGOING: End = (EndReason.NONE, None)

@@ -17,7 +17,6 @@ from starpod.env_server.environment import (
     Concurrency,
     EnvironmentOptions,
     EnvironmentSpec,
-    Image,
     Limits,
     OptionsError,
     digest_observation,
@@ -35,6 +34,7 @@ from starpod.env_server.hosting.request import (
     options_model,
 )
 from starpod.env_server.hosting.spaces import UnsupportedSpace, reader, words, writer
+from starpod.v1.values import Image
 
 _MOST_NAMES = 256
 _PROBED_STEPS = 40

@@ -16,7 +16,7 @@ from gymnasium.utils import seeding
 from PIL import Image as Pillow
 
 from starpod.env_server.drawing import encode_png
-from starpod.env_server.environment import INVALID, JSON, Action, Image, Outcome, Part
+from starpod.env_server.environment import INVALID, Outcome
 from starpod.env_server.hosting.hosted import Game, own_luck
 from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.hosting.spaces import (
@@ -30,6 +30,7 @@ from starpod.env_server.hosting.spaces import (
     writer,
 )
 from starpod.env_server.untrusted import read_untrusted_json
+from starpod.v1.values import JSON, Action, Image, Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,7 @@ from typing import Any, ClassVar
 from openenv.core.env_server.interfaces import Environment as OpenEnvironment
 from openenv.core.env_server.types import Observation
 
-from starpod.env_server.environment import (
-    INVALID,
-    JSON,
-    Action,
-    Concurrency,
-    EnvironmentSpec,
-    OptionsError,
-    Outcome,
-    Part,
-)
+from starpod.env_server.environment import INVALID, Concurrency, EnvironmentSpec, OptionsError, Outcome
 from starpod.env_server.hosting.hosted import (
     Game,
     Hosted,
@@ -45,6 +36,7 @@ from starpod.env_server.hosting.request import (
     options_model,
 )
 from starpod.env_server.seeding import derive_seed
+from starpod.v1.values import JSON, Action, Part
 
 _WEB = ("app", "__main__")
 """Modules of a package's server that start its web application: not needed here."""

@@ -14,22 +14,18 @@ from packaging.version import InvalidVersion, Version
 
 from starpod.env_server.environment import (
     INVALID,
-    JSON,
-    Action,
     Busy,
     Concurrency,
     EnvironmentOptions,
     EnvironmentSpec,
-    Image,
     Outcome,
-    Part,
     Tool,
-    ToolCall,
 )
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, publish, starpod_id
 from starpod.env_server.hosting.ors_server import ORSError, ORSServer
 from starpod.env_server.hosting.request import HostingRequest, nearest
 from starpod.env_server.untrusted import read_untrusted_json
+from starpod.v1.values import JSON, Action, Image, Part, ToolCall
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:

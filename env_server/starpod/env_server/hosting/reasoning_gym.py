@@ -11,16 +11,7 @@ import reasoning_gym
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
-from starpod.env_server.environment import (
-    INVALID,
-    Action,
-    Concurrency,
-    EnvironmentSpec,
-    Limits,
-    OptionsError,
-    Outcome,
-    digest,
-)
+from starpod.env_server.environment import INVALID, Concurrency, EnvironmentSpec, Limits, OptionsError, Outcome, digest
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
 from starpod.env_server.hosting.request import (
     HostingRequest,
@@ -30,6 +21,7 @@ from starpod.env_server.hosting.request import (
     nearest,
     options_model,
 )
+from starpod.v1.values import Action
 
 _OWN_ARGUMENTS = ("seed", "size")
 """Arguments of a dataset that say which questions it has: the session's seed decides that."""

@@ -16,18 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from skyrl_gym.envs.registration import load_env_creator, registry
 
-from starpod.env_server.environment import (
-    INVALID,
-    JSON,
-    Action,
-    Concurrency,
-    EnvironmentOptions,
-    EnvironmentSpec,
-    Outcome,
-    Part,
-)
+from starpod.env_server.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
 from starpod.env_server.hosting.request import HostingRequest, constructor, import_named, nearest
+from starpod.v1.values import JSON, Action, Part
 
 _OWN_COLUMNS = ("prompt", "env_class")
 

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from PIL import Image as Pillow
 
 from starpod.env_server.drawing import encode_png
-from starpod.env_server.environment import Image
+from starpod.v1.values import Image
 
 MOST_NUMBERS = 256
 """The largest Box that is written as numbers."""

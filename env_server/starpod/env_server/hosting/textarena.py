@@ -15,14 +15,7 @@ import textarena
 from textarena.envs.registration import ENV_REGISTRY
 from textarena.wrappers import ActionFormattingWrapper
 
-from starpod.env_server.environment import (
-    INVALID,
-    Action,
-    Concurrency,
-    EnvironmentSpec,
-    OptionsError,
-    Outcome,
-)
+from starpod.env_server.environment import INVALID, Concurrency, EnvironmentSpec, OptionsError, Outcome
 from starpod.env_server.hosting.hosted import (
     Game,
     Hosted,
@@ -43,6 +36,7 @@ from starpod.env_server.hosting.request import (
     nearest,
     options_model,
 )
+from starpod.v1.values import Action
 
 _VERSION = re.compile(r"-v([0-9]+)")
 _VARIANTS = ("-raw", "-train")

@@ -20,19 +20,7 @@ from verifiers.v1.utils.loaders import (
     taskset_class,
 )
 
-from starpod.env_server.environment import (
-    INVALID,
-    JSON,
-    Action,
-    Concurrency,
-    EnvironmentOptions,
-    EnvironmentSpec,
-    Image,
-    Outcome,
-    Part,
-    Tool,
-    ToolCall,
-)
+from starpod.env_server.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome, Tool
 from starpod.env_server.hosting.hosted import (
     Game,
     Hosted,
@@ -46,6 +34,7 @@ from starpod.env_server.hosting.hosted import (
 from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting
 from starpod.env_server.hosting.verifiers_episodes import HARNESS, EpisodePlayer, LiveEpisode
 from starpod.env_server.untrusted import read_untrusted_json
+from starpod.v1.values import JSON, Action, Image, Part, ToolCall
 
 _TASKS_OF_THE_ENDLESS = 1000
 _DEFAULT_HARNESS = "bash"

@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol, TypeVar
 from starpod.env_server import convert
 from starpod.env_server.effects import Journal
 from starpod.env_server.environment import (
-    Action,
     Busy,
     Concurrency,
     Environment,
@@ -25,6 +24,7 @@ from starpod.env_server.processes.threads import Hung, ThreadPool
 from starpod.env_server.state import StateError
 from starpod.env_server.timing import measured
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import Action
 
 R = TypeVar("R")
 

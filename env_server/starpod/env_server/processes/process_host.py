@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeVar
 from google.protobuf.message import DecodeError
 
 from starpod.env_server import convert
-from starpod.env_server.environment import Action, Busy, Environment, Limits, OptionsError, Unavailable
+from starpod.env_server.environment import Busy, Environment, Limits, OptionsError, Unavailable
 from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Want
 from starpod.env_server.processes.forking import fork_context, leave_fork_server
 from starpod.env_server.processes.hosts import (
@@ -50,6 +50,7 @@ from starpod.env_server.sandbox.sandbox import Report, Sandbox, close_inherited,
 from starpod.env_server.state import StateError, decode, encode
 from starpod.env_server.timing import environment_works
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import Action
 
 logger = logging.getLogger(__name__)
 

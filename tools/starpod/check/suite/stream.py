@@ -12,9 +12,10 @@ import grpc
 from starpod.check.expectations import expect, expect_played, expect_same, needs
 from starpod.check.grpc_connection import StreamConnection, columns_of, open_stream
 from starpod.check.probe import NONSENSE, Handle, Probe, Script, Turn
-from starpod.check.refusal import DOMAIN, from_status
+from starpod.check.refusal import from_status
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.statuses import DOMAIN
 
 UNKNOWN_SESSION = pb.StepRequest(session_id="no-such-session", epoch=1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct
-from google.rpc import error_details_pb2, status_pb2
 
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from starpod.v1.statuses import details_of, status_in
 
 Answer = TypeVar("Answer")
 
@@ -186,12 +186,8 @@ class Service:
 
 def _refused(error: grpc.aio.AioRpcError) -> Refused:
     refused = Refused(error.code(), error.code().name, error.details() or "")
-    trailers: Sequence[tuple[str, Any]] = tuple(error.trailing_metadata() or ())
-    packed = next((value for name, value in trailers if name == "grpc-status-details-bin"), b"")
-    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-    for detail in status_pb2.Status.FromString(packed).details:
-        if detail.Unpack(info):
-            refused.reason = info.reason
-        elif detail.Unpack(retry):
-            refused.retry_after = retry.retry_delay.ToMilliseconds() / 1000
+    if (status := status_in(error.trailing_metadata())) is not None:
+        info, _, retry_after = details_of(status)
+        refused.reason = info.reason if info else refused.reason
+        refused.retry_after = refused.retry_after if retry_after is None else retry_after
     return refused
