@@ -257,7 +257,7 @@ def test_nothing_that_happens_to_a_run_changes_a_digit(
             die()
 
         go_on("checkpoint.every=1", status=1, step_4=kill)
-        monkeypatch.setattr("starpod.trainer.run.Ahead", LockStep)
+        monkeypatch.setattr("starpod.trainer.run.collecting.Ahead", LockStep)
         go_on(status=0, run_dir=killed)
     assert learnt(killed) == learnt(whole)
     assert weights(killed) == weights(whole)
