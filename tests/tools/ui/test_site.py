@@ -184,6 +184,7 @@ def test_a_comparison_is_drawn_as_the_form_says(pages: httpx.Client) -> None:
     assert all(chart["across"][2:] == [50, 100.5, True] for chart in zoomed)
     assert [point[2] for point in zoomed[1]["lines"][0]["points"]] == list(range(50, 101))
     assert 'class="faint' not in text and 'class="faint' in pages.get(f"{link}&smooth=strong").text
+    assert "leave out values that are not above 0" in text
     assert 'name="from" value="50"' in text and '<option value="none" selected>' in text
     (own,) = re.findall(r'id="link" href="([^"]+)"', text)
     assert pages.get(html.unescape(own)).text == text
