@@ -41,7 +41,7 @@ Turn = tuple[pb.Action, ...]
 class Script:
     """An episode that was recorded before any test disturbed the server.
 
-    It begins with empty turns, so that there are several turns even if the first action ends the episode.
+    It begins with empty turns, so it has several turns even if the first action ends the episode.
     """
 
     start: pb.Session

@@ -46,10 +46,7 @@ class OutsideAgent(Agent):
     Args:
         key: name of the session, which is also its API key.
         sampler: how replies are sampled.
-        environment: the environment's session.
-        task: the task of the episode.
-        stream: as in `Session`.
-        order: as in `Session`.
+        stream, order: as in `Session`.
     """
 
     def __init__(

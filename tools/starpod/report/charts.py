@@ -127,7 +127,6 @@ def line_chart(
     """Return lines as an <svg> element, or an empty text without points.
 
     Args:
-        title: title of the chart.
         series: the lines.
         rules: horizontal lines for comparison.
         marks: vertical lines at events.
