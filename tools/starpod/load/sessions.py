@@ -340,9 +340,6 @@ class Sessions:
         """Count a failed call, then continue as its error class requires.
 
         Args:
-            session: the session whose call failed.
-            error: the failure.
-            now: the present instant.
             successor: the session that replaces it; None: it is not replaced.
         """
         server, call = session.server, session.call
