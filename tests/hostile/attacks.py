@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import httpx
 from google.protobuf import struct_pb2
 
 from starpod.v1 import environment_pb2 as pb
@@ -31,6 +32,7 @@ from tests.hostile.conftest import (
     WITNESS,
     bearer,
     guarded_server,
+    http_url,
     kept_memory,
     loop_seconds,
     memory_of,
@@ -43,7 +45,8 @@ _PERIOD = 0.02
 class Attacker:
     """A token holder who goes on whatever the server refuses."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, url: str = "") -> None:
+        self.url = url
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self.stub = EnvironmentServiceStub(grpc.insecure_channel(address, options=options))
         self.metadata = bearer(VILLAIN)
@@ -182,6 +185,27 @@ def everything_at_once(attacker: Attacker) -> None:
         list(pool.map(again, calls))
 
 
+def docs_over_64_connections(attacker: Attacker) -> None:
+    """Ask for the page without a token, for five seconds."""
+    until = time.monotonic() + 5
+
+    def ask(_: int) -> None:
+        with httpx.Client(base_url=attacker.url, trust_env=False) as client:
+            while time.monotonic() < until:
+                with contextlib.suppress(httpx.HTTPError):
+                    client.get("/docs")
+
+    with ThreadPoolExecutor(64) as pool:
+        list(pool.map(ask, range(64)))
+
+
+def calls_without_a_token(attacker: Attacker) -> None:
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        for future in [attacker.stub.Step.future(pb.StepRequest(), timeout=300) for _ in range(500)]:
+            future.exception()
+
+
 ATTACKS: dict[str, Callable[[Attacker], None]] = {
     attack.__name__: attack
     for attack in (
@@ -196,6 +220,8 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
         many_heavy_calls_at_once,
         largest_requests,
         everything_at_once,
+        docs_over_64_connections,
+        calls_without_a_token,
     )
 }
 
@@ -206,11 +232,14 @@ class Cost:
 
     kept: MiB of memory that the server has afterwards beyond what it had before. p99_work: seconds that the server's
     event loop worked (CPU time) while a turn of the other tenant waited for it, of 99 % of these turns, as if each had
-    come when it was due. It is what they would wait if nobody else used the machine.
+    come when it was due. It is what they would wait if nobody else used the machine. p50_wait, p99_wait: seconds that
+    these turns took in fact, on a machine that the attacker uses as well.
     """
 
     kept: float
     p99_work: float
+    p50_wait: float
+    p99_wait: float
 
 
 class Bystander:
@@ -222,48 +251,58 @@ class Bystander:
         assert self._process.stdout
         self._process.stdout.readline()
 
-    def end(self) -> list[float]:
-        """Return the seconds that the event loop worked during each turn, sorted."""
-        return sorted(json.loads(self._process.communicate("", timeout=300)[0]))
+    def end(self) -> tuple[list[float], list[float]]:
+        """Return the seconds that the event loop worked during each turn, and those that it took, each sorted."""
+        work, waits = zip(*json.loads(self._process.communicate("", timeout=300)[0]), strict=True)
+        return sorted(work), sorted(waits)
 
 
 def play_on(address: str, pid: int) -> None:
     """The bystander's program: one turn every 20 ms until standard input closes."""
     stub, metadata = EnvironmentServiceStub(grpc.insecure_channel(address)), bearer(WITNESS)
     session = stub.Open(pb.OpenRequest(environment_id="walk-v1", seed=11), metadata=metadata).sessions[0]
-    work: list[float] = []
+    turns: list[tuple[float, float]] = []
     step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="Left")])
     while True:
         started, worked = time.perf_counter(), loop_seconds(pid)
         stub.Step(step, metadata=metadata)
         waited, worked = time.perf_counter() - started, loop_seconds(pid) - worked
         # Those that would have come while this one waited have waited too.
-        work += [worked, *((1 - missed * _PERIOD / waited) * worked for missed in range(1, int(waited / _PERIOD)))]
+        shares = (1 - missed * _PERIOD / waited for missed in range(max(1, int(waited / _PERIOD))))
+        turns += [(share * worked, share * waited) for share in shares]
         step.step_index += 1
         if step.step_index == 25:
             print("ready", flush=True)
-            work = []
+            turns = []
         if select.select([sys.stdin], [], [], _PERIOD)[0]:
             break
-    print(json.dumps(work))
+    print(json.dumps(turns))
 
 
 def measure(attack: Callable[[Attacker], None], server: ServerProcess) -> Cost:
     bystander = Bystander(server)
     before = memory_of(server.pid)
-    attack(Attacker(server.address))
-    kept = kept_memory(server.pid, before)
-    work = bystander.end()
-    return Cost(kept, work[int(len(work) * 0.99)])
+    attack(Attacker(server.address, http_url(server)))
+    work, waits = bystander.end()
+    return Cost(kept_memory(server.pid, before), _quantile(work, 0.99), _quantile(waits, 0.5), _quantile(waits, 0.99))
+
+
+def _quantile(values: list[float], share: float) -> float:
+    return values[int(len(values) * share)]
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--bystander"]:
         play_on(sys.argv[2], int(sys.argv[3]))
         return
+    print("| Attack | Before, p50 and p99 in ms | Meanwhile | Of that work of the server, p99 | Memory kept, MiB |")
+    print("|---|---|---|---|---|")
     for name in sys.argv[1:] or ATTACKS:
-        with guarded_server(*GAMES) as server:
-            print(name, measure(ATTACKS[name], server), flush=True)
+        with guarded_server(*GAMES, "--http", "0") as server:
+            calm, cost = measure(lambda _: time.sleep(3), server), measure(ATTACKS[name], server)
+        waits = [f"{1e3 * each.p50_wait:.1f}, {1e3 * each.p99_wait:.1f}" for each in (calm, cost)]
+        figures = [name.replace("_", " "), *waits, f"{1e3 * cost.p99_work:.1f}", f"{cost.kept:.0f}"]
+        print(f"| {' | '.join(figures)} |", flush=True)
 
 
 if __name__ == "__main__":
