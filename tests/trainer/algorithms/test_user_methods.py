@@ -12,6 +12,7 @@ from starpod.trainer.algorithms.losses import policy_loss
 from starpod.trainer.commands.train import train
 from starpod.trainer.prompts.prompt import PromptConfig
 from tests.trainer.algorithms.builders import a_rollout, doubles
+from tests.trainer.tiny_learner import VERSION, group_of, make_learner
 
 EXAMPLE = "examples/own_methods.py"
 
@@ -99,3 +100,10 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(
     Path("mine.py").write_text(BROKEN)
     done = CliRunner().invoke(train, ["frozen_lake", word, "--dry-run"])
     assert done.exit_code == 2 and sentence in done.output.replace("\n", " "), done.output
+
+
+def test_a_policy_is_updated_by_an_estimator_and_a_loss_of_a_file() -> None:
+    config = AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median", loss=f"{EXAMPLE}:cispo")
+    learner = make_learner(config)
+    metrics = learner.learn([group_of(learner.policy, 0, (1.0, 0.0, 0.0))], version=VERSION)
+    assert metrics["update/grad_norm"] > 0 and metrics["policy/ratio_max"] == pytest.approx(1.0)
