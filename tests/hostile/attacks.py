@@ -295,7 +295,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--bystander"]:
         play_on(sys.argv[2], int(sys.argv[3]))
         return
-    print("| Attack | Before, p50 and p99 in ms | Meanwhile | Of that work of the server, p99 | Memory kept, MiB |")
+    print("| Attack | Before, p50 and p99 in ms | Meanwhile | CPU time of the server, p99 in ms | Memory kept, MiB |")
     print("|---|---|---|---|---|")
     for name in sys.argv[1:] or ATTACKS:
         with guarded_server(*GAMES, "--http", "0") as server:
