@@ -1,4 +1,4 @@
-"""Collection ahead of its use: groups are admitted early and play on while the policy is updated."""
+"""Asynchronous collection: groups are admitted early and keep playing while the policy is updated."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ from starpod.trainer.rollout.saved_starts import SavedStart
 
 @dataclass(slots=True)
 class Admitted:
-    """A group in play, or over and not yet taken. episodes: its own by member, as far as they have come; each rank has
-    those of the groups that it plays. playing: None before it begins, and on the other ranks."""
+    """A group that is being played, or that is finished and not yet taken."""
 
     start: Start
     episodes: dict[int, Episode] = field(default_factory=dict)
+    """The group's episodes so far, by member; empty on the ranks that do not play this group."""
     playing: asyncio.Task[Group] | None = None
+    """The task that plays the group; None before it begins, and on the ranks that do not play this group."""
 
 
 class Ahead:
-    """Groups that were admitted and not yet taken, in the order of admission. They are taken in that order: a batch is
-    never made of those that happened to end first, so long episodes are trained on as often as short ones.
+    """Queue of the groups that were admitted and not yet taken, oldest first.
 
-    size: episodes of a group. parallel: the ranks, which share the groups out by number.
+    Groups are taken in the order of admission, not in the order in which they end. Long episodes are therefore trained
+    on as often as short ones.
+
+    Args:
+        collector: Plays the groups.
+        size: Episodes per group.
+        parallel: The ranks; group `id` is played by rank `id % world`.
     """
 
     def __init__(self, collector: Collector[EngineAgents], size: int, parallel: Parallel) -> None:
@@ -47,31 +53,34 @@ class Ahead:
 
     @property
     def admitted(self) -> Sequence[Admitted]:
-        """What is admitted now, in order."""
+        """Return the admitted groups, oldest first."""
         return tuple(self._admitted.values())
 
     def configure(self, collector: Collector[EngineAgents], size: int) -> None:
-        """Plays what is admitted from now on with another collector, in groups of `size`."""
+        """Use another collector and group size for the groups that start from now on."""
         self._collector, self._size = collector, size
 
     @property
     def busy(self) -> float:
-        """Seconds in which any group was in play, until now."""
+        """Seconds so far during which at least one group was being played."""
         return self._busy + (perf_counter() - self._busy_since if self._playing else 0.0)
 
     def admit(self, starts: Iterable[Start]) -> None:
-        """Begins to play these groups, and those that a checkpoint held."""
+        """Start to play these groups, and also the groups that `load_state` restored."""
         self._admitted |= {start.id: Admitted(start) for start in starts}
         for group in self._admitted.values():
             if group.playing is None and group.start.id % self._parallel.world == self._parallel.rank:
                 group.playing = asyncio.ensure_future(self._play(group))
 
     def oldest(self, count: int) -> list[Start]:
-        """The first `count`, or all."""
+        """Return the starts of the `count` oldest groups, or of all groups if there are fewer."""
         return [group.start for group in islice(self._admitted.values(), count)]
 
     def oldest_of(self, tasks: Sequence[str]) -> list[Start]:
-        """The first one of each task that is named, as often as it is named and as they last."""
+        """Return the starts of the oldest groups of these tasks, for example of two groups of a task listed twice.
+
+        The list is shorter than `tasks` if too few groups are admitted.
+        """
         wanted, found = list(tasks), []
         for group in self._admitted.values():
             if group.start.task in wanted:
@@ -80,13 +89,14 @@ class Ahead:
         return found
 
     async def take(self, starts: Sequence[Start], *, min_size: int = 1) -> Collected:
-        """This rank's groups among these, when all of them are over; as `Collector.collect`.
+        """Wait until these groups are over, remove them and return the ones that this rank played.
 
-        Every wait for an episode ends by `Collector.deadline`, every wait for a server by the fleet's patience.
+        `Collector.deadline` bounds the wait for an episode, and the fleet's patience the wait for a server. Errors are
+        raised as by `Collector.collect`.
         """
         for group in self._admitted.values():
             if group.playing is not None and group.playing.done():
-                group.playing.result()  # what no group can survive ends the run now, not when its turn comes
+                group.playing.result()  # raise a fatal error of a later group now, not when that group is taken
         playing = [self._admitted[start.id].playing for start in starts]
         groups = await asyncio.gather(*(task for task in playing if task is not None))
         for start in starts:
@@ -94,7 +104,7 @@ class Ahead:
         return Collected.of(groups, min_size)
 
     async def close(self) -> None:
-        """Ends what is in play. Harmless to repeat."""
+        """Cancel all groups. Safe to call again."""
         playing = [group.playing for group in self._admitted.values() if group.playing is not None]
         for task in playing:
             task.cancel()
@@ -114,16 +124,22 @@ class Ahead:
 
     @staticmethod
     def state(admitted: Iterable[Admitted]) -> list[dict[str, Any]]:
-        """JSON values of these groups, with the episodes that this rank plays. Of an episode in play they hold the
-        turns: its session is rebuilt by sending them again; a reply that is being sampled begins again, with the random
-        stream that is its own."""
+        """Return these groups as JSON values, with the episodes that this rank plays.
+
+        An unfinished episode is saved as its turns so far. To resume it, their actions are sent to a new session. A
+        reply that was being sampled is sampled again from the start, with the same random stream.
+        """
         return [
             {"start": asdict(group.start), "episodes": [episode.to_json() for episode in group.episodes.values()]}
             for group in admitted
         ]
 
     def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Goes on with these groups as soon as others are admitted. state: of all ranks, however many they were."""
+        """Restore groups; they are played from the next `admit` on.
+
+        Args:
+            state: The concatenated states of all ranks. The number of ranks may have changed since.
+        """
         for values in state:
             saved = values["start"].get("saved")
             start = Start(**{**values["start"], "saved": SavedStart(**saved) if saved else None})

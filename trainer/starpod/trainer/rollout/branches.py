@@ -1,4 +1,4 @@
-"""Branches of episodes: any number of continuations of a state that an episode has met, each with luck of its own."""
+"""Branches of episodes: continuations of a state that an episode visited, each with its own dynamics seed."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from starpod.trainer.seeds import derive
 
 @dataclass(slots=True)
 class Line:
-    """An episode, and the session and the agent that stand at its end. over: whether nothing more can be played.
-
-    snapshots: of the states before its turns, by index, where they are kept.
-    """
+    """An episode with the session and the agent that can continue it."""
 
     episode: Episode
     session: Session
     agent: Agent
     over: bool = False
+    """Whether the episode cannot be continued."""
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    """Snapshots of the states before its turns, by turn index. Filled only after `Brancher.keep_snapshots`."""
 
 
 @dataclass(kw_only=True)
 class Brancher:
     """Plays the episodes of one group and branches them.
 
-    `episode.member` names the random stream of a line's replies and of its luck; it must be unique in the group.
-    watch: is told of each episode that `play` ends. spent: adds up all that is played.
+    `episode.member` selects the random streams of a line's replies and of its environment. It must be unique in the
+    group.
     """
 
     fleet: Fleet
@@ -45,23 +44,31 @@ class Brancher:
     seed: int
     rewards: Rewards = OWN_REWARD
     watch: Callable[[Episode], None] = lambda episode: None
+    """Called with each episode that `play` finishes, except if `play` was limited to some turns."""
     deadline: float | None = None
     spent: Spent = field(default_factory=Spent)
+    """Cost of all turns and forks, including replayed turns and discarded branches."""
     lines: dict[int, Line] = field(default_factory=dict)
+    """All lines by member."""
     _open: list[Session] = field(default_factory=list)
 
     async def open(self, count: int) -> list[Line]:
-        """Lines at the start state, with members from 0."""
+        """Open `count` lines at the start state, with members 0, 1, ..."""
         sessions = await self.task.open(self.fleet, self.seed, count, self.agents.want)
         self._open += sessions
         return [self._line(Episode.begin(each, self.group, self.task.name), each) for each in sessions]
 
     async def grow(self, line: Line, turn: int, members: Sequence[int]) -> list[Line]:
-        """A branch for each of these member numbers, from the state before a turn of a line, to be played.
+        """Return one branch per member number, ready to be played from the state before a turn of `line`.
 
-        A line that stands there is forked; else a snapshot is restored, and where there is none, or it cannot be, the
-        turns are played again from the start. Copies get luck of their own as far as the environment can be forked.
-        Where nothing of this is possible the branches are failed episodes.
+        The line's session is forked if it is still in that state. Otherwise a snapshot is restored, or the turns are
+        replayed from the start if that is impossible. Each branch gets its own dynamics seed if the environment can be
+        forked. If the state cannot be reached, the branches are failed episodes.
+
+        Args:
+            line: The line to branch.
+            turn: Index of the first turn that the branches play themselves.
+            members: Member number of each branch.
         """
         parent = line.episode
         try:
@@ -91,7 +98,13 @@ class Brancher:
         return branches
 
     async def play(self, line: Line, turns: int | None = None, past: Sequence[Turn] = ()) -> Line:
-        """Plays a line on, as `rollout.play` does, and closes its session where it is over."""
+        """Continue a line and close its session once the episode is over.
+
+        Args:
+            line: The line; returned unchanged if it is over.
+            turns: Number of turns to play; None plays to the end.
+            past: Replies to send instead of sampling them, as in `rollout.play.play`.
+        """
         episode, before = line.episode, len(line.episode.turns)
         if line.over:
             return line
@@ -113,13 +126,13 @@ class Brancher:
         return line
 
     async def close(self, sessions: Sequence[Session] | None = None) -> None:
-        """Ends these sessions, or all that are open."""
+        """Close these sessions, or all open ones."""
         closing = list(self._open if sessions is None else sessions)
         self._open = [each for each in self._open if each not in closing]
         await self.fleet.close_sessions(closing)
 
     def keep_snapshots(self, line: Line) -> None:
-        """From now on the line's states are kept, before each turn."""
+        """Take a snapshot before each further turn of a line."""
         line.agent = _Keeping(line.agent, line)
 
     def _line(self, episode: Episode, session: Session) -> Line:
@@ -128,7 +141,7 @@ class Brancher:
         return line
 
     async def _copies(self, line: Line, turn: int, seeds: Sequence[int]) -> list[Session]:
-        """A session for each of these seeds of luck, in the state before a turn."""
+        """Return one session per dynamics seed, in the state before a turn."""
         standing = not line.over and len(line.episode.turns) == turn
         base = line.session if standing else await self._stand(line, turn)
         try:
@@ -143,12 +156,12 @@ class Brancher:
         return sessions
 
     async def _stand(self, line: Line, turn: int) -> Session:
-        """A session in the state before a turn, with the luck that the line had."""
+        """Return a session in the state before a turn, with the line's own random state."""
         if (snapshot := line.snapshots.get(turn)) is not None:
             try:
                 session = await self.fleet.restore(snapshot, want=self.agents.want)
             except StarpodError:
-                pass  # replaying does without it
+                pass  # replay the turns instead
             else:
                 self._open.append(session)
                 return session
@@ -179,8 +192,11 @@ class Brancher:
 
 
 def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
-    """Numbers the episodes from `first`, and gives each turn to the first one that has it and did not fail: it is the
-    parent of the others, which train what follows. Each one's own turns are paid as its own."""
+    """Set members, parents and rewards of episodes that share turns, so that each turn is trained once.
+
+    An episode's parent is the earlier one, not failed, with which it shares most turns. The episode owns the turns
+    after these, and rewards are settled on them. Members count from `first`.
+    """
     for index, episode in enumerate(episodes):
         episode.member, episode.parent = first + index, None
         for earlier in episodes[:index]:
@@ -198,11 +214,11 @@ def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
 
 
 def _nobody(episode: Episode) -> None:
-    """Watches nothing."""
+    """Ignore the episode."""
 
 
 class _Repeating(Agent):
-    """Sends the actions of turns again. Raises AgentError where the environment shows something else than it did."""
+    """Replays the actions of turns. Raises AgentError if an observation differs from the recorded one."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = turns
@@ -215,7 +231,7 @@ class _Repeating(Agent):
 
 
 class _Keeping(Agent):
-    """Another agent, before each of whose moves a snapshot is taken."""
+    """Wrapper of an agent that takes a snapshot before each move."""
 
     def __init__(self, agent: Agent, line: Line) -> None:
         self._agent, self._line = agent, line

@@ -1,4 +1,4 @@
-"""Collects groups of episodes: one coroutine for each, so that slow episodes delay no others."""
+"""Collection of groups of episodes. Each episode has its own coroutine, so a slow one does not delay the others."""
 
 from __future__ import annotations
 
@@ -24,40 +24,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A group to be played: its id, unique in the run, and the seed of its start state.
-
-    task: the name of its task, where the run has several. options: over those of the task. saved: the state in which
-    it begins instead.
-    """
+    """A group that is to be played."""
 
     id: int
+    """Number of the group, unique in the run."""
     seed: int
+    """Seed of the start state."""
     task: str = ""
+    """Name of its task; "" if the run has only one."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options that replace those of the task."""
     saved: SavedStart | None = None
+    """State in which the episodes begin; None begins at the start state of `seed`."""
 
 
 class CollectionFailed(Exception):
-    """The infrastructure failed so many episodes that no group was left. The message holds the first error."""
+    """Infrastructure failures left no group with enough episodes. The message contains the first error."""
 
 
 @dataclass(slots=True)
 class Collected:
-    """Groups in the order in which they were asked for, and what became of the rest.
-
-    failed: episodes that the infrastructure failed. error: what failed the first of them; empty where none did.
-    dropped: groups that ended up too small. latencies: seconds of each call of an environment.
-    """
+    """The groups of a collection, in the order of their starts."""
 
     groups: list[Group] = field(default_factory=list)
     failed: int = 0
+    """Number of episodes that the infrastructure failed."""
     error: str = ""
+    """Error of the first failed episode."""
     dropped: int = 0
+    """Number of groups that were dropped because too many of their episodes failed."""
     latencies: list[float] = field(default_factory=list)
+    """Seconds of each step of an environment."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], min_size: int) -> Collected:
-        """The groups without those of fewer than `min_size` episodes."""
+        """Collect the groups that have at least `min_size` episodes, and count the others as dropped."""
         failed = [episode for group in groups for episode in group.failed]
         kept = [group for group in groups if len(group.episodes) >= min_size]
         turns = (turn for group in groups for episode in group.members for turn in episode.own_turns)
@@ -71,12 +72,12 @@ class Collected:
 
     @property
     def episodes(self) -> list[Episode]:
-        """Those that did not fail, group after group, untrainable ones too."""
+        """All episodes that did not fail, group after group, including those without sampled tokens."""
         return [episode for group in self.groups for episode in group.episodes]
 
     @classmethod
     def joined(cls, parts: Sequence[Collected]) -> Collected:
-        """Several as one, group after group."""
+        """Concatenate several collections."""
         return cls(
             [group for part in parts for group in part.groups],
             sum(part.failed for part in parts),
@@ -87,7 +88,7 @@ class Collected:
 
 
 async def of_all_ranks(collecting: Awaitable[Collected], parallel: Parallel, warn: Callable[[str], None]) -> Collected:
-    """Joins what the ranks collect, in order, on each of them."""
+    """Return on every rank the groups of all ranks, ordered by id, and warn if episodes failed."""
     collected, *others = await parallel.all_done(collecting)
     if others:
         collected = Collected.joined([collected, *others])
@@ -102,21 +103,20 @@ Players = TypeVar("Players", bound=Agents)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector(Generic[Players]):
-    """Plays groups of episodes of one task, or of several.
-
-    agents: who plays. rewards: what a turn earns. watch: called with each episode that is over. deadline: seconds of an
-    episode. search: how groups are found; None: they are played. others: collectors of other tasks by name; starts that
-    name one of them are played by it.
-    """
+    """Plays groups of episodes of one task, or of several."""
 
     fleet: Fleet
     agents: Players
     task: Task
     rewards: Rewards = OWN_REWARD
     watch: Callable[[Episode], None] = lambda episode: None
+    """Called with each episode that is over."""
     deadline: float | None = None
+    """Maximum duration of an episode in seconds; None is no limit."""
     search: Search | None = None
+    """Search that finds the episodes of a group; None plays them without a search."""
     others: Mapping[str, Collector[Players]] = field(default_factory=dict)
+    """Collectors of other tasks by name. They play the starts that name their task."""
 
     @property
     def by_task(self) -> dict[str, Collector[Players]]:
@@ -124,11 +124,15 @@ class Collector(Generic[Players]):
         return dict(self.others) or {"": self}
 
     async def collect(self, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
-        """Plays `size` episodes from each start, all at once or as many as the agents allow.
+        """Play `size` episodes from each start, at the same time if the agents allow that many.
 
-        Groups come back in the order of `starts`; those with fewer than `min_size` episodes are dropped.
-        Raises what opening raises (the configuration is wrong, or no server is left) and AgentRefused; an episode that
-        fails later is counted and left out.
+        Errors of `Fleet.open` (a wrong configuration, or no server is left) and AgentRefused are raised. An episode
+        that fails later is left out and counted.
+
+        Args:
+            starts: Starts of the groups, which are returned in this order.
+            size: Episodes per group.
+            min_size: Groups with fewer episodes than this are dropped.
         """
         at_once = self.agents.at_once
         slots = nullcontext() if at_once is None else asyncio.Semaphore(max(1, at_once // size))
@@ -148,10 +152,13 @@ class Collector(Generic[Players]):
         return Collected.of(groups, min_size)
 
     async def play_group(self, start: Start, size: int, begun: dict[int, Episode] | None = None) -> Group:
-        """Plays `size` episodes from one start state.
+        """Play `size` episodes from one start state.
 
-        begun: its episodes by member, kept up to date while they are played. Those that are in it at first are
-        not played again where they are over, and go on where they stood where they are not.
+        Args:
+            start: The start of the group.
+            size: Episodes to play.
+            begun: The group's episodes by member; updated while they are played. Finished episodes in it are not
+                played again, and unfinished ones are continued.
         """
         if (other := self.others.get(start.task)) is not None:
             return await other.play_group(start, size, begun)
@@ -208,5 +215,5 @@ class Collector(Generic[Players]):
 
 
 def starts_from(seeds: Sequence[int]) -> list[Start]:
-    """A start state for each seed, numbered from 0."""
+    """Return one start per seed, with ids 0, 1, ..."""
     return [Start(index, seed) for index, seed in enumerate(seeds)]

@@ -1,4 +1,4 @@
-"""Configuration of rollouts: the environment and its curriculum, collections and search."""
+"""Configuration of rollouts: the environment, its curriculum, collection and search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots", "values", "
 
 
 class CurriculumConfig(Section):
-    """Levels of options in training, each left by success. Warm starts and evaluations play the environment's own."""
+    """Levels of environment options; success advances training to the next level. Warm starts and evaluations use the
+    environment's own options."""
 
     levels: tuple[dict[str, Any], ...] = Field(
         default=(), description="Options of each level over the environment's own, the easiest first; empty: no levels."
@@ -66,7 +67,7 @@ class EnvironmentConfig(Section):
     @field_validator("addresses", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """One text is several addresses with commas, as for commands."""
+        """Split a string of comma-separated addresses, as commands do."""
         return as_addresses(value) if isinstance(value, str) and value else value
 
     @field_validator("addresses")
@@ -89,12 +90,12 @@ class EnvironmentConfig(Section):
         return self
 
     def with_options(self, options: Mapping[str, Any]) -> EnvironmentConfig:
-        """The same, with these options over its own."""
+        """Return a copy in which these options replace those of the same name."""
         return self.model_copy(update={"options": {**self.options, **options}})
 
 
 class SearchConfig(Kinds):
-    """How the episodes of a group are found."""
+    """Search strategy that finds the episodes of a group."""
 
     KIND: ClassVar[str] = "strategy"
 
@@ -107,12 +108,15 @@ class SearchConfig(Kinds):
 
     @property
     def needs_fork(self) -> bool:
-        """Whether luck must be drawn anew before it is known: without, a search would see what is to come."""
+        """Whether the environment must support forks with a new dynamics seed.
+
+        Without a new seed, a search would see the transitions that the real episode is about to get.
+        """
         return False
 
 
 class BestOfConfig(SearchConfig):
-    """Strategy best_of."""
+    """Options of strategy best_of."""
 
     strategy: Literal["best_of"] = "best_of"
     width: int = Field(default=2, ge=1, description="Episodes for each one kept.")
@@ -122,7 +126,7 @@ class BestOfConfig(SearchConfig):
 
 
 class BeamConfig(SearchConfig):
-    """Strategies beam and lookahead."""
+    """Options of strategies beam and lookahead."""
 
     strategy: Literal["beam", "lookahead"] = "beam"
     width: int = Field(default=4, ge=1, description="Replies that are tried in a state.")
@@ -159,14 +163,14 @@ class BeamConfig(SearchConfig):
 
 
 class LookaheadConfig(BeamConfig):
-    """Strategy lookahead."""
+    """Options of strategy lookahead."""
 
     strategy: Literal["lookahead"] = "lookahead"
     depth: int = Field(default=1, ge=0, description="Turns that are tried below a reply to score it.")
 
 
 class PivotsConfig(SearchConfig):
-    """Strategy pivots."""
+    """Options of strategy pivots."""
 
     strategy: Literal["pivots"] = "pivots"
     width: int = Field(default=8, ge=1, description="Continuations of a state.")
@@ -188,21 +192,21 @@ class PivotsConfig(SearchConfig):
 
 
 class ValuesConfig(SearchConfig):
-    """Strategy values."""
+    """Options of strategy values."""
 
     strategy: Literal["values"] = "values"
     width: int = Field(default=4, ge=1, description="Continuations of each state.")
 
 
 class TreeConfig(SearchConfig):
-    """Strategy tree."""
+    """Options of strategy tree."""
 
     strategy: Literal["tree"] = "tree"
     width: int = Field(default=4, ge=1, description="Trees of a group.")
 
 
 class CollectConfig(Section):
-    """P groups of N episodes; the members of a group share a start state."""
+    """Collection of P groups of N episodes; the members of a group share a start state."""
 
     groups: int = Field(default=8, ge=1, description="Start states of a collection (P).")
     group_size: int = Field(default=16, ge=1, description="Episodes from each (N).")

@@ -10,9 +10,10 @@ from starpod.trainer.rollout.config import CurriculumConfig
 
 
 class Curriculum:
-    """The present level of an environment. It never goes down.
+    """The current level of an environment. It never decreases.
 
-    level: from 0.
+    Attributes:
+        level: Index of the level; the first is 0.
     """
 
     def __init__(self, config: CurriculumConfig) -> None:
@@ -26,11 +27,11 @@ class Curriculum:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Options of the level; none without levels."""
+        """Environment options of the level; empty if the curriculum has no levels."""
         return self._config.levels[self.level] if self.enabled else {}
 
     def update(self, success: float) -> bool:
-        """Takes the success of an iteration at this level. Whether it was enough for the next one."""
+        """Record the mean success of an iteration at this level. Return whether the level advanced."""
         if self.level + 1 >= len(self._config.levels):
             return False
         self._successes = [*self._successes, success][-self._config.window :]
@@ -40,10 +41,10 @@ class Curriculum:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the level and its recent successes as JSON values."""
         return {"level": self.level, "successes": self._successes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the other one stood, at the last level where there are fewer now."""
+        """Restore the level and its recent successes. The level is clamped if there are fewer levels now."""
         self.level = min(state["level"], max(len(self._config.levels) - 1, 0))
         self._successes = list(state["successes"])

@@ -1,4 +1,4 @@
-"""An environment of a run: its servers, what they say of it, and its task."""
+"""Environment of a run: its servers, its capabilities and its task."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def make_task(config: EnvironmentConfig, actions: Sequence[str], name: str = "")
 
 
 def check_installed(config: EnvironmentConfig) -> None:
-    """Raises ConfigError where this machine is to serve an environment that no installed package has.
+    """Raise ConfigError if this machine has to serve an environment that no installed package provides.
 
-    Says nothing of servers that run already, and of services with arguments of their own, which may host more.
+    Nothing is checked if servers run already, or if `serve` has arguments, which may add environments.
     """
     if config.addresses or config.serve:
         return
@@ -42,7 +42,7 @@ def check_installed(config: EnvironmentConfig) -> None:
 
 
 def server_words(environment: str, serve: Sequence[str]) -> str:
-    """The words by which `starpod ui` has a server of an environment, started as `serve` says for a run."""
+    """Return the arguments with which `starpod ui` gets a server like the one that a run starts with `serve`."""
     match serve:
         case []:
             return f"--serve {shlex.quote(environment)}"
@@ -53,10 +53,16 @@ def server_words(environment: str, serve: Sequence[str]) -> str:
 
 @contextmanager
 def local_services(environments: Sequence[str], *, workers: int = 1, arguments: Sequence[str] = ()) -> Iterator[str]:
-    """Runs `starpod serve` while the context lasts and yields its address.
+    """Run `starpod serve` inside the context and yield its address.
 
-    environments: what it hosts. workers: server processes; each is started again if it dies, and so is what watches
-    over them. arguments: handed on as they are. Raises ServiceFailed, and ConfigError where it was called wrong.
+    Args:
+        environments: Environments to host.
+        workers: Number of server processes. They and their supervisor are restarted if they die.
+        arguments: More arguments of the command.
+
+    Raises:
+        ServiceFailed: If the service does not start.
+        ConfigError: If the service refuses its arguments.
     """
     words = ("serve", *environments, "--port", "0", "--workers", str(workers), *arguments)
     try:
@@ -82,8 +88,7 @@ async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The part of the environment's spec that a run needs: its action names, and whether it can show state keys, be
-    forked, score states, draw them, and has an expert."""
+    """The part of the environment's spec that a run needs: action names and capabilities."""
 
     actions: tuple[str, ...]
     state_key: bool
@@ -94,7 +99,7 @@ class Facts:
 
 
 async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
-    """Ask the servers what the environment can do. Raises UnknownEnvironment with what was probably meant."""
+    """Ask the servers what the environment supports. Raises UnknownEnvironment, which suggests similar names."""
     specs = await fleet.describe()
     for spec in specs:
         if spec.id == environment_id:

@@ -1,7 +1,7 @@
-"""Start states near success: the environment's expert plays to within some moves of its end, the policy the rest.
+"""Start states near success: the environment's expert plays until some moves before its end, the policy plays the rest.
 
-A reverse curriculum (arXiv 1707.05300) whose start states are reached by playing, so that no reset to a state is
-needed. The group's members are forks of one session, each with luck of its own.
+This is a reverse curriculum (arXiv 1707.05300). The start states are reached by playing, so the environment need not
+support resets to a state. The members of a group are forks of one session, each with its own dynamics seed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from starpod.trainer.rollout.play import play
 async def open_near_success(
     task: Task, fleet: Fleet, seed: int, count: int, *, want: Want, moves: int
 ) -> list[Session]:
-    """A group of `count` sessions that share the state `moves` moves of the expert before its success.
+    """Open `count` sessions in the state that is `moves` moves of the expert before its success.
 
-    Where it has no more than so many moves, or fails, they share the start state. The expert's moves take nothing off
-    the limits: those in force are longer by them. Raises as `Fleet.open` does.
+    The sessions are in the start state if the expert needs at most `moves` moves, or fails. The expert's moves do not
+    count towards the limits, which are extended by them. Errors of `Fleet.open` are raised.
     """
     (session,) = await task.open(fleet, seed, 1, REFERENCES["expert"][1])
     try:
@@ -43,7 +43,7 @@ async def open_near_success(
 
 
 class Repeater(Agent):
-    """Makes the moves that it is given, and then none."""
+    """Plays a fixed list of moves and then stops."""
 
     def __init__(self, moves: Sequence[Sequence[str]]) -> None:
         self._moves = moves

@@ -1,4 +1,4 @@
-"""Frames of episodes that were played: drawn again by replay, where the environment draws pictures."""
+"""Frames of finished episodes, rendered by replaying them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from starpod.trainer.rollout.play import play
 Key = TypeVar("Key")
 
 MOST_BYTES = 4 * 2**20
-"""Of all pictures of a report, each counted once: what a mail takes."""
+"""Maximum size of the distinct frames of a report, small enough for an e-mail."""
 SECONDS = 20.0
-"""After which no more are drawn: a browser as an environment takes a second for each."""
+"""Time limit of rendering. A browser environment takes about a second per frame."""
 
 
 async def draw_episodes(
     players: Mapping[str, tuple[Fleet, Task]], episodes: Iterable[tuple[Key, Episode]], *, most: int = MOST_BYTES
 ) -> dict[Key, list[bytes]]:
-    """The frames of as many episodes, in order, as take `most` bytes: before each turn, and after the last.
+    """Return the PNG frames of episodes by key: one before each turn and one after the last.
 
-    players: where each task, by its name, is played. Left out are episodes of environments that draw nothing, and
-    those that the servers do not repeat.
+    Episodes are left out if their environment cannot render, or if a replay shows other observations.
+
+    Args:
+        players: Servers and task by task name.
+        episodes: Keys and episodes, the most important first.
+        most: Maximum total size in bytes; rendering stops at the first episode that exceeds it.
     """
     drawn: dict[Key, list[bytes]] = {}
     drawing: dict[str, bool] = {}
@@ -53,7 +57,7 @@ async def draw_episodes(
 
 
 async def _draw(fleet: Fleet, task: Task, episode: Episode) -> list[bytes]:
-    """None where the episode is not repeated."""
+    """Return the frames of an episode; empty if the replay differs from it."""
     (session,) = await fleet.open(
         task.environment,
         seed=episode.seed,
@@ -75,7 +79,7 @@ async def _draw(fleet: Fleet, task: Task, episode: Episode) -> list[bytes]:
 
 
 class _Artist(Agent):
-    """Makes the moves of turns again, and draws what is there before each. Raises AgentError where it is another."""
+    """Replays turns and renders a frame before each. Raises AgentError if an observation differs."""
 
     def __init__(self, session: Session, turns: Sequence[Turn]) -> None:
         self.frames: list[bytes] = []

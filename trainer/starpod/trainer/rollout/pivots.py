@@ -1,4 +1,4 @@
-"""Which states of a failed episode are worth branching (DEEP-GRPO, arXiv 2602.14169)."""
+"""Choice of the states of a failed episode that are worth branching (DEEP-GRPO, arXiv 2602.14169)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Any
 from starpod.trainer.data.episode import Group
 
 MOST = 10_000
-"""Past pivots that are remembered."""
+"""Maximum number of past pivots that are remembered."""
 FEWEST = 10
-"""Past pivots, of both kinds, above which the regression is used."""
+"""The regression is used only with more past pivots than this."""
 ROUNDS = 200
 
 
 def sigmoid(x: float) -> float:
-    """The logistic function, for any size of x."""
+    """Return the logistic function of `x` without overflow."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def fit(depths: Sequence[float], labels: Sequence[bool]) -> tuple[float, float]:
-    """Weight and bias of a logistic regression on one feature: the least sum of cross-entropies + weight^2 / 2.
+    """Fit a logistic regression on one feature and return its weight and bias.
 
-    By Newton's method: the sum is strictly convex where both labels occur.
+    Newton's method minimizes the sum of cross-entropies plus weight^2 / 2, which is strictly convex if both labels
+    occur.
     """
     weight = bias = 0.0
     for _ in range(ROUNDS):
@@ -46,9 +47,9 @@ def fit(depths: Sequence[float], labels: Sequence[bool]) -> tuple[float, float]:
 
 
 class Recoverability:
-    """Chance that a branch from some depth of a failed episode succeeds, learnt from the branches so far.
+    """Model of the probability that a branch from some depth of a failed episode succeeds, fitted to past branches.
 
-    A depth is the index of a turn over the number of turns. The chance is 1 as long as too little is known.
+    A depth is a turn's index divided by the number of turns. The probability is 1 until there is enough data.
     """
 
     def __init__(self) -> None:
@@ -57,13 +58,17 @@ class Recoverability:
         self.fitted = False
 
     def chances(self, depths: Sequence[float], gamma: float) -> list[float]:
-        """Probability of each depth to be the pivot: in proportion to the chance of success times depth^gamma."""
+        """Return the probability to branch at each depth, proportional to P(success) * depth^gamma."""
         chances = [sigmoid(self.weight * depth + self.bias) if self.fitted else 1.0 for depth in depths]
         worth = [chance * depth**gamma for chance, depth in zip(chances, depths, strict=True)]
         return [each / sum(worth) for each in worth]
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Learns from the branches of a collection: whether any from the same state did better than its parent."""
+        """Learn from the branches of a collection.
+
+        A state counts as recoverable if one of its branches succeeded. If success is unknown, the branch must have a
+        higher return than its parent.
+        """
         for group in groups:
             parents = {episode.member: episode for episode in group.episodes}
             better: dict[tuple[int, int], bool] = {}
@@ -82,7 +87,7 @@ class Recoverability:
             self.weight, self.bias = fit([depth for depth, _ in self._seen], labels)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the past pivots as JSON values."""
         return {"seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

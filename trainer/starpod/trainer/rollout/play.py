@@ -1,4 +1,4 @@
-"""Plays one episode: the only place where an agent and an environment meet."""
+"""The loop that plays one episode: the agent's moves are sent to the environment and recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 
 MOST_TURNS = 1000
-"""Turns of an episode where neither the environment nor the task has a limit: an agent may never end it."""
+"""Maximum number of turns if neither the environment nor the task has a limit."""
 
 OWN_REWARD = Rewards(RewardConfig(format_penalty=0.0))
 """The environment's own reward, with no penalty and no shaping."""
@@ -32,15 +32,23 @@ async def play(
     past: Sequence[Turn] = (),
     turns: int | None = None,
 ) -> Episode:
-    """One episode from the session's present state to its end; `watch` gets it when it is over.
+    """Play an episode from the session's current state to its end and return its record.
 
-    group, task: as in `Episode`. deadline: seconds after which it is failed; None: no limit. episode: the record to
-    fill, for those who want to see it grow; its turns so far are the agent's own, or it was told of them (`recall`).
-    past: turns that were played before from the same state: their replies are sent again, not sampled again, as long as
-    the environment answers them as it did. turns: that are played now; None: all. An episode that they do not end can
-    be played on by another call, and nobody is told of its end.
+    Failures of the infrastructure or of the agent's endpoint set the end to "failed". AgentRefused and RewardError are
+    raised.
 
-    What the infrastructure or the agent's endpoint failed has the end "failed". Raises AgentRefused and RewardError.
+    Args:
+        agent: Chooses the moves.
+        session: Session of the environment.
+        group: Group number of a new record.
+        task: Task name of a new record.
+        rewards: Computes the rewards of each turn.
+        watch: Called with the episode when it is over.
+        deadline: Seconds after which the episode fails; None is no limit.
+        episode: Record to extend. The agent must have played its turns so far, or know them from `Agent.recall`.
+        past: Turns played earlier from the same state. Their replies are reused instead of sampled as long as
+            `Agent.repeat` accepts them.
+        turns: Maximum number of turns to play now; another call can then continue the episode. None plays to the end.
     """
     episode = episode or Episode.begin(session, group, task)
     limit = asyncio.timeout(deadline)
@@ -54,7 +62,7 @@ async def play(
     except TimeoutError:
         if not limit.expired():
             raise
-        # A turn has no reward before the environment answered it.
+        # A turn without a reward is still waiting for the environment.
         stepping = bool(episode.turns) and not episode.turns[-1].parts
         awaited = "the environment to step" if stepping else "the policy's reply"
         episode.end = "failed"
@@ -74,9 +82,9 @@ async def play(
 async def _play_attempts(
     agent: Agent, session: Session, episode: Episode, rewards: Rewards, *, known: deque[Turn], until: int | None
 ) -> bool:
-    """Each attempt but the last on a fork of the start state, which no other one sees anything of.
+    """Play the attempts, all but the last one on separate forks of the start state.
 
-    Plays until so many turns are played; returns whether the episode is over.
+    Stop when the episode has `until` turns, and return whether it is over.
     """
     before: list[Turn] = []
     for number in range(agent.attempts - 1):
@@ -108,7 +116,7 @@ async def _play_turns(
     until: int | None = None,
     attempt: int,
 ) -> bool:
-    """Plays the attempt of this number, likewise."""
+    """Play one attempt until it ends or the episode has `until` turns. Return whether it ended."""
     most_turns = agent.replies * (session.limits.max_turns or MOST_TURNS)
     while not (episode.end or session.done):
         if sum(turn.attempt == attempt for turn in episode.turns) >= most_turns:
@@ -143,7 +151,7 @@ async def _play_turns(
             turn.pay(rewards.judge(turn, transition, episode))
     rewards.settle(episode, attempt)
     if episode.end and not episode.terminated:
-        # A limit solves no task: a server says so of its own limits.
+        # The task is not solved if a limit of the trainer ended the episode. Servers report this for their own limits.
         episode.success = bool(episode.success)
         episode.tail, episode.tail_fresh = agent.unanswered(session.observation, episode)
         episode.final_image = agent.image_of(session.observation)

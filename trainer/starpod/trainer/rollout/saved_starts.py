@@ -1,6 +1,6 @@
-"""Start states that were saved while a session was played: read from a file, and reached again by the same actions.
+"""Start states that a user saved while playing. They are read from a file and reached by replaying the same actions.
 
-As in Go-Explore (arXiv 1901.10995), episodes begin where something was found. A file holds one JSON object a line.
+As in Go-Explore (arXiv 1901.10995), episodes begin in interesting states. The file has one JSON object per line.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from starpod.trainer.section import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SavedStart:
-    """A state, as what leads to it: opening with these seeds and options, then these actions, one a turn.
-
-    observation: what the environment shows there, by which it is known again.
-    """
+    """A saved state, defined by the seeds, options and actions that lead to it."""
 
     environment: str
     seed: int
     dynamics_seed: int
     actions: Sequence[str]
+    """Actions from the start state, one per turn."""
     observation: str
+    """Observation in the saved state. A replay that ends with another one is rejected."""
     version: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
     def to_line(self) -> str:
-        """A line of a file."""
+        """Return the start as a line of the file."""
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
 
 
 def read_starts(path: str, environment: str) -> list[SavedStart]:
-    """The start states of an environment. Raises ConfigError for a file without one, or with a line that is none."""
+    """Read the start states of an environment. Raises ConfigError if there are none, or if a line is invalid."""
     names = {item.name for item in fields(SavedStart)}
     found = []
     try:
@@ -64,10 +63,10 @@ def read_starts(path: str, environment: str) -> list[SavedStart]:
 
 
 async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, want: Want) -> list[Session]:
-    """A group of `count` sessions in the saved state, each with luck of its own.
+    """Open `count` sessions in the saved state, each with its own dynamics seed.
 
-    The actions that lead there take nothing off the limits. Raises as `Fleet.open` does, and ConfigError where the
-    environment shows something else than was saved.
+    The replayed actions do not count towards the limits. Errors of `Fleet.open` are raised, and ConfigError if the
+    replay ends with another observation than the saved one.
     """
     task = task.with_options(start.options)
     (base,) = await task.open(fleet, start.seed, 1, want)

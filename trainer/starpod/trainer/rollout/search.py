@@ -1,7 +1,7 @@
-"""Search during and after play: how the episodes of a group are found, where they are not simply played.
+"""Search for the episodes of a group, during play or after it.
 
-Whatever scores a candidate or branches a state does so with luck of its own: what a search has seen happen is not what
-will happen to the episode that is kept.
+Branches that score a candidate have their own dynamics seeds, so the search does not see the transitions that the kept
+episode will get.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from starpod.trainer.seeds import derive
 
 Result = TypeVar("Result")
 WON, LOST = 2.0, -1.0
-"""Scores of episodes that are over: above and below all that are not, whose scores lie between 0 and 1."""
+"""Scores of won and lost episodes. They are above and below the scores of unfinished ones, which are in [0, 1]."""
 
 
 class Search:
-    """Finds groups of episodes by a strategy.
+    """Finds groups of episodes with the configured strategy.
 
-    pivots: what is learnt about branches on the way; the searches of several environments share it.
+    Args:
+        config: Strategy and its options.
+        pivots: Model of recoverable states, fitted to past branches. Searches of several environments share one.
     """
 
     def __init__(self, config: SearchConfig, pivots: Recoverability | None = None) -> None:
@@ -45,9 +47,9 @@ class Search:
         self.pivots = pivots or Recoverability()
 
     async def find(self, brancher: Brancher, size: int) -> Group:
-        """A group of `size` episodes, or fewer where some failed. Sessions are closed at the end.
+        """Return a group of `size` episodes, or fewer if some failed, and close all sessions.
 
-        Raises what opening raises, AgentRefused and RewardError.
+        Errors of `Fleet.open`, AgentRefused and RewardError are raised.
         """
         try:
             match self.config:
@@ -79,14 +81,14 @@ class Search:
         return group
 
     async def _pivots(self, config: PivotsConfig, brancher: Brancher, size: int) -> Group:
-        """DEEP-GRPO: one state of each failed episode is branched, as far as `most_branches` go."""
+        """Branch one state of each unsuccessful episode, up to `most_branches` branches (DEEP-GRPO)."""
         width = config.width
         lines = await brancher.open(size)
         for line in lines:
             brancher.keep_snapshots(line)
         await _all(brancher.play(line) for line in lines)
         group = _group(brancher, lines)
-        # An episode of one turn has no state but the start, which its whole group branches.
+        # Skip one-turn episodes: their only state is the start state, which the group already samples from.
         lost = [line for line in lines if unsuccessful(line.episode) and len(line.episode.turns) > 1]
         grown = []
         for line in lost[: config.most_branches // width]:
@@ -102,8 +104,8 @@ class Search:
         return group
 
     async def _values(self, config: ValuesConfig, brancher: Brancher, size: int) -> Group:
-        """VinePPO: the value of each state of an episode is the mean of what its continuations earn from there on. That
-        of the start is the mean of the other members' returns."""
+        """Estimate each state's value as the mean return of its continuations (VinePPO). The value of the start state
+        is the mean return of the other members."""
         lines = await brancher.open(size)
         for line in lines:
             brancher.keep_snapshots(line)
@@ -120,7 +122,7 @@ class Search:
         return group
 
     async def _tree(self, config: TreeConfig, brancher: Brancher, size: int) -> Group:
-        """Tree-GRPO: a group of some trees, each of which grows by one branch of a random state after another."""
+        """Grow `width` trees by one branch at a time, each from a random state of its tree (Tree-GRPO)."""
         trees = [[line] for line in await brancher.open(min(config.width, size))]
         grown = lines = list(chain.from_iterable(trees))
         while grown:
@@ -151,19 +153,19 @@ async def _value(brancher: Brancher, line: Line, turn: int, width: int) -> None:
     branches = await brancher.grow(line, turn, names)
     await _all(brancher.play(branch) for branch in branches)
     found = [sum(turn.reward for turn in each.episode.own_turns) for each in branches if not each.episode.failed]
-    # The episode itself goes on from there too: where nothing else did, it is all that is known.
+    # If all continuations failed, the rest of the episode itself is the only sample of the value.
     own = sum(turn.reward for turn in line.episode.turns[turn:])
     line.episode.turns[turn].value = fmean(found or [own])
 
 
 class Beams:
-    """Finds groups during play (TSR): `keep` episodes go on with the best of the replies that all of them try."""
+    """Beam search during play (TSR): after each turn, the `keep` best replies of all episodes of a beam are kept."""
 
     def __init__(self, config: BeamConfig) -> None:
         self.config = config
 
     async def find(self, brancher: Brancher, size: int) -> Group:
-        """Return a group of `size` episodes, or fewer where some failed."""
+        """Return a group of `size` episodes, or fewer if some failed."""
         naive, keep = round(self.config.naive * size), self.config.keep
         widths = [min(keep, size - first) for first in range(naive, size, keep)]
         lines = await brancher.open(naive + len(widths))
@@ -186,7 +188,7 @@ class Beams:
         while going := [line for line in lines if not line.over]:
             places = keep - (len(lines) - len(going))
             if len(going) * width <= places:
-                # All that could be tried lives: there is nothing to choose.
+                # The beam has room for every reply, so nothing needs a score.
                 chosen: list[tuple[Line, Sequence[Turn | None]]] = [
                     (line, [None] * self.config.width) for line in going
                 ]
@@ -203,8 +205,11 @@ class Beams:
     async def _choose(
         self, brancher: Brancher, going: Sequence[Line], places: int
     ) -> list[tuple[Line, Sequence[Turn | None]]]:
-        """The best replies to the states of these lines, with the line of each. Of equal ones those that do something
-        else come first, as two that do the same would stay together to the end, and then the earlier."""
+        """Return the best replies, grouped by the line that they continue.
+
+        If scores are equal, distinct actions come before duplicates. Two lines with the same actions and the same
+        state would stay identical to the end.
+        """
         tried = await _all(self._try(brancher, line) for line in going)
         for own in tried if self.config.correction == "weight" else ():
             if own:
@@ -216,14 +221,14 @@ class Beams:
                 ranked.append((-score, alike[same], index, reply))
                 alike[same] += 1
         ranked.sort(key=lambda item: item[:2])
-        # A line whose replies have all failed goes on alone, and says what is wrong with it.
+        # A line whose replies all failed is continued without a choice, so that its episode reports the error.
         kept: dict[int, list[Turn | None]] = {index: [None] for index, own in enumerate(tried) if not own}
         for *_, index, reply in ranked[: max(places - len(kept), 0)]:
             kept.setdefault(index, []).append(reply)
         return [(going[index], kept[index]) for index in sorted(kept)]
 
     async def _try(self, brancher: Brancher, line: Line) -> list[tuple[float, Turn]]:
-        """Replies to the state of a line, each with its score, a mean over draws of luck."""
+        """Sample replies to the state of a line. Each has its score, a mean over `draws` dynamics seeds."""
         member, turn, draws = line.episode.member, len(line.episode.turns), self.config.draws
         names = [
             [derive(member, "try", turn, number, draw) for draw in range(draws)] for number in range(self.config.width)
@@ -240,7 +245,7 @@ class Beams:
     async def _score(
         self, brancher: Brancher, line: Line, others: Sequence[Line], depth: int
     ) -> tuple[float, Turn] | None:
-        """Plays a reply and says what it is worth; None where that failed. others: repeat it under other luck."""
+        """Play a reply and return its mean score with it; None if that failed. `others` replay it with other seeds."""
         before = len(line.episode.turns)
         await brancher.play(line, 1)
         if len(line.episode.turns) == before or line.episode.failed:
@@ -255,7 +260,7 @@ class Beams:
         return fmean(worth), reply
 
     async def _worth(self, brancher: Brancher, line: Line, depth: int) -> float:
-        """Score of a line's state, or with a depth the best among those that can be reached so many turns below."""
+        """Return the score of a line's state, or the best score among the states `depth` turns later."""
         episode = line.episode
         if self.config.score == "reward" and (line.over or not depth):
             return episode.own_return
@@ -272,20 +277,20 @@ class Beams:
 
 
 def best(episodes: Sequence[Episode], count: int) -> list[Episode]:
-    """The episodes of the highest returns, in their order; of equal ones the earlier."""
+    """Return the `count` episodes with the highest returns, in their original order."""
     ranked = sorted(episodes, key=lambda episode: -episode.total_reward)[:count]
     return [episode for episode in episodes if any(episode is each for each in ranked)]
 
 
 def unsuccessful(episode: Episode) -> bool:
-    """Whether it did not reach its goal, or earned nothing where there is no telling."""
+    """Return whether the episode missed its goal. If success is unknown, it must have earned nothing."""
     if episode.failed:
         return False
     return episode.own_return <= 0 if episode.success is None else not episode.success
 
 
 async def _go_on(brancher: Brancher, line: Line, replies: Sequence[Turn | None]) -> list[Line]:
-    """A line for each reply, played by one turn: the line itself and branches of it. None: a reply is sampled."""
+    """Continue the line and branches of it by one turn each, one line per reply. A reply of None is sampled."""
     member, turn = line.episode.member, len(line.episode.turns)
     names = [derive(member, "line", turn, number) for number in range(1, len(replies))]
     lines = [line, *(await brancher.grow(line, turn, names) if names else ())]

@@ -1,4 +1,4 @@
-"""Weights of replies that a search chose among several: how much likelier the policy says them than the search does."""
+"""Importance weights of replies that a search chose: their probability under the policy over that under the search."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from starpod.trainer.data.episode import Turn
 
 
 def chance(mass: float, below: float, tries: int) -> float:
-    """How likely the best of so many independent tries has a score that one alone has with probability `mass`, and
-    falls short of with probability `below`."""
+    """Return the probability that the best of `tries` independent samples has a given score.
+
+    Args:
+        mass: Probability that one sample has this score.
+        below: Probability that one sample has a lower score.
+        tries: Number of samples.
+    """
     return (below + mass) ** tries - below**tries
 
 
 def weight(mass: float, below: float, tries: int) -> float:
-    """p / q of such a score: policy over search. Within a score nothing is chosen, so it is that of each reply too."""
+    """Return p / q of a score, policy over search. It is also the ratio of each reply with this score, because the
+    search does not choose among those."""
     return mass / chance(mass, below, tries)
 
 
 def weigh(tried: Sequence[tuple[float, Turn]]) -> None:
-    """Notes the weight of the best of these tries with their scores, between 1 / tries and 1.
+    """Set the weight of the best replies, a value between 1 / len(tried) and 1.
 
-    The probability of its score is what the policy gives to the replies that were seen with it; what it gives to
-    replies that nobody tried is shared out as the tries were. No score is taken to be better than the best one seen.
+    The probability of the best score is the policy's probability of the distinct replies that have it. The probability
+    of all untried replies is added in proportion to the share of tries with this score. No untried reply is assumed to
+    be better.
+
+    Args:
+        tried: Score and reply of each try.
     """
     count = len(tried)
     seen = {tuple(reply.reply): math.exp(math.fsum(reply.logprobs)) for _, reply in tried if reply.reply}
