@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from starpod.trainer.algorithms.advantages import Advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import group_statistics
-from starpod.trainer.data.batch import Batch, samples_of
+from starpod.trainer.data.batch import Advantages, Batch, samples_of
 from starpod.trainer.data.episode import Group
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.optimizer import OptimizerConfig

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import Advantages, compute_advantages
+from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.algorithms.credit import agent_units, credit
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.config import ConfigError, parse_config
-from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.batch import Advantages, Batch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm
 from starpod.trainer.models.policy import Policy

@@ -94,7 +94,7 @@ def test_every_option_says_what_it_does() -> None:
             }
             return [option for each, found in below.items() if found for option in silent(found, f"{name} {each}")]
         options = (option for option in command.params if isinstance(option, click.Option))
-        return [f"{name} {option.opts[0]}" for option in options if not option.help]
+        return [f"{name} {option.opts[0]}" for option in options if not option.help and not option.hidden]
 
     assert silent(group, "starpod") == []
 

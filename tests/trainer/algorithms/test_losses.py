@@ -17,7 +17,6 @@ from starpod.trainer.algorithms.losses import (
     PolicyLoss,
     clamped_difference,
     kl_divergence,
-    policy_loss,
     stretch_log_ratio,
     token_weights,
     value_loss,
@@ -44,8 +43,8 @@ def at_ratios(
     logprobs = doubles(ratios).log()
     turns_BT = torch.tensor([turns if turns is not None else [0] * len(ratios)])
     mask = torch.ones(1, len(ratios), dtype=torch.bool)
-    return policy_loss(
-        config, logprobs, torch.zeros_like(logprobs), doubles(advantages), mask_BT=mask, turns_BT=turns_BT
+    return config.policy_loss(
+        logprobs, torch.zeros_like(logprobs), doubles(advantages), mask_BT=mask, turns_BT=turns_BT
     )
 
 
@@ -86,7 +85,7 @@ def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
     assert ratio[0, [0, 2, 3]].tolist() == pytest.approx([1.023608] * 3, abs=5e-7)
     config = AlgorithmConfig(preset="dapo", loss="gspo")
     turns = torch.tensor([[0, -1, 0, 1]])
-    result = policy_loss(config, log_ratio, torch.zeros(1, 4), doubles([1] * 4), mask_BT=mask, turns_BT=turns)
+    result = config.policy_loss(log_ratio, torch.zeros(1, 4), doubles([1] * 4), mask_BT=mask, turns_BT=turns)
     assert result.per_token_BT.tolist() == [pytest.approx([-1.0004, 0, -1.0004, -1.0004])]
 
 
@@ -131,7 +130,7 @@ def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int)
 
     def gradient(config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
         logprobs = old.clone().requires_grad_()
-        result = policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
+        result = config.policy_loss(logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
         loss = (weights * result.per_token_BT).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         assert logprobs.grad is not None
@@ -157,7 +156,7 @@ def test_gradient_of_the_policy_loss(kind: str, seed: int) -> None:
     new = (old + 0.3 * random_doubles(seed + 2, 3, 6)).requires_grad_()
 
     def loss(logprobs: Tensor) -> Tensor:
-        result = policy_loss(config, logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
+        result = config.policy_loss(logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
         return (weights * result.per_token_BT).sum()
 
     loss(new).backward()  # type: ignore[no-untyped-call]
@@ -194,7 +193,7 @@ def test_what_is_masked_has_no_loss_and_no_gradient_whatever_it_holds(kind: str)
     logprobs = torch.where(mask, random_doubles(3, 3, 6), float("nan")).requires_grad_()
     old = torch.where(mask, random_doubles(4, 3, 6), float("inf"))
     advantages = torch.where(mask, random_doubles(5, 3, 6), float("nan"))
-    result = policy_loss(a_config(**KINDS[kind]), logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
+    result = a_config(**KINDS[kind]).policy_loss(logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
     result.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     assert result.per_token_BT[~mask].eq(0).all() and result.per_token_BT.isfinite().all()
@@ -267,7 +266,7 @@ def test_no_split_into_micro_batches_changes_the_gradient(average: str, seed: in
         parameter = weight.clone().requires_grad_()
         for part in parts:
             outputs = (features[part] @ parameter).tanh()
-            result = policy_loss(config, outputs, old[part], advantages[part], mask_BT=mask[part], turns_BT=turns[part])
+            result = config.policy_loss(outputs, old[part], advantages[part], mask_BT=mask[part], turns_BT=turns[part])
             own = result.per_token_BT
             own = own + 0.1 * kl_divergence("k3", outputs, old[part])
             own = own + 0.5 * value_loss(outputs, old[part], advantages[part], 0.2)

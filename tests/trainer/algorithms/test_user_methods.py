@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.losses import policy_loss
 from starpod.trainer.commands.train import train
 from starpod.trainer.prompts.prompt import PromptConfig
 from tests.trainer.algorithms.builders import a_rollout, doubles
@@ -21,8 +20,7 @@ def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
     config = AlgorithmConfig(preset="dapo", loss=f"{EXAMPLE}:cispo", loss_parameters={"high": 1.0})
     logprobs_BT = doubles([-1.0, -1.0, -1.0]).requires_grad_()
     mask_BT = torch.tensor([[True, True, False]])
-    loss = policy_loss(
-        config,
+    loss = config.policy_loss(
         logprobs_BT,
         doubles([-1.0, -4.0, 0.0]),  # ratios of 1 and about 20
         doubles([2.0, -3.0, 1.0]),

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import Advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import agent_units
 from starpod.trainer.checkpoints.state import join_parts, split_parts
-from starpod.trainer.data.batch import Batch, RolloutBatch
+from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch
 from starpod.trainer.data.episode import Group, episodes_of, turns_of
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.gradients import agent_report, gradient_norm, gradient_report

@@ -18,6 +18,7 @@ from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import Facts, check_installed, make_task
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.tasks import TaskConfig
+from starpod.trainer.user_file import names_file
 
 
 def check(config: Config, *, world: int) -> None:
@@ -38,7 +39,10 @@ def check(config: Config, *, world: int) -> None:
             starts = read_starts(path, task.environment.id)
             refuse_held_out(config, "environment.starts", path, (start.seed for start in starts))
     for stage in config.in_stages:
-        stage.algorithm.check_user_methods()
+        if names_file(stage.algorithm.advantage) or names_file(stage.algorithm.loss):
+            from starpod.trainer.algorithms.user_methods import check_user_methods  # which loads torch
+
+            check_user_methods(stage.algorithm)
         for task in stage.tasks:
             try:
                 Rewards(task.rewards)  # finds the functions

@@ -14,9 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import Advantages
 from starpod.trainer.algorithms.turns import Units
-from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.batch import Advantages, Batch
 from starpod.trainer.data.episode import Episode, Group, episodes_of, part_sums
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.update import Learner

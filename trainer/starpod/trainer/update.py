@@ -16,20 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import Advantages, compute_advantages, sibling_advantages
+from starpod.trainer.algorithms.advantages import compute_advantages, sibling_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.hae import stages
 from starpod.trainer.algorithms.losses import (
     correction_weights,
     kl_coefficients,
     kl_divergence,
-    policy_loss,
     proximal_logprobs,
     token_weights,
     value_loss,
 )
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
-from starpod.trainer.data.batch import Batch, RolloutBatch, Sample, Unpacked, split
+from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch, Sample, Unpacked, split
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of, part_sums
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.data.updates import UpdateRecord
@@ -508,8 +507,7 @@ class Learner:
                 found_BT[own] += torch.where(inside_RT, present_RT, 0.0) * float(mine)
                 correction_RT = correction_weights(algorithm.correction, present_RT, sampler_BT[own], mask_RT)
                 old_RT = old_RT if algorithm.correction.mode == "bypass" else present_RT
-            result = policy_loss(
-                algorithm,
+            result = algorithm.policy_loss(
                 logprobs_RT,
                 old_RT,
                 advantages.advantages_BT[own],

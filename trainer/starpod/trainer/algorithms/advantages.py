@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.algorithms.losses import kl_coefficients, kl_divergence
 from starpod.trainer.algorithms.terms import CreditTerm
-from starpod.trainer.data.batch import RolloutBatch
-
-if TYPE_CHECKING:
-    from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.data.batch import Advantages, RolloutBatch
 
 VARIANCE_EPSILON = 1e-8
 """Added to the variance, so that advantages that differ by rounding alone stay near 0."""
@@ -29,22 +27,6 @@ def whiten(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return torch.where(mask_BT, (advantages_BT - items_N.mean()) * (items_N.var() + VARIANCE_EPSILON).rsqrt(), 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Advantages:
-    """advantages_BT: of each sampled token, 0 elsewhere. returns_BT: what the critic should have said; None without
-    one. value_mask_BT: bool, the tokens that the critic learns from: all sampled ones, with a trajectory baseline
-    each episode's first, with hae those at which a value is read."""
-
-    advantages_BT: Tensor
-    returns_BT: Tensor | None
-    value_mask_BT: Tensor
-
-    @classmethod
-    def over_values(cls, advantages_BT: Tensor, values_BT: Tensor, mask_BT: Tensor) -> Advantages:
-        """Return the advantages of a critic that should have said advantages + values at every sampled token."""
-        return cls(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
-
-
 def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advantages:
     """Advantages of all episodes of a collection, together: group statistics and whitening are over what is passed.
 
@@ -56,7 +38,7 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     rewards_BT = rollout.rewards_BT
     if config.kl.where == "reward":
         rewards_BT = penalised_rewards(config, rollout)
-    advantages = config.estimator.estimate(config, rollout, rewards_BT)
+    advantages = config.estimator.estimate(config.estimator_settings, rollout, rewards_BT)
     advantages_BT = advantages.advantages_BT
     if config.whiten and not config.estimator.whitens_itself:
         advantages_BT = whiten(advantages_BT, mask_BT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -26,6 +26,7 @@ from starpod.trainer.algorithms.estimators import (
     Estimator,
     GiGPO,
     ReinforcePlusPlus,
+    Settings,
     Terms,
     TokenEstimator,
     UserEstimator,
@@ -48,7 +49,12 @@ from starpod.trainer.algorithms.sections import (
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 from starpod.trainer.prompts.grammar import Block
 from starpod.trainer.section import Section
-from starpod.trainer.user_file import known_or_located, names_file
+from starpod.trainer.user_file import known_or_located
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from starpod.trainer.algorithms.losses import PolicyLoss
 
 PRESETS: dict[str, dict[str, Any]] = {
     # RAGEN's vanilla StarPO: PPO over whole trajectories (arXiv 2504.20073).
@@ -287,12 +293,23 @@ class AlgorithmConfig(Section):
         """Values that the critic gives for each token."""
         return max(1, self.estimator.heads)
 
-    def check_user_methods(self) -> None:
-        """Raise ConfigError if the estimator or the loss of a user's file cannot be used."""
-        if names_file(self.advantage) or names_file(self.loss):
-            from starpod.trainer.algorithms.user_methods import check_user_methods  # which loads torch
+    @property
+    def estimator_settings(self) -> Settings:
+        """The keys that an estimator needs beside its own."""
+        return Settings(self.advantage, self.credit_terms, self.whiten)
 
-            check_user_methods(self)
+    def policy_loss(
+        self,
+        logprobs_BT: Tensor,
+        old_logprobs_BT: Tensor,
+        advantages_BT: Tensor,
+        *,
+        mask_BT: Tensor,
+        turns_BT: Tensor,
+    ) -> PolicyLoss:
+        """Return the loss of each token; see Objective.per_token. Gradients flow through logprobs_BT alone."""
+        tensors = (logprobs_BT, old_logprobs_BT.detach(), advantages_BT.detach())
+        return self.objective.per_token(self.loss, *tensors, mask_BT=mask_BT, turns_BT=turns_BT)
 
     # --- filling in and refusing -------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ estimator. Torch is loaded when something is estimated: a wrong configuration is
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -19,9 +20,19 @@ from starpod.trainer.user_file import load
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from starpod.trainer.algorithms.advantages import Advantages
-    from starpod.trainer.algorithms.config import AlgorithmConfig
-    from starpod.trainer.data.batch import RolloutBatch
+    from starpod.trainer.data.batch import Advantages, RolloutBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Keys of the section `algorithm` that estimators share."""
+
+    source: str
+    """`algorithm.advantage`: the estimator's name or FILE.py:NAME."""
+    terms: tuple[CreditTerm, ...]
+    """The credit terms of the estimator."""
+    whiten: bool
+    """`algorithm.whiten`."""
 
 
 class Estimator(Section):
@@ -40,18 +51,18 @@ class Estimator(Section):
         """Return the credit terms; none with a critic or of a user's file. table: those of the estimator's name."""
         return table
 
-    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         """Return advantages, not whitened.
 
         Args:
-            config: the section that the estimator is part of.
+            settings: keys of the section `algorithm` that do not belong to one estimator.
             rollout: the episodes of one environment.
             rewards_BT: their rewards, less the KL penalty where there is one.
         """
-        from starpod.trainer.algorithms.advantages import Advantages
         from starpod.trainer.algorithms.credit import credit
+        from starpod.trainer.data.batch import Advantages
 
-        return Advantages(credit(config.credit_terms, rollout, rewards_BT), None, rollout.mask_BT)
+        return Advantages(credit(settings.terms, rollout, rewards_BT), None, rollout.mask_BT)
 
 
 class ReinforcePlusPlus(Estimator):
@@ -113,10 +124,10 @@ class UserEstimator(Estimator):
     def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
         return ()
 
-    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-        from starpod.trainer.algorithms.advantages import Advantages
+    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+        from starpod.trainer.data.batch import Advantages
 
-        function = load("algorithm.advantage", config.advantage)
+        function = load("algorithm.advantage", settings.source)
         return Advantages(function(rollout, rewards_BT, **self.advantage_parameters), None, rollout.mask_BT)
 
 
@@ -158,9 +169,9 @@ class GAE(TokenEstimator):
             )
         return self
 
-    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-        from starpod.trainer.algorithms.advantages import Advantages
+    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         from starpod.trainer.algorithms.gae import first_token, gae, trajectory_baseline
+        from starpod.trainer.data.batch import Advantages
 
         values_BT, mask_BT, bootstrap_B = rollout.known_values_BT, rollout.mask_BT, rollout.bootstrap_B
         if self.baseline == "trajectory":
@@ -178,9 +189,9 @@ class BilevelGAE(TokenEstimator):
     turn_gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
     turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn.")
 
-    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-        from starpod.trainer.algorithms.advantages import Advantages
+    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         from starpod.trainer.algorithms.gae import bilevel_gae
+        from starpod.trainer.data.batch import Advantages
 
         values_BT, mask_BT = rollout.known_values_BT, rollout.mask_BT
         advantages_BT = bilevel_gae(
@@ -208,9 +219,9 @@ class HAE(CriticEstimator):
     turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn.")
     segment_lam: float = Field(default=0.95, ge=0, le=1, description="Lambda per segment.")
 
-    def estimate(self, config: AlgorithmConfig, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-        from starpod.trainer.algorithms.advantages import Advantages
+    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         from starpod.trainer.algorithms.hae import hae
+        from starpod.trainer.data.batch import Advantages
 
         if rollout.blocks_BT is None or rollout.switches_BT is None:
             raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
@@ -226,7 +237,7 @@ class HAE(CriticEstimator):
                 turn_gamma=self.turn_gamma,
                 turn_lam=self.turn_lam,
                 segment_lam=self.segment_lam,
-                whiten=config.whiten,
+                whiten=settings.whiten,
             )
         )
 

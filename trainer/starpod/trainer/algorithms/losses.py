@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,10 +15,6 @@ from torch import Tensor
 from starpod.trainer.algorithms.sections import CorrectionConfig, KLConfig, TurnClipConfig
 from starpod.trainer.algorithms.turns import turn_table
 from starpod.trainer.data.batch import RolloutBatch
-
-if TYPE_CHECKING:
-    from starpod.trainer.algorithms.config import AlgorithmConfig
-    from starpod.trainer.algorithms.objectives import GSPO, PPO
 
 # --- averages ---------------------------------------------------------------------------------------------------------
 
@@ -150,60 +146,10 @@ class PolicyLoss:
     ratio_BT: Tensor
 
 
-def policy_loss(
-    config: AlgorithmConfig,
-    logprobs_BT: Tensor,
-    old_logprobs_BT: Tensor,
-    advantages_BT: Tensor,
-    *,
-    mask_BT: Tensor,
-    turns_BT: Tensor,
-) -> PolicyLoss:
-    """Return the loss of each token that `algorithm.loss` names.
-
-    Args:
-        config: the section `algorithm`.
-        logprobs_BT: under the policy that learns, the gradient's source; of whole episodes, as all that follow.
-        old_logprobs_BT: under the policy that ratios are taken to.
-        advantages_BT: advantages of tokens.
-        mask_BT: bool, the sampled tokens.
-        turns_BT: as in RolloutBatch.
-
-    Raises:
-        ConfigError: for a loss of a user's file that cannot be loaded.
-    """
-    return config.objective.per_token(
-        config, logprobs_BT, old_logprobs_BT.detach(), advantages_BT.detach(), mask_BT=mask_BT, turns_BT=turns_BT
-    )
-
-
-def ppo(
-    config: PPO,
-    logprobs_BT: Tensor,
-    old_logprobs_BT: Tensor,
-    advantages_BT: Tensor,
-    *,
-    mask_BT: Tensor,
-    turns_BT: Tensor,
-) -> PolicyLoss:
-    """Return PPO's loss, whose bounds may go by turn; arguments as for `policy_loss`."""
-    low: Tensor | float = config.clip_low
-    high: Tensor | float = config.clip_high
-    if config.turn_clip.kind == "decay":
-        low, high = turn_bounds(config.turn_clip, config.clip_low, config.clip_high, turns_BT, logprobs_BT.dtype)
+def episode_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the mean log-ratio of each episode, on each of its tokens (GSPO, arXiv 2507.18071): [B, T]."""
     log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
-    return clipped_loss(log_ratio_BT, advantages_BT, mask_BT, low=low, high=high, dual_clip=config.dual_clip)
-
-
-def gspo(
-    config: GSPO, logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, *, mask_BT: Tensor
-) -> PolicyLoss:
-    """Return GSPO's loss; arguments as for `policy_loss`."""
-    log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
-    log_ratio_BT = stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(mask_BT, dtype=torch.int64))
-    return clipped_loss(
-        log_ratio_BT, advantages_BT, mask_BT, low=config.clip_low, high=config.clip_high, dual_clip=config.dual_clip
-    )
+    return stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(mask_BT, dtype=torch.int64))
 
 
 def masked_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from starpod.trainer.user_file import load
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from starpod.trainer.algorithms.config import AlgorithmConfig
     from starpod.trainer.algorithms.losses import PolicyLoss
 
 
@@ -29,8 +28,29 @@ class Objective(Section):
     couples_turns: ClassVar[bool] = True
     """Whether a token's loss depends on the present log-probabilities of its episode's other turns."""
 
-    def per_token(self, config: AlgorithmConfig, *tensors: Tensor, mask_BT: Tensor, turns_BT: Tensor) -> PolicyLoss:
-        """Return the loss of each token; arguments as for `losses.policy_loss`."""
+    def per_token(
+        self,
+        source: str,
+        logprobs_BT: Tensor,
+        old_logprobs_BT: Tensor,
+        advantages_BT: Tensor,
+        *,
+        mask_BT: Tensor,
+        turns_BT: Tensor,
+    ) -> PolicyLoss:
+        """Return the loss of each token.
+
+        Args:
+            source: `algorithm.loss`, the loss's name or FILE.py:NAME.
+            logprobs_BT: log-probabilities under the policy that learns, with gradients, of whole episodes.
+            old_logprobs_BT: log-probabilities under the policy that ratios refer to, detached.
+            advantages_BT: advantages of tokens, detached.
+            mask_BT: bool, the sampled tokens.
+            turns_BT: as in RolloutBatch.
+
+        Raises:
+            ConfigError: for a loss of a user's file that cannot be loaded.
+        """
         raise NotImplementedError
 
 
@@ -51,10 +71,24 @@ class PPO(ClippedObjective):
 
     turn_clip: TurnClipConfig = TurnClipConfig()
 
-    def per_token(self, config: AlgorithmConfig, *tensors: Tensor, mask_BT: Tensor, turns_BT: Tensor) -> PolicyLoss:
-        from starpod.trainer.algorithms.losses import ppo
+    def per_token(
+        self,
+        source: str,
+        logprobs_BT: Tensor,
+        old_logprobs_BT: Tensor,
+        advantages_BT: Tensor,
+        *,
+        mask_BT: Tensor,
+        turns_BT: Tensor,
+    ) -> PolicyLoss:
+        from starpod.trainer.algorithms.losses import clipped_loss, masked_log_ratio, turn_bounds
 
-        return ppo(self, *tensors, mask_BT=mask_BT, turns_BT=turns_BT)
+        low: Tensor | float = self.clip_low
+        high: Tensor | float = self.clip_high
+        if self.turn_clip.kind == "decay":
+            low, high = turn_bounds(self.turn_clip, self.clip_low, self.clip_high, turns_BT, logprobs_BT.dtype)
+        log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
+        return clipped_loss(log_ratio_BT, advantages_BT, mask_BT, low=low, high=high, dual_clip=self.dual_clip)
 
 
 class GSPO(ClippedObjective):
@@ -65,10 +99,21 @@ class GSPO(ClippedObjective):
     clip_low: float = Field(default=3e-4, ge=0, lt=1, description="Lower bound of ratios: 1 - clip_low.")
     clip_high: float = Field(default=4e-4, ge=0, description="Upper bound of ratios: 1 + clip_high.")
 
-    def per_token(self, config: AlgorithmConfig, *tensors: Tensor, mask_BT: Tensor, turns_BT: Tensor) -> PolicyLoss:
-        from starpod.trainer.algorithms.losses import gspo
+    def per_token(
+        self,
+        source: str,
+        logprobs_BT: Tensor,
+        old_logprobs_BT: Tensor,
+        advantages_BT: Tensor,
+        *,
+        mask_BT: Tensor,
+        turns_BT: Tensor,
+    ) -> PolicyLoss:
+        from starpod.trainer.algorithms.losses import clipped_loss, episode_log_ratio
 
-        return gspo(self, *tensors, mask_BT=mask_BT)
+        log_ratio_BT = episode_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
+        low, high = self.clip_low, self.clip_high
+        return clipped_loss(log_ratio_BT, advantages_BT, mask_BT, low=low, high=high, dual_clip=self.dual_clip)
 
 
 class UserObjective(Objective):
@@ -76,8 +121,18 @@ class UserObjective(Objective):
 
     loss_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
 
-    def per_token(self, config: AlgorithmConfig, *tensors: Tensor, mask_BT: Tensor, turns_BT: Tensor) -> PolicyLoss:
-        function = load("algorithm.loss", config.loss)
+    def per_token(
+        self,
+        source: str,
+        logprobs_BT: Tensor,
+        old_logprobs_BT: Tensor,
+        advantages_BT: Tensor,
+        *,
+        mask_BT: Tensor,
+        turns_BT: Tensor,
+    ) -> PolicyLoss:
+        function = load("algorithm.loss", source)
+        tensors = (logprobs_BT, old_logprobs_BT, advantages_BT)
         loss: PolicyLoss = function(*tensors, mask_BT=mask_BT, turns_BT=turns_BT, **self.loss_parameters)
         return loss
 

@@ -7,25 +7,22 @@
     ) -> PolicyLoss
 
 An estimator returns advantages [B, T]. rewards_BT: those of the rollout, less the KL penalty where `algorithm.kl.where`
-is reward. A loss is as `losses.policy_loss`. parameters: `algorithm.advantage_parameters` and `loss_parameters`.
+is reward. A loss is as `Objective.per_token`. parameters: `algorithm.advantage_parameters` and `loss_parameters`.
 examples/own_methods.py has one of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.losses import policy_loss
+from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.data.batch import RolloutBatch
 from starpod.trainer.section import ConfigError
 from starpod.trainer.user_file import names_file
-
-if TYPE_CHECKING:
-    from starpod.trainer.algorithms.config import AlgorithmConfig
 
 
 def check_user_methods(config: AlgorithmConfig) -> None:
@@ -38,7 +35,7 @@ def check_user_methods(config: AlgorithmConfig) -> None:
     shape = rollout.mask_BT.shape
     if names_file(config.advantage):
         place = f"algorithm.advantage {config.advantage}"
-        advantages = _tried(place, config.estimator.estimate, config, rollout, rollout.rewards_BT)
+        advantages = _tried(place, config.estimator.estimate, config.estimator_settings, rollout, rollout.rewards_BT)
         advantages_BT = advantages.advantages_BT
         if not (isinstance(advantages_BT, Tensor) and advantages_BT.shape == shape and advantages_BT.isfinite().all()):
             raise ConfigError(
@@ -50,8 +47,7 @@ def check_user_methods(config: AlgorithmConfig) -> None:
         logprobs_BT = rollout.old_logprobs_BT.clone().requires_grad_()
         loss = _tried(
             place,
-            policy_loss,
-            config,
+            config.policy_loss,
             logprobs_BT,
             rollout.old_logprobs_BT,
             torch.ones(shape),

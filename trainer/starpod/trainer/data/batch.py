@@ -391,3 +391,19 @@ class RolloutBatch:
             for own in self.inherited
         ]
         return torch.tensor(sums or [0.0] * len(self.mask_BT), dtype=torch.float64, device=self.mask_BT.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """advantages_BT: of each sampled token, 0 elsewhere. returns_BT: what the critic should have said; None without
+    one. value_mask_BT: bool, the tokens that the critic learns from: all sampled ones, with a trajectory baseline
+    each episode's first, with hae those at which a value is read."""
+
+    advantages_BT: Tensor
+    returns_BT: Tensor | None
+    value_mask_BT: Tensor
+
+    @classmethod
+    def over_values(cls, advantages_BT: Tensor, values_BT: Tensor, mask_BT: Tensor) -> Advantages:
+        """Return the advantages of a critic that should have said advantages + values at every sampled token."""
+        return cls(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
