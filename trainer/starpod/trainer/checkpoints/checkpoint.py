@@ -1,12 +1,12 @@
-"""Checkpoints: the complete state of a run, in folders that are either whole or not there.
+"""Checkpoints: the complete state of a run, in folders that are either whole or absent.
 
     checkpoints/step-00000025/   manifest.json   size and SHA-256 of every other file, the step, the score
                                  state.json      everything that is not a tensor
                                  model.safetensors, optimizer.safetensors, ...
-    checkpoints/latest, best     the name of a folder, for people and scripts; `Checkpoints` does without them
+    checkpoints/latest, best     the name of a folder, for people and scripts; `Checkpoints` does not read them
 
-A folder is written under a temporary name, brought to the disk, and renamed. Whatever kills the process in between
-leaves the earlier checkpoints as they were. Nothing that is read can run code.
+A folder is written under a temporary name, synced to disk, and renamed. If the process is killed in between, the
+earlier checkpoints are unchanged. No file format that can run code is read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class CheckpointError(Exception):
-    """A checkpoint could not be written or read. The message says which one, why, and what is left."""
+    """A checkpoint could not be written or read. The message says which one, why, and which ones are still usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checkpoint that was read: tensors on the CPU, values as JSON gives them back (tuples are lists).
+    """A checkpoint that was read: tensors on the CPU, and values as JSON returns them (tuples become lists).
 
-    The tensors lie in the files, which are read where a tensor is: whoever takes a part of one reads that part.
+    Tensors are memory-mapped: the part that is used is read from the file when it is used.
     """
 
     step: int
@@ -55,7 +55,7 @@ class Loaded:
     score: float | None = None
 
     def check_finite(self) -> None:
-        """Raise CheckpointError if a tensor holds NaN or infinity, with which nothing can be computed or trained."""
+        """Raise CheckpointError if a tensor contains NaN or infinity."""
         for file, named in self.tensors.items():
             for name, tensor in named.items():
                 if tensor.is_floating_point() and not tensor.isfinite().all():
@@ -66,7 +66,7 @@ class Loaded:
 
 
 class Checkpoints:
-    """The checkpoints of one run. One process writes them; any number may read.
+    """The checkpoints of one run. Only one process may write them; any number may read.
 
     report: called with a sentence for each checkpoint that could not be used.
     """
@@ -88,12 +88,18 @@ class Checkpoints:
         *,
         score: float | None = None,
     ) -> Path:
-        """Saves the state after iteration `step` and removes what need not be kept. Returns the folder.
+        """Save the state after iteration `step`, remove surplus checkpoints, and return the new folder.
 
-        tensors: by file name without ending, then by the tensor's name. Tied tensors are stored once. state: JSON
-        values whose keys are text. score: of the evaluation; the highest is the best.
-        Checkpoints of later steps are removed: the run went back, and they belong to a future that did not happen.
-        Raises CheckpointError if the disk is full or refuses; earlier checkpoints are then untouched.
+        Checkpoints of later steps are removed as well: they exist if the run went back to an earlier step.
+
+        Args:
+            step: Number of finished iterations.
+            tensors: Tensors by file name without extension, then by tensor name. Tied tensors are stored once.
+            state: JSON values with text keys.
+            score: Score of the evaluation. The checkpoint with the highest score is the best.
+
+        Raises:
+            CheckpointError: The disk is full or refuses. Earlier checkpoints are then unchanged.
         """
         _check_keys("state", state)
         if wrong := [name for name in tensors if not _NAME.fullmatch(name)]:
@@ -124,7 +130,7 @@ class Checkpoints:
         return final
 
     def clean(self) -> None:
-        """Removes incomplete folders that a killed process left."""
+        """Remove incomplete folders that a killed process left."""
         for path in self.folder.glob(TEMPORARY + "*"):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -132,14 +138,15 @@ class Checkpoints:
                 path.unlink()
 
     def _unused(self, step: int) -> Path:
-        """A name of its own for a step that is saved again, so that the old folder stays until the new one is whole."""
+        """Return an unused path for a step. A step that is saved again gets a new folder, so that the old one stays
+        until the new one is whole."""
         number = 1
         while (path := self.folder / folder_name(step, number)).exists():
             number += 1
         return path
 
     def _surplus(self, saved: Path) -> list[Path]:
-        """Checkpoints that are kept no longer, now that `saved` is there."""
+        """Return the checkpoints to remove once `saved` is written."""
         newest_first = list_checkpoints(self.folder)
         steps: dict[int, Path] = {}
         for each in newest_first[[each.path for each in newest_first].index(saved) :]:
@@ -149,7 +156,7 @@ class Checkpoints:
         return [each.path for each in newest_first if each.path not in kept]
 
     def _remove(self, path: Path) -> None:
-        """Under a temporary name first: what is half removed is no checkpoint any more."""
+        """Rename a checkpoint, then delete it, so that a half-deleted folder is no checkpoint."""
         removed = self.folder / (TEMPORARY + "removed-" + path.name)
         os.rename(path, removed)
         shutil.rmtree(removed)
@@ -163,15 +170,18 @@ class Checkpoints:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def latest(self, only: Collection[str] | None = None) -> Loaded | None:
-        """The newest usable one; None if there is none at all.
+        """Return the newest usable checkpoint, or None if there is no checkpoint.
 
-        only: as for `load_checkpoint`. One that is damaged is reported and passed over. Raises CheckpointError if all
-        of them are.
+        only: see `load_checkpoint`. Damaged checkpoints are reported and skipped. Raises CheckpointError if all are
+        damaged.
         """
         return self._first_usable(self._newest_first(), only)
 
     def best(self, only: Collection[str] | None = None) -> Loaded | None:
-        """The one with the highest score, of equal ones the newest; None if none has a score. Else like `latest`."""
+        """Return the usable checkpoint with the highest score, or None if none has a score. See `latest`.
+
+        If several have the same score, the newest one is returned.
+        """
         scores = _scores(self._newest_first())
         return self._first_usable(sorted(scores, key=lambda path: -scores[path]), only)
 
@@ -193,9 +203,10 @@ class Checkpoints:
 
 
 def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
-    """Reads one folder and checks every byte of it against its manifest.
+    """Read one folder, and verify all bytes against its manifest.
 
-    only: the tensors to read; None: all. Raises CheckpointError if it is damaged or is no checkpoint.
+    only: names of the tensor files to read; None: all. Raises CheckpointError if the folder is damaged or no
+    checkpoint.
     """
     try:
         manifest = _read_manifest(path)
@@ -221,7 +232,7 @@ def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
 
 
 class _Damaged(Exception):
-    """Describes what is wrong with a file."""
+    """A file is damaged. The message says how."""
 
 
 def _write_folder(
@@ -245,9 +256,9 @@ def _write_folder(
 
 
 def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors to store, and the names of tensors that are the very same as one of those.
+    """Return the tensors to store, and for each tied tensor the name of the stored one that it equals.
 
-    The format holds whole tensors on the CPU; views of a larger one are copied.
+    The format needs whole tensors on the CPU, so views of larger tensors are copied.
     """
     stored: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
@@ -265,7 +276,7 @@ def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]
 
 
 def _sealed(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest with its own digest, as the one text that it can have."""
+    """Return the manifest with its own digest, in canonical JSON."""
     text = json.dumps(manifest, sort_keys=True, allow_nan=False)
     return json.dumps(
         {**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()}, sort_keys=True, indent=1
@@ -290,7 +301,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, expected: Mapping[str, Any]) -> None:
-    """Raises _Damaged unless the file is the one that was written. It is read in pieces."""
+    """Raise _Damaged unless the file has the expected size and digest."""
     if not path.is_file():
         raise _Damaged(f"{path.name} is missing")
     size = path.stat().st_size
@@ -301,7 +312,7 @@ def _check(path: Path, expected: Mapping[str, Any]) -> None:
 
 
 def _scores(folders: Iterable[Path]) -> dict[Path, float]:
-    """Of those that can be read and have one."""
+    """Return the scores of the checkpoints that can be read and have one."""
     scores = {}
     for folder in folders:
         with contextlib.suppress(OSError, _Damaged):
@@ -312,7 +323,7 @@ def _scores(folders: Iterable[Path]) -> dict[Path, float]:
 
 def _best(newest_first: list[Path]) -> Path | None:
     scores = _scores(newest_first)
-    return max(scores, key=lambda path: scores[path], default=None)  # of equal ones the newest
+    return max(scores, key=lambda path: scores[path], default=None)  # the newest of equal ones
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -326,7 +337,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Returns when the file, or the folder's list of names, is on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -351,7 +362,7 @@ def _free(folder: Path) -> str:
 
 
 def _check_keys(where: str, value: Any) -> None:
-    """JSON would turn other keys into text without a word, and the state would come back changed."""
+    """Raise TypeError for a key that is not text. JSON would silently turn it into text."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):

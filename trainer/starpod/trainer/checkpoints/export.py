@@ -1,4 +1,4 @@
-"""A trained policy as a Hugging Face folder: weights, tokenizer, generation settings and a model card."""
+"""Export of a trained policy as a Hugging Face folder: weights, tokenizer, generation settings and a model card."""
 
 from __future__ import annotations
 
@@ -19,19 +19,26 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import with_interval
 
 PRIVATE = {"addresses", "token_file", "ca", "certificate", "key"}
-"""Keys of the environment's section with addresses and paths of secrets: left out of the model card."""
+"""Keys of the environment's section that contain addresses and paths of secrets. The model card omits them."""
 
 
 class ExportError(Exception):
-    """Nothing was exported. The message says why."""
+    """The export failed. The message says why."""
 
 
 def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "") -> None:
-    """Writes a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` can load.
 
-    adapter: the LoRA adapter alone, which needs the base model and peft to be loaded; else it is merged into the
-    weights. agent: whose policy, where each has one. Raises ExportError if `out` is there already, or if there is no
-    adapter, ModelError if there is no such policy.
+    Args:
+        trained: The policy and its run.
+        out: Folder to create.
+        adapter: Export only the LoRA adapter, which needs peft and the base model to load. Otherwise it is merged into
+            the weights.
+        agent: Agent whose policy is exported, if each agent has one.
+
+    Raises:
+        ExportError: `out` exists, or there is no adapter.
+        ModelError: There is no such policy.
     """
     out = Path(out)
     if out.exists():
@@ -58,7 +65,7 @@ def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "
 
 
 def _set_generation(policy: Policy, temperature: float) -> None:
-    """Plain sampling at the temperature of training: a base model's top-k and penalties were not trained with."""
+    """Set plain sampling at the training temperature. The base model's top-k and penalties were off in training."""
     model = plain(policy.model)
     base = model.generation_config
     pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
@@ -74,11 +81,11 @@ def _set_generation(policy: Policy, temperature: float) -> None:
 
 
 def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
-    """A description of the training, from the run folder. agent: as for `export`."""
+    """Return a description of the training, from the run folder. agent: see `export`."""
     config = trained.config
     name = config["model"]["name"]
     algorithm = config["algorithm"]["preset"]
-    # Several by name, or the only one.
+    # A run has several environments by name, or just one without a name.
     served = config.get("environments") or {"": config["environment"]}
     names = list(dict.fromkeys(each["id"] for each in served.values()))
     front: dict[str, Any] = {
@@ -122,7 +129,7 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
 
 
 def _provenance(run: Path) -> dict[str, str]:
-    """Code and packages, as run.json has them; empty where it is not there."""
+    """Return the code and packages in run.json; empty if that is missing."""
     facts = RunFolder(run).read_facts()
     git, packages = facts.get("git") or {}, facts.get("packages") or {}
     told = {

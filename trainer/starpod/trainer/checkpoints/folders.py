@@ -1,6 +1,6 @@
-"""The folders of a run's checkpoints: how they are named, which are there, and which one is the best and the latest.
+"""Names of a run's checkpoint folders, and their listing.
 
-Free of torch, for pages and commands that only list them.
+This module does not import torch, so that pages and commands that only list checkpoints start quickly.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from pathlib import Path
 from starpod.trainer.data.untrusted import read_bytes
 
 MARKS = ("best", "latest")
-"""Files beside the folders, each with the name of one."""
+"""Files next to the checkpoint folders. Each contains the name of one folder."""
 _MOST_NAME = 4096
-"""Bytes of a mark."""
+"""Maximum size of a mark in bytes."""
 _FOLDER = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointFolder:
-    """A folder that is named as a checkpoint.
-
-    step: after which it was saved. number: 1, or a higher one if the step was saved again; the highest is the newest.
-    """
+    """A folder with the name of a checkpoint."""
 
     step: int
+    """Number of iterations after which it was saved."""
     number: int
+    """1 for the first save of the step, then 2 and so on. The highest is the newest."""
     path: Path
 
     @property
@@ -36,12 +35,12 @@ class CheckpointFolder:
 
 
 def folder_name(step: int, number: int = 1) -> str:
-    """Return the name of the folder of a step that is saved for the `number`th time."""
+    """Return the folder name for the `number`th save of a step."""
     return f"step-{step:08d}" if number == 1 else f"step-{step:08d}-{number}"
 
 
 def list_checkpoints(checkpoints: Path, without: Collection[Path] = ()) -> list[CheckpointFolder]:
-    """Return the folders in `checkpoints`, newest first; none if it does not exist. Raises OSError."""
+    """Return the checkpoint folders, newest first; empty if `checkpoints` does not exist. Raises OSError."""
     if not checkpoints.is_dir():
         return []
     matches = ((path, _FOLDER.fullmatch(path.name)) for path in checkpoints.iterdir() if path not in without)

@@ -1,5 +1,7 @@
-"""Resuming: whether a run goes on, and checks of one that does. Its model cannot change, its task and its estimator
-only with `--change`."""
+"""Resumption of a run, and checks of its configuration.
+
+The model cannot change. The task and the estimator can only change with `--change`.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ GUARDED = (
     "algorithm.terms",
     "stages",
 )
-"""Keys that make another experiment of a run, and so need a confirmation."""
+"""Keys whose change makes the run a different experiment, so it must be confirmed with `--change`."""
 
 
 USUAL = "frozen_lake"
-"""The configuration of a new run where none is named."""
+"""Default configuration of a new run."""
 
 
 def resolve_run(
@@ -41,10 +43,19 @@ def resolve_run(
     changes: Collection[str],
     explore: Explore | None = None,
 ) -> tuple[Config, bool]:
-    """The configuration to train with, and whether the run in `run_dir` goes on.
+    """Return the configuration to train with, and whether the run in `run_dir` continues.
 
-    source, words, explore: as for `load_config`; None: the run's own, or of a new run USUAL. changes: as `allowed` in
-    `check_changes`. Raises ConfigError.
+    Args:
+        source: See `load_config`. None means the run's own configuration, or USUAL for a new run.
+        words: See `load_config`.
+        run_dir: Folder of the run.
+        resume: Continue the run, which must exist.
+        resume_or_start: Continue the run if it exists, or start one.
+        changes: See `allowed` in `check_changes`.
+        explore: See `load_config`.
+
+    Raises:
+        ConfigError: There is no such run, or the configuration is wrong.
     """
     if (resume or resume_or_start) and run_dir is None:
         raise ConfigError("--resume goes on with a run: name its folder with --run-dir")
@@ -69,9 +80,9 @@ def resolve_run(
 
 
 def check_changes(then: Config, now: Config, *, allowed: Collection[str] = ()) -> None:
-    """Raises ConfigError where a guarded key differs from the run's own configuration and is not in `allowed`.
+    """Raise ConfigError if a guarded key differs from the run's own configuration and is not in `allowed`.
 
-    A section that is allowed, such as `environment`, allows its keys.
+    An allowed section, such as `environment`, allows all its keys.
     """
     unknown = [key for key in allowed if not any(f"{guarded}.".startswith(f"{key}.") for guarded in GUARDED)]
     if unknown:
@@ -91,12 +102,12 @@ def _guarded(config: Config, key: str) -> Any:
     if key == "stages":
         return config.to_dict().get(key, [])
     section, _, last = key.partition(".")
-    # As plain values: a key of an estimator is there with that estimator alone.
+    # Compare plain values, because a key of an estimator only exists with that estimator.
     return config.to_dict().get(section, {}).get(last)
 
 
 def check_model(config: Config, loaded: Loaded) -> None:
-    """Raises ConfigError where the configuration describes another model than the checkpoint's."""
+    """Raise ConfigError if the configuration describes a different model than the checkpoint's."""
     now, then = config.model.to_dict(), loaded.state["config"]["model"]
     changed = [key for key in now if key not in RUN_TIME and now[key] != then[key]]
     if changed:

@@ -1,4 +1,5 @@
-"""State of an optimiser and of random number generators, as named tensors and JSON values, and back, bit for bit."""
+"""Conversion of optimiser state and random number generators to named tensors and JSON values, and back without
+loss."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from torch import Tensor
 
 
 def flatten_optimizer(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and what is not a tensor, for one optimiser's `state_dict()`.
+    """Split an optimiser's `state_dict()` into tensors by name and JSON values.
 
-    The parameters of the state dict may be numbered, as torch does it, or named, as `Parallel.optimizer_state` does.
+    Parameters may be numbered, as in torch, or named, as in `Parallel.optimizer_state`.
     """
     tensors: dict[str, Tensor] = {}
     state: list[Any] = []
@@ -33,7 +34,7 @@ def flatten_optimizer(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor],
 
 
 def unflatten_optimizer(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The state dict that `flatten_optimizer` took, for `load_state_dict`."""
+    """Return the state dict that was passed to `flatten_optimizer`."""
     return {
         "state": {
             parameter: {slot: _unpack(tensors, value) for slot, value in slots.items()}
@@ -46,7 +47,7 @@ def unflatten_optimizer(tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 
 
 def _pack(tensors: dict[str, Tensor], name: str, value: Any) -> Any:
-    """JSON has neither tensors nor tuples: they become an object that says so."""
+    """Replace tensors and tuples, which JSON lacks, by marked objects."""
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
@@ -67,12 +68,12 @@ def _unpack(tensors: Mapping[str, Tensor], value: Any) -> Any:
 
 
 def join_parts(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of each part in one mapping, named `<part>.<name>`. Names of parts have no dot."""
+    """Join the tensors of all parts, named `<part>.<name>`. Part names have no dot."""
     return {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 def split_parts(tensors: Mapping[str, Tensor]) -> defaultdict[str, dict[str, Tensor]]:
-    """What `join_parts` took. A part without tensors is empty."""
+    """Split the result of `join_parts` again. A part without tensors is empty."""
     parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for joined, tensor in tensors.items():
         part, _, name = joined.partition(".")
@@ -84,7 +85,7 @@ def split_parts(tensors: Mapping[str, Tensor]) -> defaultdict[str, dict[str, Ten
 
 
 def capture_rng() -> dict[str, Any]:
-    """The states of torch (CPU and every GPU), numpy and python, as JSON values."""
+    """Return the states of torch (CPU and every GPU), numpy and Python as JSON values."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
     return {
@@ -96,7 +97,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    """Puts every generator where `capture_rng` found it. GPUs that are not there are left out."""
+    """Restore the generators from `capture_rng`. States of GPUs that do not exist here are skipped."""
     torch.set_rng_state(_to_tensor(state["torch"]))
     for index, encoded in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(_to_tensor(encoded), index)

@@ -1,4 +1,4 @@
-"""Loads a trained policy from a checkpoint of its run."""
+"""Loading of a trained policy from a checkpoint of its run."""
 
 from __future__ import annotations
 
@@ -19,35 +19,43 @@ from starpod.trainer.parallel import Parallel
 Which = Literal["best", "latest"]
 
 INITIAL = "initial"
-"""Folder in the run folder with the first policy of a model that was built from scratch, and its tokenizer."""
+"""Folder in the run folder with the initial policy and tokenizer of a model that was built from scratch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """policy: with the checkpoint's weights, without its critic; one for each agent where `script.policies` says so.
-
-    config: that of the run, as plain values. step: iterations done. score: success of the evaluation at the checkpoint;
-    None without one. path: the checkpoint's folder. run: the run folder.
-    """
+    """A trained policy and facts about its run."""
 
     policy: Policy | Policies
+    """Policy with the checkpoint's weights and no critic; one per agent if `script.policies` says so."""
     config: Mapping[str, Any]
+    """The run's configuration as plain values."""
     step: int
+    """Number of finished iterations."""
     score: float | None
+    """Success rate of the evaluation at the checkpoint; None without one."""
     path: Path
+    """Folder of the checkpoint."""
     run: Path
+    """Folder of the run."""
 
 
 def is_run_or_checkpoint(path: Path) -> bool:
-    """Whether `load_trained` can make something of it."""
+    """Return whether `load_trained` accepts this path."""
     return (path / MANIFEST).is_file() or (path / "checkpoints").is_dir()
 
 
 def load_trained(path: Path, which: Which = "best") -> Trained:
-    """The policy of a run folder or of one checkpoint in it.
+    """Load the policy from a run folder or from one checkpoint in it.
 
-    which: of a run folder, the checkpoint with the best evaluation (the newest if none was evaluated) or the newest.
-    Raises CheckpointError, and ModelError if the model that training began from cannot be loaded.
+    Args:
+        path: Folder of a run or a checkpoint.
+        which: For a run folder: the checkpoint with the best evaluation (the newest if none was evaluated), or the
+            newest.
+
+    Raises:
+        CheckpointError: No checkpoint can be used.
+        ModelError: The model that training began from cannot be loaded.
     """
     path = Path(path).resolve()
     loaded = _find(path, which)

@@ -12,17 +12,17 @@ from starpod.trainer.evaluation.statistics import mcnemar, mean_interval, paired
 from starpod.trainer.output.run_folder import RunFolder
 
 SETTINGS = ("version", "options", "limits")
-"""Figures of an environment that have to be equal in both evaluations for their episodes to pair."""
+"""Values of an environment that must be equal in both evaluations, or their episodes cannot be paired."""
 
 
 class NotComparable(Exception):
-    """Two evaluations do not pair. The message says what differs."""
+    """Two evaluations cannot be paired. The message says what differs."""
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """A report of `starpod eval --json`, or the final evaluation of a run's folder in the same form.
+    """Read a report of `starpod eval --json`, or a run folder's final evaluation, in the same form.
 
-    Raises NotComparable for whatever is neither.
+    Raises NotComparable if the path is neither.
     """
     if path.is_dir():
         final = RunFolder(path).read_final()
@@ -45,16 +45,19 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Figures by environment, as JSON values; differences are the second minus the first.
+    """Return figures by environment, as JSON values. Differences are the second evaluation minus the first.
 
-    pairs: episodes that both played; what failed in either is left out. starts: they are from. success, return_mean:
-    [first, second], over the pairs. success_difference, return_difference: [difference, low, high] with its 95 %
-    interval: Student's over the start states' differences; of success, with one episode from each start, that of
-    `paired_share_interval`. only_first, only_second: pairs that one alone solved. p_value: of McNemar's exact test;
-    None with several episodes from a start, which are not independent. None where there is no pair, or no interval.
+        pairs: number of episodes that both played. An episode that failed in either is left out.
+        starts: number of start states of the pairs.
+        success, return_mean: [first, second], over the pairs.
+        success_difference, return_difference: [difference, low, high] with the 95 % interval: Student's over the
+            differences of start states, or `paired_share_interval` for success with one episode per start. None without
+            an interval.
+        only_first, only_second: number of pairs that only one of them solved.
+        p_value: McNemar's exact test. None without pairs or with several episodes per start, which are not independent.
 
-    Raises NotComparable where the two were not played from the same seeds, in the same environments with the same
-    versions, options and limits.
+    Raises:
+        NotComparable: The seeds, environments, versions, options or limits differ.
     """
     _check(first, second)
     return {
@@ -85,7 +88,7 @@ def _told(name: str, value: Any) -> str:
 
 
 def _compared(first: Mapping[str, Any], second: Mapping[str, Any], samples: int) -> dict[str, Any]:
-    """first, second: of `episode_results`."""
+    """Compare the `episode_results` of one environment."""
     one, other = _by_episode(first), _by_episode(second)
     pairs = [key for key in one if key in other]
     starts: dict[int, list[tuple[int, int]]] = {}
@@ -111,7 +114,7 @@ def _compared(first: Mapping[str, Any], second: Mapping[str, Any], samples: int)
 
 
 def _by_episode(results: Mapping[str, Any]) -> dict[tuple[int, int], tuple[float, float]]:
-    """(seed, sample) to (1.0 if solved, return)."""
+    """Map (seed, sample) to (1.0 if solved, return)."""
     columns = (results[name] for name in ("seed", "sample", "success", "return"))
     return {
         (seed, sample): (float(success is True), value) for seed, sample, success, value in zip(*columns, strict=True)

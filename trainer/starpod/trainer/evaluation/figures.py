@@ -1,4 +1,4 @@
-"""Evaluation: figures of a policy's episodes with their intervals, and those of reference policies."""
+"""Figures of an evaluation with their intervals, and those of reference policies."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from starpod.trainer.section import ConfigError
 
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """JSON values. Episodes that the infrastructure failed are counted in `failed` and in nothing else.
+    """Return the figures of episodes as JSON values. Without data a figure is None.
 
-    episodes, starts: how many, and from how many start states. failed: episodes.
-    success, success_low, success_high: share of episodes that solved their task, and its 95 % interval (Wilson's; with
-        several episodes from one start, for the effective number of episodes).
-    return_mean, return_low, return_high: of the environment's own reward, and the 95 % interval of the mean over starts
-        (Student's).
-    turns_mean, actions_mean: per episode. format_rate: share of turns with a well-formed reply. valid_rate: share of
-        turns with an action that made sense.
-    pass_at_k: k -> share of starts that k episodes solve at least once, for the powers of two up to the number of
-        episodes from each start, and that number.
-    ends: how many episodes ended for each reason; "" where the policy had no further move.
-    Figures of nothing are None.
+    episodes, starts: number of episodes, and of their start states.
+    failed: number of episodes that the infrastructure failed. They count in no other figure.
+    success, success_low, success_high: share of episodes that solved their task, and its 95 % interval (Wilson's;
+        with several episodes per start, for the effective number of episodes).
+    return_mean, return_low, return_high: mean return of the environment's own reward, and the 95 % interval of the
+        mean over starts (Student's).
+    turns_mean, actions_mean: per episode.
+    format_rate: share of turns with a well-formed reply.
+    valid_rate: share of turns with a valid action.
+    pass_at_k: k -> share of starts that at least one of k episodes solves, for all powers of two up to the number
+        of episodes per start, and for that number.
+    ends: number of episodes for each reason to end; "" if the policy had no further move.
     """
     played = [episode for episode in episodes if not episode.failed]
     starts: dict[int, list[Episode]] = {}
@@ -62,10 +63,10 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def episode_results(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
-    """Single results, by which two evaluations are paired: JSON columns, one entry per episode that did not fail.
+    """Return the results of single episodes, as JSON columns with one entry per episode that did not fail.
 
-    seed; sample: the number of the episode from that seed; success: null where the environment cannot say; return: of
-    the environment's own rewards.
+    `compare` pairs evaluations by them. Columns: seed; sample, the episode's number for that seed; success, null if the
+    environment cannot say; return, of the environment's own rewards.
     """
     played = [episode for episode in episodes if not episode.failed]
     return {
@@ -83,7 +84,7 @@ def _pass_at(wins: Sequence[Sequence[bool]]) -> dict[str, float]:
     sizes = {tries} | {1 << power for power in range(tries.bit_length()) if 1 << power <= tries}
     found = {}
     for k in sorted(sizes):
-        # A start of which an episode failed has fewer tries: it says nothing about more.
+        # Skip starts with fewer than k episodes (some failed): pass@k cannot be estimated from them.
         enough = [group for group in wins if len(group) >= k]
         found[str(k)] = fmean(pass_at_k(len(group), sum(group), k) for group in enough)
     return found
@@ -102,20 +103,23 @@ _REFERENCE = {
     "return_high": None,
     "turns_mean": 0.0,
 }
-"""Figures of reference policies, and what they are without an episode."""
+"""Figures of reference policies, with their values if there is no episode."""
 _HELD_OUT: dict[str, Any] = {"episodes": 0, "failed": 0, **_REFERENCE, "format_rate": 0.0}
 
 
 def held_out_figures(collected: Collected) -> dict[str, Any]:
-    """The figures of `summarise` that a run's evaluations keep; numbers even where all episodes failed."""
+    """Return the figures of `summarise` that a run's evaluations keep. They are numbers even if all episodes failed."""
     figures = summarise(collected.episodes)
     figures["failed"] = collected.failed
     return {name: usual if figures[name] is None else figures[name] for name, usual in _HELD_OUT.items()}
 
 
 def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The figures of a run from those of each of its tasks: those of the only one, or of several their mean, in which
-    each counts alike whatever its weight and its episodes, and under `environments` each."""
+    """Return the figures of a run from those of its tasks.
+
+    A single task's figures are returned as they are. For several tasks the result is their unweighted mean, and
+    `environments` contains the figures of each.
+    """
     if list(figures) == [""]:
         return figures[""]
     each = list(figures.values())
@@ -130,7 +134,7 @@ def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_figures(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums of counts, means of figures, and the intervals of these means."""
+    """Return sums of counts, means of figures, and the intervals of these means."""
     mean: dict[str, Any] = {}
     for name in _HELD_OUT:
         if name in each[0]:
@@ -144,7 +148,7 @@ def _mean_figures(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def final_figures(summary: dict[str, Any], task: Task, seeds: range, episodes: Sequence[Episode]) -> None:
-    """Adds to the figures of a final evaluation what was played of a task, and the outcome of each episode."""
+    """Add the task's settings and the outcome of each episode to the figures of a final evaluation."""
     facts: dict[str, Any] = {"environment": task.environment, "version": episodes[0].version, "options": task.options}
     facts |= {"limits": asdict(task.limits), "seeds": [seeds.start, seeds.stop], "samples": 1}
     facts["results"] = episode_results(episodes)
@@ -155,7 +159,7 @@ def final_figures(summary: dict[str, Any], task: Task, seeds: range, episodes: S
 
 
 def numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """All episodes, with group numbers that are unique across environments."""
+    """Return all episodes, renumbering groups so that they are unique across environments."""
     first = 0
     for episodes in results:
         groups = 1 + max((episode.group for episode in episodes), default=-1)
@@ -166,9 +170,11 @@ def numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
 
 
 async def evaluate_reference(fleet: Fleet, name: str, task: Task, seeds: Sequence[int]) -> dict[str, Any]:
-    """The same figures for a reference policy.
+    """Play a reference policy and return its figures by its name.
 
-    Raises ConfigError where it cannot play this environment, StarpodError where the infrastructure failed an episode.
+    Raises:
+        ConfigError: It cannot play this environment.
+        StarpodError: The infrastructure failed an episode.
     """
     collector = Collector(fleet=fleet, agents=ReferenceAgents(name), task=task)
     try:

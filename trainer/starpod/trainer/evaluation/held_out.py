@@ -1,4 +1,4 @@
-"""Start states that no policy is trained on: a run's evaluations play them, and reference policies do beside it."""
+"""Evaluation on held-out start states, by a run's policy and by reference policies."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from starpod.trainer.seeds import Purpose
 
 
 class HeldOut:
-    """Plays them with what a run collects with. scorer: chooses the best of several replies, where that is asked for.
+    """Plays held-out start states with the run's collectors. Raises Interrupted at a signal.
 
-    No stage of a run changes what is played here. Playing raises Interrupted at a signal.
+    All stages of a run are evaluated with the run's own configuration. scorer: chooses among replies if `best_of` is
+    on.
     """
 
     def __init__(
@@ -52,9 +53,15 @@ class HeldOut:
     async def play(
         self, purpose: Purpose, streams: str, what: str = "", *, way: Literal["", "greedy", "best_of"] = ""
     ) -> dict[str, Collected]:
-        """One episode per seed of each task. Evaluations with the same `streams` share the random streams of their
-        replies: two of them differ by the policy and not by luck. what: is evaluated, for the screen. way: of
-        sampling, where it is not the usual one."""
+        """Play one episode per seed of each task.
+
+        Args:
+            purpose: Which held-out seeds.
+            streams: Name of the random streams of the replies. Two evaluations with the same streams differ by their
+                policy, not by chance.
+            what: What is evaluated, for the screen.
+            way: Way of sampling, if not the usual one.
+        """
         played = {}
         for name, collector in self.collectors.items():
             settings = self.tasks[name].evaluation
@@ -75,7 +82,7 @@ class HeldOut:
         return played
 
     async def play_references(self) -> dict[str, Any]:
-        """Figures of the reference policies by task and policy. They need no model, so rank 0 plays them for all."""
+        """Return figures of the reference policies by task and policy. They need no model, so only rank 0 plays."""
 
         async def play() -> dict[str, Any]:
             if not self.parallel.is_main:
@@ -99,12 +106,12 @@ class HeldOut:
         return make_task(self.tasks[name].held_out, self.collectors[name].task.actions, name)
 
     def kept(self, played: Mapping[str, Collected]) -> list[Episode]:
-        """The first episodes of each environment, whose groups are numbered through."""
+        """Return the first episodes of each environment, with unique group numbers."""
         most = self.config.evaluation.keep_episodes
         return numbered([collected.episodes[:most] for collected in played.values()])
 
     async def draw(self, folder: RunFolder) -> None:
-        """Draws episodes of a run's evaluations for its report."""
+        """Draw episodes of the evaluations for the report."""
         self.screen.phase("drawing episodes for the report")
         players = {name: (collector.fleet, self.task(name)) for name, collector in self.collectors.items()}
         if drawn := await draw_episodes(players, in_order(folder)):

@@ -11,10 +11,10 @@ CONFIDENCE = 0.95
 
 
 def wilson_interval(successes: float, count: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The score interval of a share (Wilson 1927): stays within 0 and 1, and holds for few trials and for none.
+    """Return the score interval of a share (Wilson 1927). It stays within 0 and 1, and is valid for few trials or none.
 
-    Counts may be fractions: `clustered_interval` gives effective ones. Raises ValueError unless
-    0 <= successes <= count.
+    Counts may be fractions, such as the effective ones of `clustered_interval`. Raises ValueError unless 0 <= successes
+    <= count.
     """
     if not 0 <= successes <= count:
         raise ValueError(f"{successes} successes of {count} trials")
@@ -28,12 +28,11 @@ def wilson_interval(successes: float, count: float, confidence: float = CONFIDEN
 
 
 def clustered_interval(outcomes: Sequence[Sequence[bool]], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's interval for the mean over clusters of the share of successes in each: several tries from one start.
+    """Return Wilson's interval for the mean share of successes over clusters, such as several episodes per start.
 
-    Tries from one start resemble each other, so they count for less than as many from different starts. The count that
-    goes into the interval is the one under which independent trials would spread as the clusters' shares do (Kish's
-    effective sample size): not below the number of clusters, not above the number of tries. Empty clusters are left
-    out.
+    Tries from one start are correlated, so they carry less information than tries from different starts. The interval
+    uses Kish's effective sample size: the number of independent trials with the same variance as the clusters' shares.
+    It is at least the number of clusters and at most the number of tries. Empty clusters are left out.
     """
     shares = [sum(cluster) / len(cluster) for cluster in outcomes if cluster]
     tries = sum(map(len, outcomes))
@@ -50,7 +49,7 @@ def clustered_interval(outcomes: Sequence[Sequence[bool]], confidence: float = C
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Student's interval for a mean. Infinite for fewer than two values, which say nothing of the spread."""
+    """Return Student's interval for a mean. It is infinite for fewer than two values."""
     if len(values) < 2:
         return -math.inf, math.inf
     half = t_quantile((1 + confidence) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
@@ -59,9 +58,9 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tu
 
 
 def interval_of_mean(estimates: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Interval of the mean of independent estimates, each with its interval: (value, low, high).
+    """Return the interval of the mean of independent estimates (value, low, high).
 
-    MOVER, the method of variance estimates recovery (Zou and Donner 2008, doi:10.1002/sim.3095).
+    This is MOVER, the method of variance estimates recovery (Zou and Donner 2008, doi:10.1002/sim.3095).
     """
     middle, count = fmean(value for value, _, _ in estimates), len(estimates)
     below = math.sqrt(sum((value - low) ** 2 for value, low, _ in estimates)) / count
@@ -72,9 +71,10 @@ def interval_of_mean(estimates: Sequence[tuple[float, float, float]]) -> tuple[f
 def paired_share_interval(
     only_first: int, only_second: int, pairs: int, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Interval of the second share minus the first, of trials in pairs: Wald's with two pairs more (Agresti, Min 2005).
+    """Return the interval of the second share minus the first in paired trials.
 
-    only_first, only_second: pairs in which one alone succeeded. It has a width where no pair differs, too.
+    This is Wald's interval with two pairs added (Agresti and Min 2005). It has a width even if no pair differs.
+    only_first, only_second: number of pairs in which only one succeeded.
     """
     count = pairs + 2
     z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -84,19 +84,19 @@ def paired_share_interval(
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """P-value of McNemar's exact two-sided test: whether two shares of paired trials differ.
+    """Return the p-value of McNemar's exact two-sided test of whether two shares of paired trials differ.
 
-    Under the hypothesis that they do not, each pair in which one alone succeeded is a fair coin.
+    Under the null hypothesis, each pair in which only one succeeded is a fair coin.
     """
     count, fewer = only_first + only_second, min(only_first, only_second)
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / (1 << count))
 
 
 def pass_at_k(count: int, successes: int, k: int) -> float:
-    """The chance that at least one of k tries succeeds, estimated without bias from `count` tries with `successes`.
+    """Return the unbiased estimate of the probability that at least one of k tries succeeds.
 
-    1 - C(count - successes, k) / C(count, k), Chen et al. 2021 (arXiv 2107.03374), equation 1.
-    Raises ValueError for fewer than k tries.
+    It is 1 - C(count - successes, k) / C(count, k), equation 1 of Chen et al. 2021 (arXiv 2107.03374). Raises
+    ValueError for fewer than k tries.
     """
     if not 0 <= successes <= count or not 1 <= k <= count:
         raise ValueError(f"pass@{k} of {successes} successes in {count} tries")
@@ -105,8 +105,8 @@ def pass_at_k(count: int, successes: int, k: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def t_quantile(probability: float, degrees: int) -> float:
-    """The value that Student's t with `degrees` degrees of freedom stays below with `probability` (0.5 to below 1)."""
-    if degrees > 10_000:  # the two differ by less than a ten-thousandth
+    """Return the quantile of Student's t distribution with `degrees` degrees of freedom, for a probability from 0.5."""
+    if degrees > 10_000:  # the normal quantile differs by less than 1e-4
         return NormalDist().inv_cdf(probability)
     low, high = 0.0, 1.0
     while _t_within(high, degrees) < 2 * probability - 1:
@@ -118,7 +118,7 @@ def t_quantile(probability: float, degrees: int) -> float:
 
 
 def _t_within(value: float, degrees: int) -> float:
-    """P(|t| < value): the finite sums for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    """Return P(|t| < value), by the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4."""
     angle = math.atan(value / math.sqrt(degrees))
     sine, squared = math.sin(angle), math.cos(angle) ** 2
     odd = degrees % 2

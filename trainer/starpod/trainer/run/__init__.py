@@ -1,1 +1,1 @@
-"""A training run: what the loop calls (run.py), and the objects that it is made of."""
+"""The objects that make up a training run. The loop drives the `Run` in run.py."""

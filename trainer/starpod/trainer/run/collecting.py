@@ -1,4 +1,4 @@
-"""Collecting: which groups a step trains on, and what is asked for again."""
+"""Collection of the groups that a step trains on, and of replacements for lost or uniform groups."""
 
 from __future__ import annotations
 
@@ -36,34 +36,38 @@ from starpod.trainer.seeds import SeedCursor, derive
 
 @dataclass(slots=True)
 class Collection:
-    """The groups of a step.
-
-    groups: to be trained on. played: all that were played, those that dynamic sampling passed over included. tokens:
-    sampled for it.
-    """
+    """The groups of one step."""
 
     groups: list[Group]
+    """Groups to train on."""
     played: list[Group]
+    """All groups that were played, including those that dynamic sampling rejected."""
     passed_over: list[Group] = field(default_factory=list)
+    """Groups that dynamic sampling rejected."""
     metrics: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
+    """Number of tokens sampled for this collection."""
 
 
 @dataclass(slots=True)
 class _Rounds:
-    """What the rounds of a collection gave. stale: groups that were too old."""
+    """Results of all rounds of one collection."""
 
     groups: list[Group] = field(default_factory=list)
     uniform: list[Group] = field(default_factory=list)
+    """Groups that dynamic sampling rejected because all returns are the same."""
     collected: list[Collected] = field(default_factory=list)
     stale: int = 0
+    """Number of groups that were dropped because they were too old."""
 
 
 class Collecting:
-    """Plays the groups of each step, begun as early as staleness allows, or takes them from files.
+    """Collector of each step's groups: plays them, as early as the staleness bound allows, or takes them from files.
 
-    collectors: of each stage in order, and last of the run's own configuration. offline: groups to take P at a time
-    instead of playing any, in an order that the run's seed shuffles anew at each pass.
+    Args:
+        collectors: One per stage in order, and last the one for the run's own configuration.
+        offline: If given, take P of these groups per step instead of playing any. The run's seed reshuffles them at
+            each pass.
     """
 
     def __init__(
@@ -92,27 +96,27 @@ class Collecting:
 
     @property
     def collector(self) -> Collector[EngineAgents]:
-        """The collector of the run's own configuration."""
+        """Collector for the run's own configuration."""
         return self.collectors[-1]
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The parts that a step moves and a checkpoint holds."""
+        """Parts that a step changes and a checkpoint contains, by name."""
         search = self.collector.search
         return {"cursor": self.cursor, "mixture": self.mixture} | ({"pivots": search.pivots} if search else {})
 
     def begin_stage(self) -> None:
-        """Play what the present stage says from now on. What is in play goes on as it was begun."""
+        """Use the present stage's configuration for groups admitted from now on. Groups in play keep the old one."""
         index, config = self.settings.stages.index, self.settings.now
         self.ahead.configure(self.collectors[index], config.collect.group_size)
 
     async def collect(self, progress: Progress) -> Collection:
         """Return P groups of N fresh episodes.
 
-        Groups that are too small are asked for again, and with dynamic sampling uniform ones are.
+        Replacements are played for groups with too few episodes and, with dynamic sampling, for uniform groups.
 
         Raises:
-            CollectionFailed: Failed episodes left no group.
+            CollectionFailed: Episodes failed, and no group is left.
         """
         if self.offline:
             groups = self._offline_groups(progress.step)
@@ -122,7 +126,8 @@ class Collecting:
         self._screen.phase("collecting")
         rounds = await self._play_rounds(progress)
         whole = Collected.joined(rounds.collected)
-        # All that was played: dynamic sampling chooses like a filter, and would hide how alike the rest is.
+        # Measure all groups that were played. Dynamic sampling selects the varied ones, which would hide a collapse of
+        # diversity.
         played = [*rounds.groups, *rounds.uniform]
         for task in self.settings.now.tasks:
             own = [episode for group in played for episode in group.members if episode.task == task.name]
@@ -151,7 +156,7 @@ class Collecting:
         return Collection(rounds.groups, played, rounds.uniform, metrics, tokens_spent(played))
 
     async def _play_rounds(self, progress: Progress) -> _Rounds:
-        """Take the oldest groups, and ask for others in the place of those that are lost or uniform."""
+        """Take the oldest groups, and play replacements for lost or uniform ones, round by round."""
         config, dynamic = self.settings.now.collect, self.settings.now.algorithm.dynamic_sampling
         rounds = _Rounds()
         room = config.groups + self._early(progress.step) - len(self.ahead)
@@ -176,7 +181,7 @@ class Collecting:
         return rounds
 
     def _rates(self, played: Sequence[Group], before: EngineStats, began: float) -> dict[str, float]:
-        """Return times and rates of a collection. before, began: the engine's counts and the clock at its beginning."""
+        """Return times and rates of a collection that began at `began` (clock) with the engine counts `before`."""
         after = self.collector.agents.engine.stats()
         seconds = perf_counter() - began
         config = self.settings.now
@@ -184,11 +189,12 @@ class Collecting:
             self._restarts = after.restarts
             allowed = config.engine.restarts
             self._screen.warn(f"the engine died and was restarted ({self._restarts} of engine.restarts={allowed})")
-        # What was played ahead began earlier: then the rates are over the time since the last collection.
+        # With groups played ahead, some work was done before this collection. Divide by the time since the last one
+        # instead.
         span = perf_counter() - (self._collected_at or began) if config.collect.max_staleness else seconds
         self._collected_at = perf_counter()
         generating = after.seconds - before.seconds
-        # Each rank samples its share; the clock is this one's.
+        # Sum the tokens of all ranks. The time is this rank's.
         counted = [getattr(after, name) - getattr(before, name) for name in ("sampled", "reused", "prefilled")]
         sampled, reused, prefilled = map(sum, zip(*self._parallel.gather_objects(counted), strict=True))
         turns = sum(len(episode.turns) for group in played for episode in group.episodes)
@@ -203,7 +209,7 @@ class Collecting:
         }
 
     def _follow_tasks(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return metrics of each environment, where there are several, and raise the levels of their curricula."""
+        """Return metrics per environment if there are several, and raise the levels of their curricula."""
         several = bool(self.settings.whole.environments)
         metrics = metrics_by_task(groups) if several else {}
         for task, level in self.mixture.levels().items():
@@ -217,17 +223,18 @@ class Collecting:
         return metrics
 
     def _early(self, step: int) -> int:
-        """Return how many groups of later steps may be in play now.
+        """Return how many groups for later steps may be in play now.
 
-        Each step trains on the oldest, so what is admitted now is trained on at most `max_staleness` versions later
-        (the bound of arXiv 2505.24298, for batches in the order of admission).
+        Each step trains on the oldest groups, so a group admitted now is trained on at most `max_staleness` versions
+        later. This is the bound of arXiv 2505.24298 with batches in the order of admission.
         """
         config = self.settings.now
         steps = config.collect.max_staleness // config.replay.reuse
         return config.collect.groups * min(steps, max(config.stop.iterations - step, 0))
 
     def _drop_stale(self, collected: Collected, version: int) -> int:
-        """Take out what became too old: nothing does, unless the run was resumed with a smaller bound."""
+        """Remove groups that are too old, and return their number. This only happens if the run was resumed with a
+        smaller bound."""
         oldest = version - self.settings.now.collect.max_staleness
         fresh = [group for group in collected.groups if oldest_version(group, version) >= oldest]
         dropped = len(collected.groups) - len(fresh)
@@ -237,15 +244,15 @@ class Collecting:
     def _offline_groups(self, step: int) -> list[Group]:
         count = len(self.offline)
         size = min(self.settings.now.collect.groups, count)
-        # What is left over at the end of a pass waits for the next one: no batch holds a group twice.
+        # Groups left over at the end of a pass are skipped in that pass, so that no batch contains a group twice.
         sweep, batch = divmod(step - 1, count // size)
         order = np.random.default_rng(derive(self.settings.whole.seed, "offline", sweep)).permutation(count)
         return [self.offline[index] for index in order[batch * size : (batch + 1) * size]]
 
     def with_replayed(self, groups: list[Group], progress: Progress) -> tuple[list[Group], Mapping[str, float]]:
-        """Return fresh groups with older ones from the buffer where replay is on, and metrics.
+        """Return the fresh groups plus older ones from the replay buffer if replay is on, and metrics.
 
-        Call it last in a step: what is in the buffer is not part of `parts`.
+        Call it last in a step, because the buffer is not part of `parts`.
         """
         if not self.replay.enabled or self.offline:
             return groups, {}

@@ -1,4 +1,4 @@
-"""What is measured now and then of the groups of a step, by passes of the policy."""
+"""Periodic measurements on the groups of a step that need forward or backward passes of the policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from starpod.trainer.update import Learner
 
 
 class Diagnosis:
-    """Measures mutual information, and gradients by the reward deviation of groups."""
+    """Measurement of mutual information, and of gradients by the reward deviation of groups."""
 
     def __init__(
         self, config: Config, learner: Learner | Learners, *, weights: EngineWeights, parallel: Parallel
@@ -32,9 +32,10 @@ class Diagnosis:
         self._parallel = parallel
 
     async def measure(self, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
-        """Return metrics of all groups of a step: those that a filter drops are the collapsed ones.
+        """Return metrics of all groups of a step, including those that the filter drops: collapsed groups are among
+        them.
 
-        version: as for `Learner.learn`.
+        version: see `Learner.learn`.
         """
         if not episodes_of(groups):
             return {}

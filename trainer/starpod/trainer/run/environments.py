@@ -1,4 +1,4 @@
-"""The environments of a run: their servers, the tasks that are played there, and demonstrations of them."""
+"""The environments of a run: servers, tasks and demonstrations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from starpod.trainer.warm_start.demonstrations import (
 
 @dataclass(slots=True)
 class Served:
-    """One environment of a run: its servers, the task that is played there, and demonstrations of it."""
+    """One environment of a run: its servers, its task and its demonstrations."""
 
     config: TaskConfig
     fleet: Fleet
@@ -38,14 +38,14 @@ class Served:
     demonstrations: list[Demonstration] = field(default_factory=list)
 
     async def demonstrate(self, config: Config, cursor: SeedCursor, screen: Screen) -> None:
-        """Read the demonstrations of a file, and collect others from the next seeds. Raises ConfigError."""
+        """Read demonstrations from the configured file, and collect others from the next seeds. Raises ConfigError."""
         seeds = cursor.take(self.config.warm_start.episodes)
 
         def progress(through: int) -> None:
             if through % 500 == 0:
                 screen.phase(f"demonstration {through:,} of {len(seeds):,}")
 
-        # First: what is refused is told before minutes of play.
+        # Read the file first: an unusable one is reported before minutes of play.
         read = await self._read(config)
         collected = await collect_demonstrations(
             self.fleet,
@@ -74,13 +74,13 @@ class Served:
         return read
 
     def texts(self) -> Iterable[str]:
-        """Return all that a policy will read or write of it."""
+        """Return all texts of this environment that a policy will read or write."""
         return self.writer.texts(self.demonstrations)
 
 
 @contextlib.asynccontextmanager
 async def serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
-    """Connect to the servers of an environment, and start them where the run is to. Raises ConfigError."""
+    """Connect to the servers of an environment, and start them if the run hosts them. Raises ConfigError."""
     async with connect(task.environment) as fleet:
         facts = await read_facts(fleet, task.environment.id)
         await check_environment(config, task, fleet, facts)
@@ -91,7 +91,7 @@ async def serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
 async def demonstrate(
     config: Config, served: Sequence[Served], *, parallel: Parallel, screen: Screen, interrupts: Interrupts
 ) -> None:
-    """Give each environment its demonstrations. Rank 0 plays them for all. Raises Interrupted and ConfigError."""
+    """Fill in the demonstrations of each environment. Rank 0 plays them for all. Raises Interrupted and ConfigError."""
     screen.phase(f"collecting {sum(task.warm_start.episodes for task in config.tasks)} demonstrations")
     cursor = SeedCursor(config.seeds.warmstart, config.seed)
     for each in served:
@@ -101,10 +101,10 @@ async def demonstrate(
 
 
 def episodes_to_imitate(config: Config, served: Sequence[Served], templates: Mapping[str, Template]) -> list[Episode]:
-    """Return the demonstrations as the policy would have said them; none where nothing is imitated.
+    """Return the demonstrations as episodes in the policy's format; an empty list if the run does not imitate.
 
     Raises:
-        ConfigError: Others play than the agents that have a policy each.
+        ConfigError: The agents in the demonstrations are not those in `script.policies`.
     """
     if not config.warm_start.steps:
         return []

@@ -1,4 +1,4 @@
-"""Evaluating: figures on start states that nothing is trained on, the best step, and whether success still comes."""
+"""Evaluation on held-out start states, with the best step and early stopping."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from starpod.trainer.run.progress import Progress
 
 
 class Evaluating:
-    """Plays evaluations of the weights that the engine has, and remembers the best one.
+    """Evaluation of the weights in the engine. It remembers the best step.
 
-    success: of the latest evaluation; None before one. early_stop: counts evaluations on schedule.
+    Attributes:
+        success: Success rate of the latest evaluation; None before the first one.
+        early_stop: Early stopping, which counts scheduled evaluations.
     """
 
     def __init__(
@@ -44,16 +46,16 @@ class Evaluating:
         self._best, self._best_at = 0.0, -1
 
     def is_done(self, step: int) -> bool:
-        """Return whether the weights of a step were evaluated."""
+        """Return whether the weights of this step were evaluated."""
         return self._evaluated == step
 
     def is_scheduled(self, step: int) -> bool:
-        """Return whether a step is one after which evaluations come, and not the run's end."""
+        """Return whether an evaluation is scheduled after this step. The end of a run alone does not schedule one."""
         every = self._config.evaluation.every
         return step == 0 or (every > 0 and step % every == 0)
 
     def is_best(self, step: int) -> bool:
-        """Return whether a step's evaluation beats those before and its weights are to be kept. All ranks agree."""
+        """Return whether this step has the best evaluation so far and its weights are to be kept. All ranks agree."""
         return self._config.checkpoint.keep_best and self._best_at == step
 
     async def play(self, progress: Progress, references: Mapping[str, Any] | None = None) -> None:
@@ -86,12 +88,13 @@ class Evaluating:
         self._screen.evaluation(step, summary)
 
     async def play_final(self, step: int, progress: Progress) -> None:
-        """Play start states that neither taught nor chose the weights that the engine has, and note each episode.
+        """Play start states that were used neither to train nor to choose the weights, and write a record of each
+        episode.
 
-        step: of these weights.
+        step: step whose weights the engine has.
         """
         began = perf_counter()
-        # The random streams are those of `starpod eval`, and not those that chose the checkpoint.
+        # Use the random streams of `starpod eval`, and not those of evaluations that chose the checkpoint.
         played = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
         summary: dict[str, Any] = {
             "step": step,
@@ -120,7 +123,7 @@ class Evaluating:
         self._folder.write_episodes(summary["step"], self.held_out.kept(played), "final")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the state as JSON values."""
         return {
             "success": self.success,
             "evaluated": self._evaluated,
@@ -129,6 +132,6 @@ class Evaluating:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore the values from `state_dict`."""
         self.success, self._evaluated = state["success"], state["evaluated"]
         self._best, self._best_at = state.get("best", 0.0), state.get("best_at", -1)

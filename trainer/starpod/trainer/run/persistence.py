@@ -1,4 +1,4 @@
-"""Persistence: what a checkpoint holds, the rescue of a run that an error ends, and its resumption."""
+"""Persistence of a run: the content of its checkpoints, rescue after an error, and resumption."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from starpod.trainer.update import Learner
 
 
 class Stateful(Protocol):
-    """A part of a run that its checkpoints hold, as JSON values."""
+    """A part of a run that is saved in checkpoints as JSON values."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -34,7 +34,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persistent:
-    """All that a checkpoint holds. parts: the small ones, by name."""
+    """Everything that a checkpoint contains."""
 
     learner: Learner | Learners
     scorer: TurnScorer | None
@@ -43,12 +43,14 @@ class Persistent:
     collecting: Collecting
     evaluating: Evaluating
     parts: Mapping[str, Stateful]
+    """The small parts, by name."""
 
 
 class Persistence:
-    """Saves a run, and restores it. Only rank 0 writes; all ranks take part.
+    """Saves and restores a run. Only rank 0 writes; all ranks take part.
 
-    rescued: the step as of which `rescue` left the run saved; None before.
+    Attributes:
+        rescued: The step that `rescue` saved; None before.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Persistence:
         self._parallel = parallel
         self._screen = screen
         self._parts = {**held.parts, **held.collecting.parts}
-        # Progress and groups in play at the end of the last finished step, while a later one has begun.
+        # Progress and groups in play at the end of the last finished step, if a later step has begun.
         self._finished: tuple[dict[str, Any], Sequence[Admitted]] | None = None
         self._weights_are_whole = False
         self._saved = -1
@@ -69,15 +71,15 @@ class Persistence:
     # --- when weights are whole ---------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Remember the run as it is: until the first gradient of the step an error costs nothing but the step."""
+        """Remember the state of the run. Until the step's first gradient, an error loses no more than this step."""
         self._finished = self._progress(), self._held.collecting.ahead.admitted
 
     def begin_update(self) -> None:
-        """Save nothing more until the step is over: its weights are between two versions."""
+        """Stop rescues until the step is over, because its weights are between two versions."""
         self._weights_are_whole = False
 
     def finish_step(self) -> None:
-        """Take the weights for those of the step: whole, and not saved yet."""
+        """Mark the weights as whole: a rescue may save them again."""
         self._finished, self._weights_are_whole = None, True
 
     # --- saving -------------------------------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ class Persistence:
         ahead = held.collecting.ahead
         in_play = [group for share in self._parallel.gather_objects(ahead.state(admitted)) for group in share]
         if self._parallel.is_main:
-            # An older evaluation says nothing about these weights.
+            # Omit the score of an older evaluation: it was measured with other weights.
             score = progress["success"] if progress["evaluated"] == step else None
             state = {
                 **progress,
@@ -116,8 +118,8 @@ class Persistence:
         self._saved = step
 
     def _progress(self) -> dict[str, Any]:
-        """Return the part of a checkpoint that collecting changes. The replay buffer is not among it: it takes groups
-        when the collection is over."""
+        """Return the part of a checkpoint that collecting changes. The replay buffer is not included, because it only
+        takes groups after a collection."""
         return {
             **self._held.progress.state_dict(),
             **self._held.evaluating.state_dict(),
@@ -126,9 +128,9 @@ class Persistence:
         }
 
     def rescue(self, error: Exception) -> None:
-        """Save the last finished step, where an error ends the run while its weights are whole.
+        """Save the last finished step after an error, if the weights are whole.
 
-        Of several ranks all have to have the error, as those of an engine and of a collection are.
+        With several ranks this needs an error that all of them have, such as RankFailed or CollectionFailed.
         """
         alike = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed)
         if not (self._weights_are_whole and alike):
@@ -140,21 +142,21 @@ class Persistence:
             self.rescued = progress["step"]
         except CheckpointError as problem:
             if isinstance(error, Interrupted):
-                raise  # there is no other error to tell
+                raise  # there is no other error to report
             self._screen.warn(str(problem))
-        # Until rank 0 is through: torchrun ends all where one has failed.
+        # Wait until rank 0 has saved: torchrun kills all ranks if one fails.
         self._parallel.barrier()
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
     def restore(self, loaded: Loaded) -> None:
-        """Continue from a checkpoint. The stage that it holds has begun already.
+        """Continue from a checkpoint. Its stage has already begun.
 
         Raises:
-            ConfigError: The configuration needs what the checkpoint does not hold.
+            ConfigError: The configuration needs something that the checkpoint does not contain.
         """
         held, config, state = self._held, self._config, loaded.state
-        # In a warm start there is no reference policy yet.
+        # A checkpoint from the warm start has no reference policy yet.
         needs_reference = config.needs_reference and not state.get("warm_start")
         if needs_reference and "reference" not in loaded.tensors:
             raise ConfigError(

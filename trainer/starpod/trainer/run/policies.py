@@ -1,4 +1,4 @@
-"""The policies that a run begins with, one or one for each agent, and the copy that an engine samples from."""
+"""The policies that a run begins with (one, or one per agent), and the copy that an engine samples from."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from starpod.trainer.seeds import derive
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Models of a run.
-
-    policy: that is trained. sampler: that the engine samples from. make_initial: builds a policy like the one that the
-    run began with, for a reference or a scorer.
-    """
+    """The models of a run."""
 
     policy: Policy | Policies
+    """The policy that is trained."""
     sampler: Policy | Policies
+    """The policy that the engine samples from."""
     make_initial: Callable[[], Policy]
+    """Build a policy with the run's initial weights, for a reference or a scorer."""
 
 
 def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Models:
-    """Build the policies, sharded over the ranks. texts: as for `make_policy`."""
+    """Build the policies, sharded over the ranks. texts: see `make_policy`."""
 
     def make_initial() -> Policy:
         return make_policy(config, texts, folder, parallel)
 
     first = make_initial()
     policy = Policies.of(config.script.policies, first) if config.script.policies else first
-    # Sampling from a sharded model would be collective at every token, and from one that is updated meanwhile it
-    # would be from weights between two versions: then there is a whole copy, brought up to date between updates.
+    # The engine needs a whole copy of the policy in two cases. Sampling from a sharded model would need a collective
+    # operation per token. If the policy is updated meanwhile, sampling would mix weights of two versions. The copy is
+    # refreshed between updates.
     sampler, shares = policy, config.engine.name == "torch"
     if parallel.world > 1 and shares:
         sampler = make_replica(policy).to(parallel.device)
@@ -55,7 +55,7 @@ def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: Run
 
 
 def make_replica(policy: Policy | Policies) -> Policy | Policies:
-    """Return a copy to sample from: without the critic, its weights in what they are computed in."""
+    """Return a copy to sample from, without the critic and with weights rounded to the dtype of computation."""
     replica = copy.deepcopy(policy, {id(own.critic): None for own in policy.by_agent.values()})
     for own in replica.by_agent.values():
         own.critic_kind = "none"
@@ -64,9 +64,9 @@ def make_replica(policy: Policy | Policies) -> Policy | Policies:
 
 
 def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Policy:
-    """Return the policy that the run begins with: the same on all ranks, and again when the run is resumed.
+    """Return the policy that the run begins with. It is the same on all ranks and after a resumption.
 
-    texts: what the tokenizer of a tiny model is trained on. It is kept in the run folder.
+    texts: training texts for the tokenizer of a tiny model. That model is kept in the run folder.
     """
     critic = config.model.critic if config.algorithm.needs_critic else "none"
     heads = config.algorithm.value_heads
@@ -88,7 +88,7 @@ def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunF
 
 
 def forget_initial(folder: RunFolder, parallel: Parallel) -> None:
-    """Remove the policy of a start that failed. All ranks take part."""
+    """Remove the initial policy after a failed start. All ranks take part."""
     if parallel.is_main:
         shutil.rmtree(folder.path / INITIAL, ignore_errors=True)
     parallel.barrier()

@@ -1,4 +1,4 @@
-"""How far a run has come, and the configuration that holds there."""
+"""Progress of a run, and the configuration of its present stage."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from starpod.trainer.stages import Stages
 
 @dataclass(slots=True)
 class Progress:
-    """What a run counts.
-
-    step: iterations done. version: of the policy, one more with each update. tokens: sampled in training, those of a
-    search included.
-    """
+    """Counters of a run."""
 
     step: int = 0
+    """Number of finished iterations."""
     version: int = 0
+    """Version of the policy; each update adds 1."""
     tokens: int = 0
+    """Number of tokens sampled in training, including those of a search."""
     _earlier: float = 0.0
     _since: float = field(default_factory=perf_counter)
 
     @property
     def elapsed(self) -> float:
-        """Seconds of training, those before a resumption included."""
+        """Seconds of training, including those before a resumption."""
         return self._earlier + perf_counter() - self._since
 
     def restart_clock(self) -> None:
-        """Count seconds from now on."""
+        """Set `elapsed` to 0."""
         self._earlier, self._since = 0.0, perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the counters as JSON values."""
         return {"step": self.step, "version": self.version, "tokens": self.tokens, "elapsed": self.elapsed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore the values from `state_dict`."""
         self.step, self.version, self._earlier = state["step"], state["version"], state["elapsed"]
         self.tokens = state.get("tokens", 0)
 
@@ -47,7 +46,8 @@ class Progress:
 class Settings:
     """The configuration of the present stage.
 
-    whole: the run's own, which holds after the stages.
+    Attributes:
+        whole: The run's own configuration, which applies after the last stage.
     """
 
     def __init__(self, config: Config) -> None:

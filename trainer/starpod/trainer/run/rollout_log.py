@@ -1,4 +1,4 @@
-"""Record of what was played and of what updates made of it, in the run's folder."""
+"""Log of rollouts and updates in the run folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from starpod.trainer.parallel import Parallel
 
 
 class RolloutLog:
-    """Writes the groups of each step, and their verdicts and tokens; the oldest steps make room.
+    """Writer of each step's groups, filter verdicts and trained tokens. Only rank 0 writes.
 
-    mib: room for all of it; 0: nothing is kept. Only rank 0 writes.
+    mib: maximum size of the log in MiB, beyond which the oldest steps are deleted. With 0 nothing is written.
     """
 
     def __init__(self, folder: RunFolder, parallel: Parallel, screen: Screen, *, mib: float) -> None:
@@ -36,17 +36,17 @@ class RolloutLog:
         return int(self._mib * 2**20)
 
     def begin(self, played: Sequence[Group], passed_over: Sequence[Group]) -> None:
-        """Take the groups of a step, and those of them that dynamic sampling passed over."""
+        """Set the groups of a step. passed_over: groups that dynamic sampling rejected."""
         verdict = Verdict(False, "Its returns are all the same: dynamic sampling asked for another.")
         self._played, self._verdicts = played, {group.id: verdict for group in passed_over}
 
     def judge(self, config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group]) -> None:
-        """Note what the filter made of the groups."""
+        """Record which groups the filter kept, and why."""
         if self.enabled and self._parallel.is_main:
             self._verdicts |= verdicts(config, groups, kept)
 
     async def write_rollouts(self, step: int) -> None:
-        """Write what was played in a step. Raises CannotWrite."""
+        """Write the episodes of a step. Raises CannotWrite."""
         if not (self.enabled and self._parallel.is_main):
             return
         episodes = [episode for group in self._played for episode in group.members]
@@ -57,7 +57,7 @@ class RolloutLog:
             )
 
     async def write_update(self, step: int, record: UpdateRecord) -> None:
-        """Write what an update made of them. Raises CannotWrite."""
+        """Write the verdicts and the update's record of each token. Raises CannotWrite."""
         if self._parallel.is_main:
             await self._parallel.in_thread(
                 self._folder.write_update, step, self._verdicts, record.tokens(), most=self._most

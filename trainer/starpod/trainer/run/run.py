@@ -1,4 +1,4 @@
-"""A run: the steps that the loop is made of."""
+"""A training run, as the steps that the loop calls."""
 
 from __future__ import annotations
 
@@ -39,39 +39,41 @@ from starpod.trainer.update import Learner
 
 @dataclass(slots=True)
 class Output:
-    """Files and screen of a run. sinks: of metrics; None on ranks that write none."""
+    """Files and screen of a run."""
 
     folder: RunFolder
     checkpoints: Checkpoints
     screen: Screen
     sinks: Sinks | None = None
+    """Sinks of metrics; None on ranks that write no metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a run is made of.
-
-    collectors: of each stage in order, and last of the run's own configuration. sampler: the copy of the policy that
-    the engine samples from; the policy itself where it is neither sharded nor updated meanwhile. demonstrations: to
-    imitate before training. offline: groups to train on instead of collecting. scorer: of turns, where one is trained
-    beside the policy.
-    """
+    """The parts that a run is built from."""
 
     collectors: Sequence[Collector[EngineAgents]]
+    """One per stage in order, and last the one for the run's own configuration."""
     learner: Learner | Learners
     sampler: Policy | Policies
+    """The policy that the engine samples from. It is a copy if the policy is sharded, or updated while the engine
+    samples."""
     output: Output
     parallel: Parallel
     interrupts: Interrupts
     demonstrations: Sequence[Episode] = ()
+    """Episodes to imitate before training."""
     offline: Sequence[Group] = ()
+    """Groups to train on instead of collecting."""
     scorer: TurnScorer | None = None
+    """Scorer of turns, if one is trained with the policy."""
 
 
 class Run:
     """A training run. `starpod.trainer.setup` builds it; `starpod.trainer.loop` drives it.
 
-    metrics: of the present step.
+    Attributes:
+        metrics: Metrics of the present step.
     """
 
     def __init__(self, config: Config, parts: Parts) -> None:
@@ -157,7 +159,7 @@ class Run:
     # --- when ---------------------------------------------------------------------------------------------------------
 
     def reason_to_stop(self) -> str:
-        """Return why the run is over; empty while it is not. All ranks agree."""
+        """Return why the run is over; "" while it is not. All ranks agree."""
         stop, progress, success = self.config.stop, self.progress, self.evaluating.success
         reason = self.monitor.early_stop.reason
         if self.interrupts.signal is not None:
@@ -170,35 +172,36 @@ class Run:
             reason = f"{progress.tokens:,} tokens were sampled: stop.tokens={stop.tokens}"
         elif not reason and stop.success is not None and (success or 0.0) >= stop.success:
             reason = f"evaluation success {success:.1%} reached stop.success"
-        # One rank may have got the signal alone.
+        # Compare the ranks, because a signal may have reached only one of them.
         return max(self.parallel.gather_objects(reason))
 
     def due(self, every: int) -> bool:
-        """Return whether something that happens every so many steps happens now. The end has its own."""
+        """Return whether this step is a multiple of `every`. The last iteration never is, because `finish` handles
+        it."""
         step = self.progress.step
         return every > 0 and step % every == 0 and step < self.config.stop.iterations
 
     @property
     def evaluation_is_due(self) -> bool:
-        """Whether this step's evaluation is yet to come: of a run that is resumed an error may have prevented it."""
+        """Whether this step still has to be evaluated. In a resumed run, an error may have prevented its evaluation."""
         step = self.progress.step
         return not self.evaluating.is_done(step) and (step == 0 or self.due(self.config.evaluation.every))
 
     @property
     def checkpoint_is_due(self) -> bool:
-        """Whether this step is saved: on schedule, or because no evaluation before was better."""
+        """Whether to save this step: on schedule, or because it has the best evaluation so far."""
         return self.due(self.config.checkpoint.every) or self.evaluating.is_best(self.progress.step)
 
     # --- the steps of the loop ----------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Run the warm start, or what a checkpoint left of it. The policy after it is the KL term's reference."""
+        """Run the warm start, or the rest of it after a resumption. The resulting policy is the KL term's reference."""
         if self.warm_start.over:
             return
         try:
             imitated = await self.warm_start.run()
         except Interrupted:
-            self.persistence.finish_step()  # it comes between two steps of imitation
+            self.persistence.finish_step()  # the interruption comes between two imitation steps
             raise
         self.progress.version += imitated
         if self.settings.whole.needs_reference:
@@ -207,7 +210,7 @@ class Run:
             self.scorer.begin(self.learner.by_agent[""].policy)
         self.warm_start.over = True
         self.persistence.finish_step()
-        # A time limit is one of training: a run whose imitation took all of it would have learnt nothing by itself.
+        # Time limits apply to training: a run whose imitation used up the limit would not be trained at all.
         self.progress.restart_clock()
 
     def begin_step(self) -> None:
@@ -218,17 +221,17 @@ class Run:
         self._began = perf_counter()
 
     async def sync(self) -> None:
-        """Hand the policy's weights to the engine, if they changed or it sleeps."""
+        """Load the policy's weights into the engine if they changed or the engine is asleep."""
         if (seconds := await self.weights.load(self.progress.version)) is not None:
             self.metrics["time/sync"] = seconds
 
     async def collect(self) -> list[Group]:
-        """Return the groups of a step, as `Collecting.collect` does, with older ones where replay is on."""
+        """Return the groups of a step from `Collecting.collect`, plus older ones if replay is on."""
         collection = await self.collecting.collect(self.progress)
         self.metrics |= collection.metrics
         self.progress.tokens += collection.tokens
         self.rollouts.begin(collection.played, collection.passed_over)
-        if self.scorer is None:  # else it pays a part first
+        if self.scorer is None:  # a scorer first adds its reward part
             await self.rollouts.write_rollouts(self.progress.step)
         self.metrics |= await self.diagnosis.measure(collection.played, self.progress.step, self._fresh_version)
         groups, metrics = self.collecting.with_replayed(collection.groups, self.progress)
@@ -242,13 +245,13 @@ class Run:
         self.rollouts.judge(self.config.algorithm.filter, groups, kept)
         if self.config.environments:
             self.metrics |= kept_by_task(groups, kept)
-        # Where all have failed alike, their branches are what can be learnt from.
+        # Keep the branches of dropped groups. If all episodes failed alike, the branches can still be learnt from.
         left = {id(group) for group in kept}
         dropped = [group for group in groups if group.branches and id(group) not in left]
         return kept + [Group(group.id, [], branches=group.branches) for group in dropped]
 
     async def learn(self, groups: Sequence[Group]) -> None:
-        """Update the policy, or skip the update where the filter kept nothing to train on."""
+        """Update the policy, or skip the update if the filter kept nothing."""
         self.interrupts.raise_if_requested()
         nothing = not (episodes_of(groups) or branches_of(groups))
         if not nothing:
@@ -288,11 +291,12 @@ class Run:
 
     @property
     def _fresh_version(self) -> int:
-        """The version whose tokens the present policy sampled. Offline nothing is fresh: versions are of other runs."""
+        """Version of tokens that count as sampled by the present policy; -1 offline, where versions come from other
+        runs."""
         return -1 if self.collecting.offline else self.progress.version
 
     def finish_step(self) -> None:
-        """Diagnose and log the step."""
+        """Compute warnings and timing, and log the step."""
         metrics, step, screen = self.metrics, self.progress.step, self.output.screen
         metrics["policy/version"] = float(self.progress.version)
         fleets = [each.fleet for each in self.collecting.collector.by_task.values()]
@@ -313,7 +317,7 @@ class Run:
         self.persistence.finish_step()
 
     def _follow_stages(self) -> None:
-        """Note the stage of the iteration, and begin the next one where it is over."""
+        """Record the stage in the metrics, and begin the next one if its condition is met."""
         stages, metrics, screen = self.settings.stages, self.metrics, self.output.screen
         metrics["collect/stage"] = float(stages.index)
         if missing := stages.unknown(metrics):
@@ -326,7 +330,7 @@ class Run:
             screen.phase(f"stage {stages.index} of {len(self.settings.whole.stages)} begins")
 
     def _begin_stage(self) -> None:
-        """Apply what the present stage sets."""
+        """Apply the configuration of the present stage."""
         config = self.config
         self.learner.configure(config.algorithm, config.optimizer, config.criteria_weights)
         self.collecting.begin_stage()
@@ -336,7 +340,7 @@ class Run:
         self.persistence.save()
 
     async def evaluate(self) -> None:
-        """Play the start states that choose the best checkpoint; at step 0 with the reference policies' figures."""
+        """Play the start states that choose the best checkpoint, and at step 0 also the reference policies."""
         self.interrupts.raise_if_requested()
         await self.sync()
         references = None
@@ -345,9 +349,9 @@ class Run:
         await self.evaluating.play(self.progress, references)
 
     async def evaluate_final(self) -> None:
-        """Play the best checkpoint, once, on start states that neither taught nor chose it.
+        """Play the best checkpoint once, on start states that were used neither to train nor to choose it.
 
-        Leaves that checkpoint's weights in the policy: only for the end of a run. All ranks take part.
+        The policy then has that checkpoint's weights, so call this only at the end of a run. All ranks take part.
         """
         self.parallel.barrier()  # rank 0 has saved
         checkpoints, progress = self.output.checkpoints, self.progress
@@ -361,11 +365,11 @@ class Run:
         progress.version = version
 
     async def finish(self, reason: str) -> None:
-        """Evaluate and save the end, and take the final figure; after a signal only save.
+        """Evaluate, save, and play the final evaluation; after a signal only save.
 
-        The same weights are not evaluated twice on the same start states.
+        Weights that were already evaluated are not evaluated again on the same start states.
         """
-        # One rank may have got the signal alone, and evaluating is for all of them or none.
+        # All ranks must evaluate or none, and a signal may have reached only one.
         if not self.parallel.any(self.interrupts.requested) and not self.evaluating.is_done(self.progress.step):
             await self.evaluate()
         self.save()
@@ -377,11 +381,11 @@ class Run:
             await self.evaluating.held_out.draw(self.output.folder)
 
     def rescue(self, error: Exception) -> None:
-        """Save the last finished step, where an error ends the run; see `Persistence.rescue`."""
+        """Save the last finished step after an error; see `Persistence.rescue`."""
         self.persistence.rescue(error)
 
     async def end(self, reason: str) -> str:
-        """End what is in play and note why the run is over. Return that."""
+        """Stop the groups in play and record why the run is over. Return that reason."""
         await self.collecting.ahead.close()
         if self.parallel.is_main:
             self.output.folder.end(reason, seconds=self.progress.elapsed)

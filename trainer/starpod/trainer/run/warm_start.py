@@ -1,4 +1,4 @@
-"""The warm start of a run: reference policies are played, and demonstrations imitated."""
+"""The warm start of a run: playing reference policies, and imitating demonstrations."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from starpod.trainer.warm_start.imitation import Imitation
 
 
 class WarmStart:
-    """Brings the policies to where training begins. A checkpoint can hold it between two steps of imitation.
+    """Warm start of the policies. A checkpoint can save it between two steps of imitation.
 
-    demonstrations: to imitate. references: figures of reference policies by task and policy, once they were played.
-    over: whether training has begun.
+    Attributes:
+        demonstrations: Episodes to imitate.
+        references: Figures of the reference policies by task and policy, once they were played.
+        over: Whether training has begun.
     """
 
     def __init__(
@@ -54,15 +56,15 @@ class WarmStart:
         self._imitations: dict[str, Imitation] = {}
 
     async def run(self) -> bool:
-        """Play the reference policies, and imitate the demonstrations from where a checkpoint left them.
+        """Play the reference policies, then imitate the demonstrations, continuing from a checkpoint if there is one.
 
         Returns:
             Whether anything was imitated.
 
         Raises:
-            Interrupted: A signal came; the policies are as they were between two steps.
+            Interrupted: A signal came. The policies are in the state between two steps.
         """
-        # First: one that cannot play here is told before minutes of imitation.
+        # Play the references first: one that cannot play here is reported before minutes of imitation.
         self.references = self.references or await self._held_out.play_references()
         if self._config.warm_start.steps:
             await self._imitate()
@@ -102,7 +104,8 @@ class WarmStart:
         }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the optimisers' tensors by name, and JSON values; both empty once it is over. All ranks take part."""
+        """Return the optimisers' tensors by name, and JSON values. Both are empty once training began. All ranks take
+        part."""
         if self.over:
             return {}, {}
         imitated = {agent: each.state() for agent, each in self._imitations.items()}
@@ -114,7 +117,7 @@ class WarmStart:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Put back what `state` gave."""
+        """Restore the values from `state`."""
         self.over = not values
         if self.over:
             return

@@ -1,4 +1,4 @@
-"""Weights on their way from the learner to the engine."""
+"""Transfer of weights from the learner to the engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from starpod.trainer.parallel import Parallel
 
 
 class EngineWeights:
-    """Keeps an engine's weights up to date, and halts an engine that sleeps beside passes of the policy.
+    """Keeps an engine's weights up to date, and pauses an engine that sleeps during passes of the policy.
 
-    policy: that is trained. sampler: the copy of it that the engine samples from; the policy itself where it is neither
-    sharded nor updated meanwhile. sleeps: whether the engine leaves the GPU to the policy.
+    Args:
+        policy: The policy that is trained.
+        sampler: The policy that the engine samples from. It is a copy if the policy is sharded, or updated while the
+            engine samples.
+        sleeps: Whether the engine frees the GPU while the policy uses it.
     """
 
     def __init__(
@@ -35,16 +38,16 @@ class EngineWeights:
         self._paused = False
 
     async def leave_gpu(self) -> None:
-        """Halt an engine that sleeps until the next `load`."""
+        """Pause an engine that sleeps, until the next `load`."""
         if self._sleeps and not self._paused:
             await self.engine.pause()
             self._paused = True
 
     async def load(self, version: int) -> float | None:
-        """Hand the policy's weights to the engine, if they changed or it sleeps.
+        """Load the policy's weights into the engine if they changed or the engine is asleep.
 
         Returns:
-            Seconds that it took; None where nothing had to be done.
+            Seconds taken; None if there was nothing to do.
         """
         if self._version == version and not self._paused:
             return None

@@ -67,7 +67,7 @@ class WarmStartConfig(Section):
         return self
 
     def rate(self, model: ModelConfig) -> float:
-        """Learning rate for a model: one from scratch has all to learn, a pretrained one much to lose."""
+        """Return the learning rate for a model. A pretrained model gets a lower one, so that it keeps what it knows."""
         if self.lr is not None:
             return self.lr
         if model.name == TINY:

@@ -1,4 +1,4 @@
-"""Warm start: demonstrations over the wire, to imitate, so that a new policy knows the response grammar."""
+"""Demonstrations to imitate, so that a new policy learns the response format."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 GROUP = "starpod.demonstrations"
-"""Entry-point group of functions that fill in thoughts and blocks. One takes the episode, its turn and the observation
-after it, and returns texts by their names. It raises ValueError where it cannot read an observation."""
+"""Entry-point group of functions that fill in thoughts and blocks.
+
+Such a function takes an episode, one of its turns, and the observation after that turn. It returns texts by name. It
+raises ValueError if it cannot parse an observation.
+"""
 
 
 @functools.cache
 def _describer() -> Callable[[Episode, Turn, str], Mapping[str, str]]:
-    """Return the function that tells relations. Raises ConfigError where no installed package registers one."""
+    """Return the function that describes relations. Raises ConfigError if no installed package registers one."""
     for entry in entry_points(group=GROUP, name="relations"):
         describe: Callable[[Episode, Turn, str], Mapping[str, str]] = entry.load()
         return describe
@@ -39,19 +42,21 @@ def _describer() -> Callable[[Episode, Turn, str], Mapping[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One episode of a demonstrator, an action a turn. limits: those of its session. imitate: for each turn. earlier:
-    attempts at the same start state, where a script has them."""
+    """One episode of a demonstrator, with one action per turn."""
 
     episode: Episode
     limits: Limits
+    """Limits of its session."""
     imitate: list[bool]
+    """For each turn, whether it is imitated."""
     earlier: tuple[Demonstration, ...] = ()
+    """Earlier attempts at the same start state, if a script has them."""
 
 
 class Demonstrator(Agent):
-    """Plays as a reference policy does, with some moves at random. imitate: whether to imitate each turn so far.
+    """A reference policy with some random moves.
 
-    images: whether turns keep what the environment draws.
+    images: whether turns keep the environment's images. imitate: for each turn so far, whether to imitate it.
     """
 
     def __init__(self, config: WarmStartConfig, task: Task, seed: str, *, images: bool = False) -> None:
@@ -91,13 +96,23 @@ async def collect_demonstrations(
     images: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Demonstration]:
-    """Plays one episode per seed, and as many attempts at it as are asked for. images: whether turns have images.
-    progress: is told how many seeds are through.
+    """Play one episode per seed, preceded by further attempts at it if `attempts` is above 1.
 
-    Raises ConfigError if the environment has no expert and one is asked for, StarpodError where an episode fails.
+    Args:
+        fleet: Servers of the environment.
+        config: The warm start's configuration.
+        task: Task to play.
+        seeds: Seeds of the start states.
+        attempts: Number of episodes per seed.
+        images: Whether turns keep images.
+        progress: Called with the number of finished seeds.
+
+    Raises:
+        ConfigError: An expert is configured, and the environment has none.
+        StarpodError: An episode failed.
     """
     _, want = REFERENCES[config.actions]
-    if config.noise and not task.actions:  # then what can be played at random is for the environment to list
+    if config.noise and not task.actions:  # without fixed actions, the environment must list the ones to choose from
         want = replace(want, valid_actions=True)
     want = replace(want, image=images)
     through = 0
@@ -133,7 +148,7 @@ async def collect_demonstrations(
 
 
 def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> Demonstration:
-    """The same moves in fewer turns: 1 to `most` of them in each. A turn is imitated if all of its moves are."""
+    """Join moves into turns of 1 to `most` moves. A turn is imitated if all of its moves are."""
     turns: list[Turn] = []
     imitate: list[bool] = []
     room = 0
@@ -150,9 +165,9 @@ def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> D
 
 
 def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Demonstration]:
-    """The episodes of an environment in a file or folder. Turns with a move that was invalid are not imitated.
+    """Read the episodes of an environment from a file or folder. Turns with an invalid move are not imitated.
 
-    limits: of a session of the environment. Raises ConfigError for a file without one.
+    limits: limits of a session of the environment. Raises ConfigError if there is no such episode.
     """
     try:
         found = [episode for episode in read_episodes(path) if episode.environment == environment and episode.turns]
@@ -170,7 +185,7 @@ def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Dem
 
 
 class DemonstrationWriter:
-    """Writes demonstrations as the policy would have said them: as texts, and as episodes with tokens."""
+    """Writes demonstrations in the policy's format, as texts and as episodes with tokens."""
 
     def __init__(
         self,
@@ -184,13 +199,19 @@ class DemonstrationWriter:
         self.script = script or ScriptConfig()
         self.actions = tuple(actions)
         self.grammar = prompt.make_grammar(self.actions)
-        # Of replies without reasoning none is asked for, whatever the environment's text has to fill it in.
+        # Replies without reasoning get no thought, even if one is configured for the environment.
         self.thought = config.thought if self.grammar.thinking else ""
 
     def reply(self, turn: Turn, before: Turn | None = None, told: Mapping[str, str] | None = None) -> str:
-        """The whole reply, with what a prompt may prefill. before: the turn before. told: what else may be filled in.
+        """Return the whole reply, including any prefilled part.
 
-        Raises ConfigError for a thought or a block that does not fit the observation.
+        Args:
+            turn: The turn to write.
+            before: The previous turn.
+            told: Further texts to fill in, by name.
+
+        Raises:
+            ConfigError: A thought or block does not fit the observation.
         """
         blocks = {name: self._fill(f"blocks.{name}", text, turn, told) for name, text in self.config.blocks.items()}
         if "switch" not in blocks and (subgoal := self.config.blocks.get("subgoal")) is not None:
@@ -215,7 +236,7 @@ class DemonstrationWriter:
             ) from error
 
     def _relations(self, episode: Episode, turn: Turn, after: str) -> Mapping[str, str]:
-        """What is told of where things are, before a turn and after it, where a demonstration asks for it."""
+        """Return descriptions of the relations before and after a turn, if a demonstration uses them."""
         if not any("relations}" in text for text in (self.thought, *self.config.blocks.values())):
             return {}
         try:
@@ -225,22 +246,22 @@ class DemonstrationWriter:
 
     @property
     def attempts(self) -> int:
-        """Episodes of a demonstration."""
+        """Number of episodes of a demonstration."""
         return self.script.attempts if self.script.name == "attempts" else 1
 
     def texts(self, demonstrations: Iterable[Demonstration]) -> Iterable[str]:
-        """All that a policy will read or write, for a tokenizer to be trained on."""
+        """Return all texts that a policy will read or write, to train a tokenizer on."""
         for demonstration in demonstrations:
             prompter = self._prompter(demonstration)
             yield prompter.system()
             for said in self._said(demonstration):
                 yield prompter.following(said.past, said.observation, image=bool(said.turn.image))
                 yield said.text
-            # Demonstrations make no mistakes, so what a policy is told after one would be missing.
+            # Add the warning after a mistake. Demonstrations make no mistakes, so the tokenizer would not see it.
             yield prompter.user(2, "", warning=True)
 
     def episode(self, demonstration: Demonstration, template: Template, group: int) -> Episode:
-        """The token record. A turn's reward is its weight in the loss: 1 to imitate, else 0."""
+        """Return the demonstration with tokens. A turn's weight in the loss is 1 if it is imitated, else 0."""
         conversations: dict[str, Conversation] = {}
         prompter = self._prompter(demonstration)
         episode = replace(demonstration.episode, group=group, turns=[])
@@ -253,7 +274,7 @@ class DemonstrationWriter:
             prompt = conversation.ask(prompter.following(said.past, said.observation, image=bool(image)), image)
             ids = template.encode_reply(said.text)
             conversation.answer(ids, "stop", said.text)
-            # Where several speak, each one's context is told from its beginning.
+            # With several speakers, each prompt is recorded in full, from its beginning.
             fresh = prompt.fresh or len(conversations) > 1
             episode.turns.append(
                 replace(
@@ -278,7 +299,7 @@ class DemonstrationWriter:
         )
 
     def _said(self, demonstration: Demonstration) -> Iterable[Said]:
-        """What is said in a demonstration, as the script has it."""
+        """Return the replies of a demonstration, in the order of the script."""
         if self.script.name == "solver_verifier":
             yield from self._judged(demonstration)
             return
@@ -292,7 +313,7 @@ class DemonstrationWriter:
                 yield replace(said, observation=shown)
 
     def _turns(self, demonstration: Demonstration) -> Iterable[Said]:
-        """The turns as one agent plays them."""
+        """Return the turns as replies of one agent."""
         episode = demonstration.episode
         past = replace(episode, turns=[])
         later = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
@@ -300,20 +321,20 @@ class DemonstrationWriter:
             told = self._relations(episode, turn, after)
             text = self.reply(turn, past.turns[-1] if past.turns else None, told)
             yield Said("", turn.observation, past, text, turn, imitate)
-            # A demonstration makes no mistakes.
+            # Demonstrations make no mistakes.
             past = replace(past, turns=[*past.turns, replace(turn, executed=1, valid=1)])
 
     def _by_agent(self, demonstration: Demonstration) -> Iterable[Said]:
-        """The turns as the environment's agents play them, each with its own ones in view."""
+        """Return the turns as replies of the environment's agents. Each agent sees only its own turns."""
         agents = [turn.agent_id for turn in demonstration.episode.turns]
         own = {name: iter(list(self._turns(_of_agent(demonstration, name)))) for name in dict.fromkeys(agents)}
         for name in agents:
             yield replace(next(own[name]), speaker=name)
 
     def _judged(self, demonstration: Demonstration) -> Iterable[Said]:
-        """Each turn as a proposal with a verdict; half of the verdicts are rejections, and the turn is proposed again.
+        """Return each turn as a proposal with a verdict. A random half are rejected, and the turn is proposed again.
 
-        They teach the format alone: nobody has said which of them are right.
+        The verdicts only teach the format, because nobody has judged which proposals are right.
         """
         rng = random.Random(f"verdicts/{demonstration.episode.seed}")
         for said in self._turns(demonstration):
@@ -328,19 +349,23 @@ class DemonstrationWriter:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A reply of a demonstration. speaker: of a script; empty: the only one. observation: what it sees. past: the turns
-    whose results it is told of. turn: that it is, or is about. imitate: whether it is imitated."""
+    """One reply of a demonstration."""
 
     speaker: str
+    """Speaker in the script; "" if there is only one."""
     observation: str
+    """What the speaker sees."""
     past: Episode
+    """Earlier turns, whose results the speaker sees."""
     text: str
     turn: Turn
+    """The turn that the reply plays or judges."""
     imitate: bool
+    """Whether the reply is imitated."""
 
 
 def _of_agent(demonstration: Demonstration, name: str) -> Demonstration:
-    """An agent's own turns."""
+    """Return the part of a demonstration that one agent played."""
     kept = [index for index, turn in enumerate(demonstration.episode.turns) if turn.agent_id == name]
     episode = replace(demonstration.episode, turns=[demonstration.episode.turns[index] for index in kept])
     return replace(demonstration, episode=episode, imitate=[demonstration.imitate[index] for index in kept])

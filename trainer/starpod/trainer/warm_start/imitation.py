@@ -1,4 +1,4 @@
-"""Imitation of demonstrations."""
+"""Imitation of demonstrations by supervised training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from starpod.trainer.warm_start.config import WarmStartConfig
 
 
 class Imitation:
-    """Trains a policy on turns, by their weights. A checkpoint can hold it as it is between two steps.
+    """Supervised training of a policy on weighted turns. A checkpoint can save it between two steps.
 
-    The critic is left as it is: returns of a demonstrator are not the policy's.
-    step: optimiser steps done.
+    The critic is not trained, because a demonstrator's returns are not the policy's. step: number of optimiser steps
+    done.
     """
 
     def __init__(
@@ -51,13 +51,16 @@ class Imitation:
         self.step = 0
 
     def run(self, progress: Callable[[int, float], None] = lambda step, loss: None) -> None:
-        """Takes the steps that are left. progress: called after each one with its number and its loss in nats per
-        token; what it raises ends the run between two steps."""
+        """Take the remaining steps.
+
+        progress: called after each step with its number and its loss in nats per token. An exception from it ends the
+        run between two steps.
+        """
         while self.step < self._config.steps:
             loss = self._take_step()
             self.step += 1
             progress(self.step, loss)
-        self._optimizer.state.clear()  # other policies need the memory
+        self._optimizer.state.clear()  # free the memory for other policies
 
     def _take_step(self) -> float:
         policy, parallel = self._policy, self._parallel
@@ -90,7 +93,7 @@ class Imitation:
         return tensors, {"step": self.step, "optimizer": values}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Put back what `state` gave, before the first step."""
+        """Restore the values from `state`. Call it before the first step."""
         self._parallel.load_optimizer_state(
             self._policy, self._optimizer, unflatten_optimizer(tensors, values["optimizer"])
         )
