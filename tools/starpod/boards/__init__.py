@@ -1,1 +1,1 @@
-"""Rewards that read the boards of Frozen Lake and Sokoban, which the trainer finds by entry point."""
+"""Rewards that read the boards of Frozen Lake and Sokoban. The trainer finds them by entry point."""

@@ -1,8 +1,8 @@
 """Parser of claims about the state in a thought. Free text never makes it fail.
 
-Two ways to say things are understood; everything else is no claim. docs/rewards.md has the rules and examples.
+It understands two notations and ignores everything else. docs/rewards.md has the rules and examples.
 
-Compact, where every word is a direction, "-", a number or a symbol of the board, as observations of the format `local`:
+Compact: each word is a direction, "-", a number or a symbol of the board, as in observations of the format `local`:
     P 1 3 G 0 0         the player is at row 1, column 3; the goal at (0, 0)
     Up Left, - Left     the way to the goal, or to the nearest loose box; "-" for neither. Vertical first
     Up Left - Right     a second pair: the way from that box to the nearest free target
@@ -13,9 +13,9 @@ Sentences:
     SUBJECT is up and left | below me | right of the box | in the same row
     DIRECTION is a hole | wall | box | target | goal | ice | empty | free | blocked
     a hole below me, a wall on the left
-    I cannot go DIRECTION                                 that it is blocked
-    I will be at (1, 2), the box will be at (1, 3)        after the turn
-    I will move, I stay                                   likewise
+    I cannot go DIRECTION                                 claims that it is blocked
+    I will be at (1, 2), the box will be at (1, 3)        about the state after the turn
+    I will move, I stay                                   about the state after the turn
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ Topic = tuple[str | Cell, ...]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One statement.
+    """One statement about the state.
 
-    topic: what it is about; a second statement on the topic adds nothing, and a wrong one spoils it.
-        ("at", "player" | "goal"), value Cell                 where the one player, the one goal is
-        ("at", kind, cell), value True                        that a cell holds a kind
+    A second true claim on the same topic adds nothing, and a false one makes the topic false. These are the topics:
+
+        ("at", "player" | "goal"), value Cell                 position of the player or of the goal
+        ("at", kind, cell), value True                        a cell contains a thing of this kind
         ("way", from, to, "vertical" | "horizontal"), value   a direction, or "-" for neither
-        ("beside", direction), value str                      what the neighbouring cell of the player is
-        ("after", "player"), value Cell                       where the player is after the turn
-        ("after", "box", cell), value True                    that a cell holds a box after the turn
-        ("after", "moves"), value bool                        whether the player is elsewhere after the turn
+        ("beside", direction), value str                      content of the player's neighbouring cell
+        ("after", "player"), value Cell                       position of the player after the turn
+        ("after", "box", cell), value True                    a cell contains a box after the turn
+        ("after", "moves"), value bool                        whether the turn moves the player
     """
 
     topic: Topic
@@ -95,9 +96,11 @@ Token = str | Cell
 
 
 def read_claims(thought: str, family: str, legend: Mapping[str, frozenset[str]]) -> list[Claim]:
-    """The claims of a thought, repeated ones once. Never raises; takes time linear in the thought's length.
+    """Return the claims of a thought, without duplicates. Never raises; its time is linear in the thought's length.
 
-    family: "frozen_lake" or "sokoban". legend: the symbols in use.
+    Args:
+        family: "frozen_lake" or "sokoban".
+        legend: kinds of things that each symbol shows, as `legend_of` returns it.
     """
     words = thought.split()
     claims = _read_compact(words, family, legend) if _is_compact(words, legend) else _Sentences(thought, family, legend)
@@ -116,7 +119,7 @@ def _is_number(word: str) -> bool:
 
 
 def _read_compact(words: Sequence[str], family: str, legend: Mapping[str, frozenset[str]]) -> Iterator[Claim]:
-    """Positions, and pairs of directions at the start or after a position."""
+    """Yield claims from positions, and from pairs of directions at the start or after a position."""
     place, pairs, open_to_pairs = 0, 0, True
     while place < len(words):
         word, following = words[place], words[place + 1 : place + 3]
@@ -154,10 +157,10 @@ def _position(kind: str, cell: Cell, *, after: bool = False) -> Claim:
 
 
 class _Sentences:
-    """Walks over the words once; a claim is found where a subject or a direction begins one."""
+    """Iterator over the claims in sentences. It reads the words once and looks for subjects and directions."""
 
     def __init__(self, text: str, family: str, legend: Mapping[str, frozenset[str]]) -> None:
-        # Names from the other game: the goal of a lake is often called a target, and the other way round.
+        # Models often call the goal of a lake a target, and a target of Sokoban a goal.
         self._alias = {"target": "goal"} if family == "frozen_lake" else {"goal": "target"}
         self._legend = legend
         self._tokens: list[Token] = []
@@ -195,7 +198,10 @@ class _Sentences:
     # --- the forms ---
 
     def _about(self, kind: str, place: int) -> tuple[Sequence[Claim], int]:
-        """Reads what follows a subject: a place, a direction, or how the turn ends for it."""
+        """Read what follows a subject: a place, a direction, or its state after the turn.
+
+        This and the next methods return the claims, and the index of the next token.
+        """
         after = self._at(place - 1) == "i'll"
         place += self._at(place) == "position"
         while self._at(place) in _FILLERS or self._at(place) in _FUTURE:
@@ -216,7 +222,7 @@ class _Sentences:
         return (), place
 
     def _places(self, kind: str, place: int, after: bool) -> tuple[Sequence[Claim], int]:
-        """One place, or several: "holes at (1, 0), (3, 3) and (2, 1)"."""
+        """Read one place, or several: "holes at (1, 0), (3, 3) and (2, 1)"."""
         claims: list[Claim] = []
         while True:
             cell = self._at(place)
@@ -232,7 +238,7 @@ class _Sentences:
                 place = link
 
     def _direction(self, kind: str, place: int) -> tuple[Sequence[Claim], int]:
-        """ "the goal is up and left", "a hole below me", "the box is left of the target"."""
+        """Read "the goal is up and left", "a hole below me", "the box is left of the target" from the direction on."""
         directions, place = self._list(place)
         origin, end = self._reference(place)
         if kind in ("goal", "box", "target") or (origin and kind == "player"):
@@ -249,7 +255,7 @@ class _Sentences:
         return (), end
 
     def _beside(self, place: int) -> tuple[Sequence[Claim], int]:
-        """ "Down is a hole", "left and right are walls", "below me is ice"."""
+        """Read "Down is a hole", "left and right are walls", "below me is ice"."""
         directions, place = self._list(place)
         origin, place = self._reference(place)
         if origin not in (None, "player") or self._at(place) not in _COPULAS:
@@ -265,7 +271,7 @@ class _Sentences:
         return [Claim(("beside", direction), value) for direction in directions], place + 1
 
     def _cannot(self, place: int) -> tuple[Sequence[Claim], int]:
-        """ "I cannot go left"."""
+        """Read "I cannot go left" from the verb on."""
         if self._at(place) in _GO and self._at(place + 1) in DIRECTIONS:
             return [Claim(("beside", DIRECTIONS[str(self._at(place + 1))]), "blocked")], place + 2
         return (), place
@@ -273,7 +279,7 @@ class _Sentences:
     # --- their parts ---
 
     def _list(self, place: int) -> tuple[list[str], int]:
-        """Up to two directions, with or without "and". A direction before a copula begins a claim of its own."""
+        """Read one or two directions, with or without "and". A direction before a copula begins another claim."""
         directions = [DIRECTIONS[str(self._at(place))]]
         place += 1
         following = place + (self._at(place) in ("and", "-", "/"))
@@ -288,7 +294,7 @@ class _Sentences:
         return directions, place
 
     def _reference(self, place: int) -> tuple[str | None, int]:
-        """The thing that a direction is seen from: "of the box", "me"; None where nothing is said."""
+        """Read the thing from which a direction is seen, such as "of the box" or "me"; None if it is not named."""
         start = place
         if self._at(place) in ("of", "from"):
             place += 1
@@ -305,7 +311,7 @@ class _Sentences:
         return self._tokens[place] if 0 <= place < len(self._tokens) else "."
 
     def _denied(self, place: int) -> bool:
-        """ "not a hole", "no box": a negation claims too little to be counted."""
+        """Return whether a noun is negated ("not a hole", "no box"). A negation claims too little to count."""
         before = place - 1
         while self._at(before) in ("a", "an", "the", "any"):
             before -= 1

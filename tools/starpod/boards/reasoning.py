@@ -1,7 +1,7 @@
 """Reward for reasoning that agrees with the state: compares the claims of a thought with the observation.
 
-Without it a policy is paid the same for a right move under a made-up picture of the board as under a true one, and its
-reasoning decays into empty phrases (RAGEN, arXiv 2504.20073, section 4.3).
+Without it, a right move earns the same whether the thought describes the real board or an invented one, and reasoning
+decays into empty phrases (RAGEN, arXiv 2504.20073, section 4.3).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from starpod.trainer.rewards.view import TurnView
 def reasoning(turn: Turn, transition: Transition | None, view: TurnView, *, claims: int = 2) -> float:
     """Score the claims of a thought: from -1 (all false) to 1 (enough of them, all true).
 
-    (true topics - false topics) / max(claims, topics): a topic that is talked about twice counts once, and is false if
-    anything said about it is. Claims about the time after the turn are compared with what came of it. 0 without a claim
-    that can be checked, or in a reply that is not well-formed.
+    The score is (true topics - false topics) / max(claims, topics). Several claims on a topic count once, and the topic
+    is false if any of them is. Claims about the state after the turn are compared with the next observation. The score
+    is 0 without a claim that can be checked, or if the reply is not well-formed.
 
-    claims: true topics that earn 1. Raises CannotRead for an environment or an observation format that is not known.
+    claims: number of true topics that earn 1. Raises CannotRead for an unknown environment or observation format.
     """
     before = read_scene(view.environment, view.instructions, turn.observation)
     if not turn.thought or not turn.well_formed:
@@ -40,7 +40,7 @@ def reasoning(turn: Turn, transition: Transition | None, view: TurnView, *, clai
 
 
 def judge(claim: Claim, before: Scene, after: Scene | None) -> bool | None:
-    """Whether a claim is true; None where the observations do not tell."""
+    """Return whether a claim is true; None if the observations do not show it. after: scene after the turn."""
     match claim.topic:
         case ("at", "player"):
             return claim.value == before.player
@@ -62,10 +62,10 @@ def judge(claim: Claim, before: Scene, after: Scene | None) -> bool | None:
 
 
 def _points(scene: Scene, origin: str, to: str, axis: str, value: str) -> bool | None:
-    """Whether the way between two things leads there on one axis. Of several things the nearest ones count."""
+    """Return whether the way between two things has this direction on an axis. Of several things, the nearest count."""
     starts, ends = _cells(scene, origin), _cells(scene, to)
     if scene.towards == "box":
-        # As in local observations: a box on a target is no aim, and neither is a taken target.
+        # As in observations of the format `local`, boxes on targets and targets with boxes do not count.
         starts = scene.loose() or starts if origin == "box" else starts
         ends = scene.loose() or ends if to == "box" else ends
         if origin == "box" and to == "target":

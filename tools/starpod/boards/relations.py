@@ -1,8 +1,8 @@
-"""Reward for telling where things are: the blocks description and prediction against the state, by F1 (VAGEN).
+"""Reward for describing where things are: F1 between the blocks description and prediction and the state (VAGEN).
 
-A relation is where a thing lies as the player sees it: above, below or level, and left, right or level (arXiv
-2510.16907). Unlike true claims (boards/reasoning.py) it pays for completeness: what is left out counts as much as what
-is made up.
+A relation is the direction from the player to a thing: above, below or level, and left, right or level (arXiv
+2510.16907). Unlike true claims (boards/reasoning.py), this reward pays for completeness: omitted relations count as
+much as invented ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.view import TurnView
 
 Relation = tuple[str, str]
-"""Vertical and horizontal way from the player to a thing; "-" for level."""
+"""Vertical and horizontal direction from the player to a thing; "-" for level."""
 
 _KINDS = {"frozen_lake": {"goal": 0.7, "hole": 0.3}, "sokoban": {"target": 0.5, "box": 0.5}}
 """Things that are compared, and their weights."""
@@ -28,14 +28,14 @@ _WORD = re.compile(r"[A-Za-z']+|\S")
 
 
 def description(turn: Turn, transition: Transition | None, view: TurnView) -> float:
-    """Score the block `description` of a turn: 0 to 1 by the state before it; see `_score`."""
+    """Score the block `description` of a turn from 0 to 1 against the state before the turn; see `_score`."""
     return _score("description", turn, read_scene(view.environment, view.instructions, turn.observation), view)
 
 
 def prediction(turn: Turn, transition: Transition | None, view: TurnView, *, intended: bool = False) -> float:
-    """Score the block `prediction` of a turn: 0 to 1 by the state after it, 0 where nothing was played; see `_score`.
+    """Score the block `prediction` of a turn from 0 to 1 against the state after the turn; see `_score`.
 
-    intended: compares with where the actions were to lead on ice that does not slip.
+    The score is 0 if nothing was played. intended: compare with where the actions would lead if the ice did not slip.
     """
     scene = read_scene(view.environment, view.instructions, turn.observation)
     if transition is None:
@@ -45,9 +45,9 @@ def prediction(turn: Turn, transition: Transition | None, view: TurnView, *, int
 
 
 def _score(block: str, turn: Turn, scene: Scene, view: TurnView) -> float:
-    """Return the F1 of the relations that a block tells; 0 in a reply that is not well-formed.
+    """Return the F1 of the relations in a block; 0 if the reply is not well-formed.
 
-    Raises CannotRead for an environment or an observation format that is not known, or that does not show all things.
+    Raises CannotRead for an unknown environment or observation format, or one that does not show all things.
     """
     family = family_of(view.environment)
     if not turn.well_formed:
@@ -57,7 +57,7 @@ def _score(block: str, turn: Turn, scene: Scene, view: TurnView) -> float:
 
 
 def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
-    """Those of a scene, by kind. Raises CannotRead where the observation does not show all things of a kind."""
+    """Return the relations of a scene by kind. Raises CannotRead if the observation does not show all things."""
     found: dict[str, list[Relation]] = {}
     for kind in _KINDS[family]:
         if kind not in scene.places:
@@ -74,7 +74,7 @@ def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
 
 
 def describe(scene: Scene, family: str) -> str:
-    """The relations of a scene in words that `read_relations` reads. Raises CannotRead."""
+    """Return the relations of a scene as text that `read_relations` can read. Raises CannotRead."""
     told = relations(scene, family)
     return " ".join(f"{kind} {vertical} {horizontal}" for kind, own in told.items() for vertical, horizontal in own)
 
@@ -82,7 +82,7 @@ def describe(scene: Scene, family: str) -> str:
 def _after(
     scene: Scene, actions: Sequence[str], observation: str, played: Episode | TurnView, *, intended: bool
 ) -> Scene:
-    """The scene after a turn: as observed, or where its actions were to lead. Only in a lake these two differ."""
+    """Return the scene after a turn, as observed, or as intended. The two differ only on slippery ice."""
     if not intended or family_of(played.environment) != "frozen_lake":
         return read_scene(played.environment, played.instructions, observation)
     for action in actions:
@@ -95,9 +95,9 @@ def _after(
 
 
 def describe_turn(episode: Episode, turn: Turn, after: str) -> dict[str, str]:
-    """What can be told of a turn: the relations before and after it, and those that it was to lead to.
+    """Return the relations before a turn, after it, and where its actions were meant to lead, each as text.
 
-    after: what the environment showed then. Raises CannotRead.
+    after: observation after the turn. Raises CannotRead.
     """
     family = family_of(episode.environment)
     before = read_scene(episode.environment, episode.instructions, turn.observation)
@@ -109,9 +109,9 @@ def describe_turn(episode: Episode, turn: Turn, after: str) -> dict[str, str]:
 
 
 def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]]) -> dict[str, list[Relation]]:
-    """The relations that a text tells: each name or symbol of a thing, with the directions that follow it.
+    """Return the relations in a text: each name or symbol of a thing, with the directions that follow it.
 
-    legend: the symbols in use. An axis without a direction is level.
+    An axis without a direction is level. legend: kinds of things that each symbol shows.
     """
     alias = {"target": "goal"} if family == "frozen_lake" else {"goal": "target"}
     things: list[tuple[frozenset[str], dict[str, str]]] = []
@@ -131,10 +131,10 @@ def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]])
 
 
 def compare(family: str, said: Mapping[str, Sequence[Relation]], true: Mapping[str, Sequence[Relation]]) -> float:
-    """F1 of each kind of thing, weighted over the kinds that are there or are told of; 1 where there are none.
+    """Return the mean F1 over kinds of things, weighted as in _KINDS. Kinds that occur on neither side are left out.
 
-    In a lake a relation that is right on one axis counts half, and relations are paired so that most are right; in a
-    room it must be right on both.
+    In Frozen Lake, a relation that is right on one axis counts half, and relations are paired for the highest score. In
+    Sokoban, both axes must be right. The result is 1 if no kind occurs.
     """
     scores = {}
     for kind in _KINDS[family]:
@@ -150,7 +150,10 @@ def compare(family: str, said: Mapping[str, Sequence[Relation]], true: Mapping[s
 
 
 def _half_right(told: list[Relation], there: list[Relation]) -> int:
-    """Most pairs that agree on an axis. To pair equal relations first loses nothing: an axis is a metric."""
+    """Return the maximum number of pairs that agree on one axis (a bipartite matching).
+
+    `compare` has paired equal relations before, which never reduces the total.
+    """
     partner: dict[int, int] = {}
 
     def place(one: int, tried: set[int]) -> bool:

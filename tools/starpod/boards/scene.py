@@ -1,4 +1,4 @@
-"""Reads observations of a frozen lake or a Sokoban room, in any of their text formats (the option `observation`)."""
+"""Parser of Frozen Lake and Sokoban observations in any of their text formats (the option `observation`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Cell = tuple[int, int]
 STEPS: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 
 KINDS = frozenset({"goal", "hole", "wall", "box", "target"})
-"""Things that a cell can hold beside the player. A game that lacks a kind holds it nowhere."""
+"""Kinds of things in a cell, besides the player. A kind that a game lacks is in no cell."""
 
 _LAKE = {
     "P": "player",
@@ -40,7 +40,7 @@ _MEANINGS = {
     "box on target": "box target",
     "player on target": "player target",
 }
-"""Names in the instructions of what a symbol stands for, where that is not the kind itself."""
+"""Kinds for names in the instructions that are not themselves kinds."""
 
 _LEGEND = re.compile(r"[Ss]ymbols: ")
 _ENTRY = re.compile(r"(\S) ([a-z]+(?: [a-z]+)*)(?:, |\.)")
@@ -50,34 +50,33 @@ _SIZE = re.compile(r"Board size: (\d+) rows x (\d+) cols")
 
 
 class CannotRead(ValueError):
-    """Not an observation of a known environment in a known format. The message says what was expected."""
+    """Raised for an unknown environment or observation format. The message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The known part of a state. Beyond the border of a lake there is wall.
-
-    player: where it is. places: kinds all of whose cells are known. cells: what is known to be at a cell, the player
-    aside: an empty set is plain ice or floor. towards: what the player makes for: "goal" or "box".
-    """
+    """The part of a state that an observation shows. The cells around a lake count as walls."""
 
     player: Cell
     places: Mapping[str, frozenset[Cell]]
+    """Cells of each kind, for kinds whose cells are all known."""
     cells: Mapping[Cell, frozenset[str]]
+    """Kinds in each known cell, without the player. An empty set is plain ice or floor."""
     towards: str
+    """Kind of thing to which the player has to go: "goal" or "box"."""
 
     def holds(self, cell: Cell, kind: str) -> bool | None:
-        """Whether a cell holds a kind; None where the observation does not tell."""
+        """Return whether a cell contains a thing of this kind; None if the observation does not show it."""
         if kind in self.places:
             return cell in self.places[kind]
         return kind in self.cells[cell] if cell in self.cells else None
 
     def beside(self, direction: str, steps: int = 1) -> Cell:
-        """The cell that many steps from the player."""
+        """Return the cell at this many steps from the player."""
         return _step(self.player, direction, steps)
 
     def blocked(self, direction: str) -> bool | None:
-        """Whether a move from here changes nothing; None where the observation does not tell."""
+        """Return whether a move in this direction would change nothing; None if the observation does not show it."""
         ahead = self.beside(direction)
         if self.holds(ahead, "wall"):
             return True
@@ -87,12 +86,12 @@ class Scene:
         return False if ahead in self.cells else None
 
     def loose(self) -> frozenset[Cell]:
-        """Boxes that are on no target."""
+        """Return the cells of boxes that are on no target."""
         return self.places.get("box", frozenset()) - self.places.get("target", frozenset())
 
 
 def family_of(environment: str) -> str:
-    """ "frozen_lake" or "sokoban". Raises CannotRead for others."""
+    """Return "frozen_lake" or "sokoban" for an environment's id. Raises CannotRead for other environments."""
     family = environment.partition("-v")[0]
     if family not in ("frozen_lake", "sokoban"):
         raise CannotRead(f"reasoning is checked for frozen_lake and sokoban, not for {environment}")
@@ -101,7 +100,7 @@ def family_of(environment: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def legend_of(family: str, instructions: str) -> dict[str, frozenset[str]]:
-    """Symbol -> what it shows, as the instructions explain it; the default symbols where they do not."""
+    """Return the kinds that each symbol shows, according to the instructions, or by default if they do not say it."""
     default = _LAKE if family == "frozen_lake" else _ROOM
     shown = dict(default)
     place = _LEGEND.search(instructions)
@@ -119,9 +118,9 @@ def legend_of(family: str, instructions: str) -> dict[str, frozenset[str]]:
 
 @functools.lru_cache(maxsize=4096)
 def read_scene(environment: str, instructions: str, observation: str) -> Scene:
-    """The scene of an observation text in the format grid, coord, grid_coord or local.
+    """Parse an observation text in the format grid, coord, grid_coord or local. Raises CannotRead.
 
-    instructions: the episode's; they explain the symbols in use. Raises CannotRead.
+    instructions: instructions of the episode, which explain the symbols.
     """
     family = family_of(environment)
     legend = legend_of(family, instructions)
@@ -168,7 +167,7 @@ def _read_coordinates(family: str, text: str) -> Scene:
     for name, kind in names.items():
         for cell in found.get(name, ()):
             shown.setdefault(cell, set()).add(kind)
-    # A room's coordinates leave the walls out: what is not named there is floor or wall.
+    # Coordinates of a Sokoban room omit the walls: a cell that is not named is floor or wall.
     hidden = set() if family == "frozen_lake" else {"wall"}
     return _scene(family, player, {cell: frozenset(kinds) for cell, kinds in shown.items()}, hidden)
 
@@ -190,7 +189,7 @@ def _read_room_lines(legend: Mapping[str, frozenset[str]], lines: Sequence[str])
     for line in lines:
         symbol, row, column, *rest = line.split()
         cell = int(row), int(column)
-        if not rest:  # a target's line shows the target, whatever stands on it
+        if not rest:  # the line of a target does not say what is on the target
             whole[cell] = whole.get(cell, frozenset()) | legend[symbol]
             continue
         player = cell if player is None else player
@@ -203,7 +202,7 @@ def _read_room_lines(legend: Mapping[str, frozenset[str]], lines: Sequence[str])
 
 
 def _scene(family: str, player: Cell, shown: Mapping[Cell, frozenset[str]], hidden: Collection[str] = ()) -> Scene:
-    """hidden: kinds of which not all cells are shown."""
+    """Build a scene from the kinds shown in cells. hidden: kinds that may also be in cells that are not shown."""
     cells = {cell: kinds & KINDS for cell, kinds in shown.items()}
     places = {
         kind: frozenset(cell for cell, kinds in cells.items() if kind in kinds) for kind in KINDS if kind not in hidden
@@ -212,7 +211,7 @@ def _scene(family: str, player: Cell, shown: Mapping[Cell, frozenset[str]], hidd
 
 
 def _border(rows: int, columns: int) -> list[Cell]:
-    """The cells around a board."""
+    """Return the cells around a board."""
     sides = [(row, column) for row in range(rows) for column in (-1, columns)]
     return sides + [(row, column) for row in (-1, rows) for column in range(columns)]
 

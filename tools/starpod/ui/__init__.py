@@ -1,1 +1,1 @@
-"""The live site: runs, episodes and fleets in a browser. An index makes it fast; the files are the truth."""
+"""The live site: runs, episodes and fleets in a browser. It reads the files of runs through an index, for speed."""

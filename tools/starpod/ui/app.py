@@ -1,4 +1,4 @@
-"""The application: routes, protection, errors as pages, and the stream that tells pages what changed."""
+"""The application: routes, access control, error pages, and the event stream that makes open pages reload."""
 
 from __future__ import annotations
 
@@ -56,16 +56,19 @@ from starpod.ui.turns import (
 COOKIE = "starpod-ui"
 HEADERS = headers(scripts="'self'", styles="'self' 'unsafe-inline'", images="'self' data:")
 _HEARTBEAT = 15
-"""Seconds after which a stream without news says that it lives."""
+"""Seconds without news after which an event stream sends a comment, which keeps the connection open."""
 
 
 def create_app(
     index: Index, *, continuing: Continuing | None = None, hosts: Collection[str] = (), token: str = ""
 ) -> FastAPI:
-    """The site over an index, which it brings up to date while it runs, and closes.
+    """Return the site's application. It keeps the index up to date while it runs, and closes it at the end.
 
-    continuing: sessions on servers and what plays on in them; None where no server was named. hosts: names by which it
-    may be called. token: what a visitor has to bring, once; empty: nothing.
+    Args:
+        index: index of the folder of runs.
+        continuing: live sessions and the policies that play in them; None if no server was named.
+        hosts: host names that requests may use.
+        token: secret that a visitor's first request must carry; empty: the site is open to everyone.
     """
     indexer = Indexer(index)
     site = Site(index, indexer, continuing)
@@ -139,7 +142,7 @@ def create_app(
 
 
 def _with_site(page: Callable[[Site, Request], Response], site: Site) -> Callable[[Request], Response]:
-    """A function without `async` runs in a thread: the database does not stop the event loop."""
+    """Bind a page to the site. The result is not `async`, so it runs in a thread and does not block the event loop."""
 
     def call(request: Request) -> Response:
         return page(site, request)
@@ -155,7 +158,10 @@ def _live(page: Callable[[Site, Request], Awaitable[Response]], site: Site) -> C
 
 
 def _admission(request: Request, token: str) -> Response | None:
-    """None for a visitor who brought the token before; who brings it now is sent on without it in the address."""
+    """Return None if the visitor's cookie holds the token, and otherwise the answer to the request.
+
+    A token in the address is moved into the cookie by a redirect to the same address without it.
+    """
     brought = request.query_params.get("token", "")
     if hmac.compare_digest(brought.encode(), token.encode()):
         left = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
@@ -168,7 +174,7 @@ def _admission(request: Request, token: str) -> Response | None:
 
 
 def _events(site: Site) -> Callable[[Request], Awaitable[Response]]:
-    """Server-sent events: a number whenever the run, or any run where none is named, has changed."""
+    """Return the route of server-sent events: a new number after each change of the run named, or else of any run."""
 
     async def events(request: Request) -> Response:
         run = request.query_params.get("run", "")
@@ -199,7 +205,7 @@ def _asset(request: Request) -> Response:
             RUN_STYLE,
             (OWN / "site.css").read_text(encoding="utf-8"),
         ],
-        # Ours first: it notes what was served before the other adds to it.
+        # site.js goes first: it records the page as it was served, before page.js changes it.
         "site.js": [(OWN / "site.js").read_text(encoding="utf-8"), (ASSETS / "page.js").read_text(encoding="utf-8")],
     }.get(request.path_params["name"])
     if parts is None:
@@ -232,11 +238,11 @@ def _bad_index(request: Request, error: Exception) -> Response:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    """The error goes on to the terminal, with its trace."""
+    """Return an error page. Starlette then raises the error again, so its trace appears in the terminal."""
     kind = type(error).__name__
     told = f"This page cannot be made ({kind}: {error}): a file does not hold what a run writes, or the site is wrong."
     response = _problem(request, 500, f"{told} Its terminal says where.")
-    response.headers.update(HEADERS)  # outside of what guards the others
+    response.headers.update(HEADERS)  # this answer does not pass through the middleware that adds them
     return response
 
 

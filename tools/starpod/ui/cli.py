@@ -74,7 +74,7 @@ def ui(
     can reach it, the address holds a token that the browser keeps; who has it sees all and plays with the server's
     token.
     """
-    if not (runs.is_dir() or end_with_stdin):  # a trainer's folder comes when its run begins
+    if not (runs.is_dir() or end_with_stdin):  # a trainer creates its folder when the run begins
         raise click.UsageError(f"{runs} is no folder: name the folder of your runs, such as that of --run-dir")
     if address:
         expect_address(address)
@@ -85,7 +85,7 @@ def ui(
         raise click.UsageError(
             "an endpoint plays on with --endpoint URL and --model NAME together, and a server (--serve or --address)"
         )
-    if end_with_stdin:  # which it does with whoever holds its other end
+    if end_with_stdin:  # it closes when the parent process ends
         threading.Thread(target=_await_end, daemon=True).start()
     from starpod.ui.continuing import Continuing
     from starpod.ui.games import Games
@@ -105,7 +105,7 @@ def ui(
 
 
 def _words(served: Collection[str]) -> list[str]:
-    """The call of `starpod serve` for environments and files."""
+    """Return the arguments of `starpod` that serve these environments and files."""
     files = [name for name in served if name.endswith(".py")]
     modules = [word for file in files for word in ("--environment-module", file)]
     return ["serve", *(name for name in served if name not in files), *modules, "--port", "0"]
@@ -130,7 +130,7 @@ async def _serve(
 
 
 def _await_end() -> None:
-    # Not through sys.stdin, whose lock would abort the interpreter at exit.
+    # os.read, because the lock of sys.stdin, held by this thread, would abort the interpreter at exit.
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

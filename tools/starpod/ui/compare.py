@@ -1,6 +1,6 @@
-"""Runs beside each other: curves, the keys that differ, and the paired test on the same held-out seeds.
+"""Comparison of runs: their curves, the keys that differ, and the paired test on the same held-out seeds.
 
-Runs whose configurations differ in their seed alone can be drawn as one line: the mean over seeds with its interval.
+Runs whose configurations differ only in the seed can be drawn as one line: the mean over seeds with its interval.
 """
 
 from __future__ import annotations
@@ -36,32 +36,33 @@ from starpod.ui.page import OWN, Site, query, render, templates
 from starpod.ui.reading import DAMAGED, mapping, objects
 
 MOST = 50
-"""Runs on a page, in at most COLOURS lines."""
+"""Maximum number of runs on a page, in at most COLOURS lines."""
 AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
 """Quantities that curves can be drawn over."""
 SMOOTHING = {"light": 30, "none": 0, "medium": 10, "strong": 4}
-"""Means are over the number of points divided by this; 0: no means. The first one is usual."""
+"""Moving averages span the number of a curve's points divided by this; 0: no average. The first is the default."""
 METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
-"""Curves that are drawn beside that of the evaluations, unless others are chosen."""
+"""Metrics that are drawn by default, below the curve of evaluations."""
 SEEDS = 200
-"""Links to episodes that one alone solved."""
+"""Maximum number of links, per run of a pair, to episodes that only this run solved."""
 MARKS, WARNINGS = 200, 20
-"""Warnings that are marked on a chart, and that are listed below the charts."""
+"""Maximum number of warnings that are marked on a chart, and that are listed below the charts."""
 INTERVAL_SEEDS = 3
-"""Runs from which on a mean has an interval: that of two is several times as wide as their distance."""
+"""Smallest number of runs for an interval of their mean: with two it is several times as wide as their distance."""
 POINTS = 200
-"""Of a mean over seeds."""
+"""Maximum number of points of a mean over seeds."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A run that is compared. name: its letter, with the seed where several runs share the letter."""
+    """A run that is compared."""
 
     summary: dict[str, Any]
     folder: Path
     config: dict[str, str]
     curve: Curve
     name: str = ""
+    """Letter of its line, with the seed if the line has several runs."""
     colour: int = 0
 
     @property
@@ -75,7 +76,7 @@ class Run:
 
 @dataclass(slots=True)
 class Line:
-    """What is drawn in one colour: a run, or the runs of one configuration."""
+    """A line of the charts: one run, or the runs that differ only in their seed."""
 
     letter: str
     colour: int
@@ -86,7 +87,7 @@ class Line:
         return f"{self.letter}, {len(self.runs)} seeds" if len(self.runs) > 1 else self.letter
 
     def success(self) -> tuple[str, str]:
-        """The success of its evaluations, and what they are, in words."""
+        """Return the mean success of the runs' evaluations, and words on how many and which evaluations these are."""
         final = [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"] and run.summary["final"]]
         known = final or [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"]]
         if not known:
@@ -101,18 +102,19 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How curves are drawn: the form of the page. between: the part of the x axis that is shown."""
+    """Settings of the charts, as chosen in the page's form."""
 
     over: str = "step"
     log: tuple[str, ...] = ()
     smoothing: str = "light"
     together: bool = False
     between: tuple[float, float] = (-math.inf, math.inf)
+    """Part of the x axis that is shown."""
     metrics: list[str] = field(default_factory=list)
 
     @classmethod
     def asked(cls, request: Request, runs: int) -> View:
-        """Raises HTTPException 400."""
+        """Read the settings from a request about this many runs. Raises HTTPException 400."""
         asked = request.query_params
         over, smoothing = asked.get("over", "step"), asked.get("smooth", "light")
         seeds = asked.get("seeds", "together" if runs > COLOURS else "apart")
@@ -134,7 +136,7 @@ class View:
         return smooth(points, max(len(points) // divisor, 1)) if divisor else list(points)
 
     def query(self, path: str, runs: Sequence[Run], **changed: Any) -> str:
-        """The address that shows the same. changed: values that are other ones there."""
+        """Return the address of a page with these runs and settings. changed: query values that replace those."""
         edges = {name: f"{edge:g}" for name, edge in zip(("from", "to"), self.between, strict=True)}
         values = {
             "run": [run.path for run in runs], "over": self.over, "smooth": self.smoothing, "log": list(self.log),
@@ -145,7 +147,7 @@ class View:
 
 
 def _edge(request: Request, name: str, default: float) -> float:
-    """Raises HTTPException 400."""
+    """Return an end of the x axis from the query. Raises HTTPException 400."""
     text = request.query_params.get(name, "").strip()
     try:
         value = float(text) if text else default
@@ -157,12 +159,12 @@ def _edge(request: Request, name: str, default: float) -> float:
 
 
 def compare_page(site: Site, request: Request) -> Response:
-    """The runs of the query, in its order: the link can be sent."""
+    """Compare the runs named in the query, in that order. The address holds all settings, so that it can be shared."""
     return render("compare.html", site=site, **_comparison(site, request), sent=False)
 
 
 def compare_file(site: Site, request: Request) -> Response:
-    """The same page as one file that needs no site: without links and forms, with its style and values in it."""
+    """Return the comparison as a standalone HTML file, with style sheet and values, and without links and forms."""
     values = _comparison(site, request)
     body = templates().get_template("comparison.html").render(**values, sent=True)
     style = RUN_STYLE + (OWN / "site.css").read_text(encoding="utf-8")
@@ -171,7 +173,7 @@ def compare_file(site: Site, request: Request) -> Response:
 
 
 def _comparison(site: Site, request: Request) -> dict[str, Any]:
-    """What the page shows. Raises HTTPException."""
+    """Return the values of the template. Raises HTTPException."""
     paths = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(paths) <= MOST:
         raise HTTPException(400, f"Mark two to {MOST} runs to compare them; marked: {len(paths) or 'none'}.")
@@ -208,7 +210,7 @@ def _run(site: Site, summary: dict[str, Any], metrics: Sequence[str]) -> Run:
 
 @lru_cache(maxsize=256)
 def _config(path: Path, stamp: tuple[int, int, int]) -> dict[str, str]:
-    """The dotted keys of a configuration with their values. Parsing one takes as long as drawing a chart."""
+    """Return a configuration's values by dotted key. It is cached: parsing one takes as long as drawing a chart."""
     return _flat(mapping(path, []))
 
 
@@ -223,7 +225,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _lines(runs: Sequence[Run], together: bool) -> list[Line]:
-    """The runs as lines, in order, with letters and colours. Raises HTTPException 400 for too many."""
+    """Group runs into lines, in order, with letters and colours. Raises HTTPException 400 for too many lines."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         rest = frozenset((key, value) for key, value in run.config.items() if key != "seed")
@@ -243,7 +245,7 @@ def _lines(runs: Sequence[Run], together: bool) -> list[Line]:
 
 
 def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
-    """The points, placed by what had been spent at their step."""
+    """Replace each point's step by what the run had spent at that step, such as seconds or tokens."""
     if axis == "step":
         return list(points)
     spent: Mapping[int, float] = {"seconds": curve.seconds, "env_steps": curve.env_steps, "tokens": curve.tokens}[axis]
@@ -256,7 +258,7 @@ def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
 
 
 def _warnings(runs: Sequence[Run], axis: str) -> list[Mark]:
-    """The warnings of all runs, each with the name of its run, placed on the axis."""
+    """Return the warnings of all runs, each labelled with its run and placed on the x axis."""
     found = []
     for run in runs:
         warned = warning_marks(run.curve.lines)
@@ -309,10 +311,14 @@ def _evaluations(lines: Sequence[Line], view: View, marks: Sequence[Mark]) -> st
 def _mean(
     line: Line, measured: Sequence[tuple[Curve, Sequence[Point]]], view: View, kind: Kind, *, dots: bool = False
 ) -> Series:
-    """The mean over the seeds of a line, with its 95 % interval (Student's) from three seeds on.
+    """Return the mean over the runs of a line, with its 95 % interval (Student's t) if there are three or more.
 
-    It ends where the first of them ends: a mean over fewer seeds would jump there. Behind it are the raw mean, or the
-    lines of two seeds. dots: of evaluations, which are not smoothed.
+    The mean ends where the shortest run ends: with fewer seeds it would jump there. Faint lines show the raw mean, or
+    the single runs if there are only two.
+
+    Args:
+        measured: curve of each run, and its points (step, value) of the metric.
+        dots: whether to draw a dot at each point. These are evaluations, which are not smoothed.
     """
     measured = [(curve, points) for curve, points in measured if points]
     if not measured:
@@ -362,7 +368,7 @@ def _chart(title: str, series: Sequence[Series], kind: Kind, view: View, marks: 
 
 
 def _differing(runs: Sequence[Run], lines: Sequence[Line]) -> list[tuple[str, list[str]]]:
-    """Dotted keys of the configurations that are not the same in all runs, with the values of each line."""
+    """Return the dotted keys whose values differ between runs, each with the values of every line."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     return [
         (key, [", ".join(dict.fromkeys(run.config.get(key, "-") for run in line.runs)) for line in lines])
@@ -372,7 +378,7 @@ def _differing(runs: Sequence[Run], lines: Sequence[Line]) -> list[tuple[str, li
 
 
 def _pairs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Paired comparisons of the final evaluations of every two runs."""
+    """Compare the final evaluations of each pair of runs."""
     reports: list[dict[str, Any] | str] = []
     for run in runs:
         try:
@@ -386,7 +392,10 @@ def _pairs(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _pair(first: Run, second: Run, reports: Sequence[dict[str, Any] | str]) -> dict[str, Any]:
-    """Paired comparison of two runs; `problem` where they do not pair. reports: of both, or why there is none."""
+    """Compare two runs seed by seed. `problem` says why, if they cannot be compared.
+
+    reports: final evaluation of each run, or why it has none.
+    """
     pair: dict[str, Any] = {"first": first, "second": second, "problem": "", "environments": []}
     one, other = reports
     if isinstance(one, str) or isinstance(other, str):

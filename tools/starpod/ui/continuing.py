@@ -1,4 +1,4 @@
-"""Continuations: policies play on from a state, on copies of it, and from the state before each turn of an episode."""
+"""Continuations: policies play from a given state, in the session itself, in forks of it, or from each turn's state."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from starpod.ui.games import Game, Games, Luck, close
 from starpod.ui.policies import CHECKPOINT, NotPossible, Policies
 
 MOST_EPISODES = 512
-"""Continuations that are played for one request."""
+"""Maximum number of continuations that are played for one request."""
 COUNTS = (4, 8, 16, 32)
-"""How many continuations can be asked for."""
+"""Numbers of continuations that a visitor can choose from."""
 MOST_JOBS = 50
-"""Of the values of turns that are kept, the newest ones."""
+"""Number of jobs (TurnValues) that are kept, the newest ones."""
 MOST_TREES = 500
-"""Likewise of continuations from one state."""
+"""Number of sets of continuations (Branches) that are kept, the newest ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,25 +35,27 @@ Watch = Callable[[Episode], None]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One continuation. episode: from its start on. turn: the turns before it. luck: as in `Game`."""
+    """A continuation of an episode or game by a policy."""
 
     episode: Episode
+    """Record from the start of the episode, including the turns before the continuation."""
     turn: int
+    """Number of turns before the continuation."""
     luck: Luck
 
     @property
     def later(self) -> Sequence[Turn]:
-        """The turns of the continuation itself."""
+        """Turns of the continuation itself."""
         return self.episode.turns[self.turn :]
 
     @property
     def actions(self) -> list[str]:
-        """By turn."""
+        """Actions of the continuation, joined by spaces, per turn."""
         return [" ".join(turn.actions) for turn in self.later]
 
     @property
     def value(self) -> float:
-        """The return from the state on."""
+        """Return (sum of rewards) from the state on."""
         return sum(turn.own_reward for turn in self.later)
 
     @property
@@ -63,13 +65,15 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Continuations from one state. policy: in words. turn: turns before the state. game: from which they were forked,
-    or an episode was replayed in it."""
+    """Continuations from one state."""
 
     id: str
     policy: str
+    """Description of the policy for readers, such as "random actions"."""
     turn: int
+    """Number of turns before the state."""
     game: Game
+    """Game that was forked, or in which the episode was replayed."""
     lines: list[Branch]
 
     @property
@@ -87,11 +91,7 @@ class Branches:
 
 @dataclass(slots=True)
 class TurnValues:
-    """A job: success of continuations from the state before each turn of an episode. Which turn lost it?
-
-    link, run: of the episode and its run. policy: by name; words: in words. found: turn by turn. played: continuations
-    that are over. problem: why it ended early.
-    """
+    """A job that answers which turn lost an episode: the success of continuations from the state before each turn."""
 
     id: str
     episode: Episode
@@ -101,10 +101,14 @@ class TurnValues:
     folder: Path
     policy: str
     words: str
+    """Description of the policy for readers."""
     count: int
     found: list[Branches] = field(default_factory=list)
+    """Continuations from the state before each turn, as far as they are played."""
     played: int = 0
+    """Number of continuations that have ended."""
     problem: str = ""
+    """Why the job ended early."""
     done: bool = False
     work: asyncio.Task[None] | None = None
 
@@ -114,7 +118,7 @@ class TurnValues:
 
 
 class Continuing:
-    """Continuations that the site has played, and those that it plays."""
+    """The continuations of the site: finished ones, and jobs that run or wait."""
 
     def __init__(self, games: Games, policies: Policies) -> None:
         self.games = games
@@ -134,32 +138,32 @@ class Continuing:
     # --- what was found -----------------------------------------------------------------------------------------------
 
     def of(self, game: Game) -> list[Branches]:
-        """Those that were forked from a game, in the order in which they were played."""
+        """Return the continuations that were forked from a game, oldest first."""
         return [each for each in self._trees.values() if each.game is game]
 
     def get(self, name: str, number: int) -> tuple[Branches, Branch]:
-        """One continuation. Raises NotPossible."""
+        """Return one continuation and the set that it belongs to. Raises NotPossible if it is no longer kept."""
         tree = self._trees.get(name)
         if tree is None or number >= len(tree.lines):
             raise NotPossible("This continuation is no longer kept: try again from the episode or the session.")
         return tree, tree.lines[number]
 
     def jobs(self) -> list[TurnValues]:
-        """The newest first."""
+        """Return all jobs, newest first."""
         return list(reversed(self._jobs.values()))
 
     def of_episode(self, link: str) -> list[TurnValues]:
-        """Those of an episode, the newest first."""
+        """Return the jobs of the episode with this link, newest first."""
         return [job for job in self.jobs() if job.link == link]
 
     def job(self, name: str) -> TurnValues:
-        """Raises NotPossible."""
+        """Return a job. Raises NotPossible if it is no longer kept."""
         if name not in self._jobs:
             raise NotPossible(f"This is no longer kept: the site was started again, or {MOST_JOBS} others came later.")
         return self._jobs[name]
 
     async def open(self, name: str, number: int, turns: int) -> Game:
-        """A game that stands where a continuation stood after so many turns of its episode.
+        """Open a game in the state of a continuation after `turns` turns of its episode.
 
         Raises NotPossible, StarpodError.
         """
@@ -179,7 +183,7 @@ class Continuing:
     # --- playing on ---------------------------------------------------------------------------------------------------
 
     async def go_on(self, game: Game, policy: str) -> None:
-        """Lets a policy play on in the game's session itself. Raises NotPossible, StarpodError."""
+        """Let a policy continue in the game's session itself. Raises NotPossible, StarpodError."""
         _check_open(game)
         game.episode.group = _a_group()
         async with self.policies.playing(policy, game.spec, game.run) as make:
@@ -192,9 +196,9 @@ class Continuing:
                 self.games.took(game.session.address, game.episode.turns[before:])
 
     async def branch(self, game: Game, policy: str, count: int, watch: Watch = lambda episode: None) -> Branches:
-        """Forks the game's state `count` times and lets a policy play on, each with luck of its own.
+        """Fork the game's state `count` times, reseed each copy, and let a policy continue in each.
 
-        watch: is told of each continuation that is over. Raises NotPossible, StarpodError.
+        watch: called with each continuation that has ended. Raises NotPossible, StarpodError.
         """
         _check_open(game)
         if not game.spec.capabilities.fork:
@@ -204,7 +208,7 @@ class Continuing:
         copies = await game.session.fork(count, reseed=True)
         try:
             async with self.policies.playing(policy, game.spec, game.run) as make:
-                # The number of a group decides what a checkpoint samples.
+                # Checkpoints seed their sampling with the group number.
                 pasts = [replace(game.episode, turns=list(game.episode.turns), group=_a_group()) for _ in copies]
                 agents = [make(copy, past) for copy, past in zip(copies, pasts, strict=True)]
                 await asyncio.gather(
@@ -224,7 +228,7 @@ class Continuing:
         return self.policies.choices(run=game.run).get(policy, policy)
 
     def _keep(self, words: str, game: Game, lines: list[Branch]) -> Branches:
-        """Raises NotPossible where a continuation failed."""
+        """Store finished continuations. Raises NotPossible if one of them failed."""
         for line in lines:
             if line.episode.failed:
                 raise NotPossible(f"A continuation failed: {line.episode.error}")
@@ -239,7 +243,7 @@ class Continuing:
     # --- the values of an episode's turns -----------------------------------------------------------------------------
 
     def start(self, job: TurnValues) -> TurnValues:
-        """Begins a job, when those before it are over. Raises NotPossible for too much."""
+        """Queue a job: one job runs at a time. Raises NotPossible if it asks for too many continuations."""
         if job.total > MOST_EPISODES:
             raise NotPossible(
                 f"{len(job.episode.turns)} turns with {job.count} continuations each are more than {MOST_EPISODES} "
@@ -253,7 +257,7 @@ class Continuing:
         return job
 
     def stop(self, job: TurnValues) -> None:
-        """Ends it with what was found so far."""
+        """End a job. It keeps the continuations that are finished."""
         if job.work is not None and not job.done:
             job.work.cancel()
 
@@ -266,7 +270,7 @@ class Continuing:
         except asyncio.CancelledError:
             job.problem = "It was stopped."
             raise
-        except Exception as error:  # nobody awaits the task: it is told here
+        except Exception as error:  # nobody awaits the task, so the error is logged and shown here
             logger.exception("the values of turns of %s", job.link)
             job.problem = f"It failed: {type(error).__name__}: {error}"
         finally:
@@ -285,13 +289,13 @@ class Continuing:
             await close([game.session])
 
     async def _replayed(self, job: TurnValues) -> Game:
-        """A session at the start of the episode."""
+        """Open a game at the start of the job's episode."""
         game = await self.games.replay(job.episode, job.task, 0)
         game.origin, game.run = job.link, job.folder
         return game
 
     async def _sample_each_turn(self, job: TurnValues) -> None:
-        """By a checkpoint, under the luck that the episode had."""
+        """Sample continuations by a checkpoint in new sessions, which have the episode's own seeds."""
         game = await self._replayed(job)
         await close([game.session])
         async with self.policies.agents(job.policy, job.folder) as agents:
@@ -299,7 +303,7 @@ class Continuing:
                 job.found.append(await self._sample(job, game, turn, agents))
 
     async def _sample(self, job: TurnValues, game: Game, turns: int, agents: Agents) -> Branches:
-        """Continuations by the checkpoint, which is told the replies of the turns before as its own."""
+        """Sample continuations from one turn on. The checkpoint sees the earlier replies as if it had sampled them."""
         episode, task = job.episode, replace(job.task, actions=tuple(game.spec.action_space.names))
         sessions = await (await self.games.fleet()).open(
             task.environment,
@@ -312,7 +316,7 @@ class Continuing:
             version=f"=={episode.version}" if episode.version else "",
         )
         past = episode.turns[:turns]
-        # The number of a group decides what is sampled.
+        # The checkpoint seeds its sampling with the group number.
         groups = [1 + turns * MOST_EPISODES + number for number in range(job.count)]
         try:
             episodes = await asyncio.gather(
@@ -342,7 +346,7 @@ def _check_open(game: Game) -> None:
 
 
 def _without_tokens(branch: Branch) -> Episode:
-    """What is needed to show it, to play it again and to imitate it."""
+    """Return the episode without tokens and pictures, which is enough to show, replay and imitate it."""
     episode = branch.episode
     later = [
         replace(turn, prompt=[], reply=[], logprobs=[], versions=[], spans=[], image=b"", info={})
@@ -352,5 +356,5 @@ def _without_tokens(branch: Branch) -> Episode:
 
 
 def _a_group() -> int:
-    """A number that no other group has."""
+    """Return a random group number, so that no two continuations sample the same."""
     return secrets.randbelow(2**31)

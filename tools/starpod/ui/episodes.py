@@ -30,16 +30,16 @@ from starpod.ui.reading import mapping, read_episode
 PAGE = 50
 """Episodes on a page of the list."""
 MOST_TOKENS = 1000
-"""Rows of a turn's table of tokens."""
+"""Maximum number of rows in a turn's table of tokens."""
 PICTURE = 260
-"""Most pixels of a side of a turn's picture."""
+"""Maximum width and height of a turn's picture, in pixels."""
 PATIENCE = 1.0
-"""Seconds that a page waits for pictures to be drawn; then it asks for them without knowing that there are some."""
+"""Seconds that a page waits for its first picture. After that it links to pictures that may not exist."""
 KINDS = {"train": "training", "eval": "evaluation", "final": "final evaluation"}
 
 
 def episodes_page(site: Site, request: Request) -> Response:
-    """The episodes of a run that fit a filter."""
+    """List the episodes of a run that match a filter."""
     asked = request.query_params
     run = site.run(asked.get("run", ""))
     step = number(request, "step") if asked.get("step") else None
@@ -59,7 +59,7 @@ def episodes_page(site: Site, request: Request) -> Response:
         rows = site.index.episodes(wanted, **place, count=count)
     kept = {name: value for name, value in asked.items() if name not in ("page",) and value}
     newest: list[dict[str, Any]] = []
-    if run["status"] == "running":  # so that the list can tell when there are newer ones
+    if run["status"] == "running":  # with this the page notices newer episodes
         first = wanted.sort == "newest" and page == 1
         newest = rows[:1] if first else site.index.episodes(replace(wanted, sort="newest"), most=1)
     return render(
@@ -72,7 +72,7 @@ def episodes_page(site: Site, request: Request) -> Response:
 
 
 def _part_bits(parts: Sequence[tuple[str, int]], asked: str) -> dict[str, int]:
-    """The fields of a filter for `paid NAME` or `fined NAME`, as the page gives it; none for what the run has not."""
+    """Return the filter fields for `paid NAME` or `fined NAME` from the form; none if the run has no such part."""
     sign, _, name = asked.partition(" ")
     bit = dict(parts).get(name)
     return {sign: 1 << bit} if sign in ("paid", "fined") and bit is not None else {}
@@ -83,7 +83,7 @@ def episode_link(run: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def picture_link(run: Mapping[str, Any], row: Mapping[str, Any], turn: int) -> str:
-    """Of the state before a turn."""
+    """Return the address of the picture of the state before a turn."""
     return query("/picture", run=run["path"], file=row["name"], group=row["grp"], member=row["member"], turn=turn)
 
 
@@ -98,8 +98,10 @@ Page = Callable[[Site, Request, bytes | None], Response]
 
 
 def with_pictures(page: Page) -> Callable[[Site, Request], Awaitable[Response]]:
-    """A page that is given the first picture of the episode or group that is asked for: None where there are none, so
-    that it asks for none; empty where they are long in coming."""
+    """Call a page with the first picture of its episode or group.
+
+    The picture is None if there are no pictures, so that the page links to none, and empty if drawing takes too long.
+    """
 
     async def draw(site: Site, request: Request) -> bytes | None:
         asked = {"member": "0", **request.query_params, "turn": "0"}
@@ -118,7 +120,7 @@ def with_pictures(page: Page) -> Callable[[Site, Request], Awaitable[Response]]:
 
 
 def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
-    """One episode, turn by turn, and its sampled tokens. drawn: its first picture."""
+    """Show one episode turn by turn, with its sampled tokens. drawn: its first picture, as in `with_pictures`."""
     run = site.run(request.query_params.get("run", ""))
     name = request.query_params.get("file", "")
     grp, member = number(request, "group"), number(request, "member")
@@ -134,7 +136,7 @@ def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
     turns, total, before = [], 0.0, 0
     for place, turn in enumerate(episode.turns):
         total += turn.reward
-        own = place >= episode.shared  # the turns of a parent are trained on there
+        own = place >= episode.shared  # turns shared with a parent are trained on as the parent's
         tokens = _tokens(turn, before, tokenizer, learnt if own else None)
         before += len(turn.reply) if own else 0
         parts = {part: value for part, value in turn.parts.items() if value}
@@ -170,14 +172,17 @@ def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
 
 
 def _size(png: bytes) -> tuple[int, int]:
-    """Width and height at which a picture is shown, in pixels: its own up to `PICTURE`, which holds if not known."""
+    """Return the width and height at which to show a picture, in pixels: its own, scaled down to `PICTURE` at most.
+
+    An empty picture has not been drawn yet and gets `PICTURE`.
+    """
     width, height = (int.from_bytes(png[place : place + 4]) or PICTURE for place in (16, 20))
     scale = min(1.0, PICTURE / max(width, height))
     return round(width * scale), round(height * scale)
 
 
 def _call(runs: Path, folder: Path, episode: Episode) -> str:
-    """The call of `starpod ui` that has a server of the episode's environment."""
+    """Return a command line of `starpod ui` with a server for the episode's environment."""
     config = mapping(folder / "config.yaml", [])
     environment = (config.get("environments") or {}).get(episode.task) or config.get("environment") or {}
     addresses, serve = environment.get("addresses") or [], environment.get("serve") or []
@@ -188,7 +193,7 @@ def _call(runs: Path, folder: Path, episode: Episode) -> str:
 
 
 def _update(path: Path, grp: int, learnt: TokenRecord | None) -> str:
-    """Says what the update of its step made of a training episode; empty where that is not known."""
+    """Say whether a training episode was part of its step's update; empty if unknown."""
     if learnt is not None:
         return "trained on"
     verdict = read_verdicts(update_file(path)).get(grp)
@@ -196,7 +201,12 @@ def _update(path: Path, grp: int, learnt: TokenRecord | None) -> str:
 
 
 def _tokens(turn: Turn, before: int, tokenizer: Any, learnt: TokenRecord | None) -> list[dict[str, Any]]:
-    """The sampled tokens of a turn. before: those of earlier turns. learnt: what the update made of the episode."""
+    """Describe the sampled tokens of a turn.
+
+    Args:
+        before: number of tokens in earlier turns of the episode.
+        learnt: advantages and ratios that the update computed for the episode; None if unknown.
+    """
     found = []
     for place, (token, logprob, version) in enumerate(zip(turn.reply, turn.logprobs, turn.versions, strict=False)):
         known: dict[str, Any] = {
@@ -219,12 +229,12 @@ def _tokens(turn: Turn, before: int, tokenizer: Any, learnt: TokenRecord | None)
 
 
 def _decoded(ids: Sequence[int], tokenizer: Any) -> str:
-    """As text; as numbers without a tokenizer."""
+    """Return tokens as text, or as numbers if there is no tokenizer."""
     return tokenizer.decode(ids, skip_special_tokens=False) if tokenizer else " ".join(map(str, ids))
 
 
 def _tokenizer(folder: Path) -> Any:
-    """Loads the tokenizer of the run's model; None where the run has none of its own, or it cannot be read here."""
+    """Load the tokenizer of the run's model; None if the run's folder has none, or it cannot be read here."""
     for path in [folder / "initial" / "tokenizer.json", *sorted(folder.glob("checkpoints/*/**/tokenizer.json"))[-1:]]:
         try:
             return _load_tokenizer(str(path), path.stat().st_mtime_ns)

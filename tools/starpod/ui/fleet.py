@@ -1,4 +1,4 @@
-"""Pages of the live servers: what they hold, playing in the browser, and going on from any turn of an episode."""
+"""Pages of the live servers: their state, playing in the browser, and continuing from any turn of an episode."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _MAX_SEED = 2**64 - 1
 
 
 def games_of(site: Site) -> Games:
-    """Raises HTTPException 404 where the site has no server."""
+    """Return the site's live sessions. Raises HTTPException 404 if the site has no server."""
     return continuing_of(site).games
 
 
 def continuing_of(site: Site) -> Continuing:
-    """Raises as `games_of`."""
+    """Return the site's continuations. Raises HTTPException 404 if the site has no server."""
     if site.continuing is None:
         raise HTTPException(404, "No server was named: start `starpod ui --address HOST:PORT`.")
     return site.continuing
 
 
 async def fleet_page(site: Site, request: Request) -> Response:
-    """The environments that can be played, the servers that host them, and the sessions there."""
+    """List the environments that can be played, the servers that host them, and the site's sessions."""
     games = games_of(site)
     fleet = await games.fleet()
     specs = await fleet.describe()
@@ -60,14 +60,14 @@ async def fleet_page(site: Site, request: Request) -> Response:
 
 
 def _running(site: Site) -> list[tuple[str, float | None]]:
-    """The runs that train now, and how many sessions each has brought back after a loss; None where it says nothing."""
+    """Return the runs that train now, each with its number of recovered sessions; None if it does not report one."""
     paths = [run["path"] for run in site.index.runs() if run["status"] == "running"]
     folders = ((path, find_run(site.index.folder, path)) for path in paths)
     return [(path, last_metrics(folder).get("collect/recoveries")) for path, folder in folders if folder]
 
 
 def _server(replica: Replica, games: Games, seconds: float | None) -> dict[str, Any]:
-    """What is told of a server. seconds: of a round trip."""
+    """Return what the page shows about a server. seconds: duration of a round trip."""
     said = replica.description or pb.DescribeResponse()
     steps = games.steps(replica.address)
     return {
@@ -90,12 +90,12 @@ def _server(replica: Replica, games: Games, seconds: float | None) -> dict[str, 
 
 
 async def environment_page(site: Site, request: Request) -> Response:
-    """The form that starts a game, filled with what the query says."""
+    """Show the form that starts a game, filled in from the query."""
     return await _form_page(site, request.path_params["environment"], request.query_params)
 
 
 async def _form_page(site: Site, environment: str, given: Mapping[str, str], problem: str = "") -> Response:
-    """problem: of the form as it was given, which is shown again."""
+    """Show the form that starts a game. problem: why the submitted values, which are shown again, were refused."""
     spec = await games_of(site).spec(environment)
     return render(
         "environment.html", site=site, status=400 if problem else 200, spec=spec, problem=problem,
@@ -106,7 +106,7 @@ async def _form_page(site: Site, environment: str, given: Mapping[str, str], pro
 
 
 async def start_game(site: Site, request: Request) -> Response:
-    """Opens a session with the form's options."""
+    """Open a session with the form's options."""
     given = await posted(site, request, "play")
     environment = request.path_params["environment"]
     games = games_of(site)
@@ -126,12 +126,12 @@ async def start_game(site: Site, request: Request) -> Response:
 
 
 async def game_page(site: Site, request: Request) -> Response:
-    """A live session: what is seen, and what can be done."""
+    """Show a live session: its observation, picture and possible actions."""
     return await _game_page(site, games_of(site).get(request.path_params["game"]), request.query_params)
 
 
 async def _game_page(site: Site, game: Game, asked: Mapping[str, str], problem: str = "") -> Response:
-    """problem: why nothing was done."""
+    """Show a live session. problem: why the last action was refused; empty if there was none."""
     games, continuing = games_of(site), continuing_of(site)
     picture = await game.picture()
     seen = game.session.observation.text
@@ -164,12 +164,12 @@ _NOTICES = {
 
 
 async def game_action(site: Site, request: Request) -> Response:
-    """Does what a form of the game's page asks for: act, undo, fork, branch, save, close."""
+    """Carry out a form of the game's page: act, undo, fork, branch, save or close."""
     games = games_of(site)
     game = games.get(request.path_params["game"])
     given = await posted(site, request, game.id)
     async with game.lock:
-        # A double click, or the back button: the form was made for another turn.
+        # After a double click or the back button, the form belongs to an earlier turn.
         if given.get("turn") != str(len(game.turns)):
             return to_game(game, notice="moved")
         what = request.path_params["what"]
@@ -180,12 +180,12 @@ async def game_action(site: Site, request: Request) -> Response:
 
 
 async def back_to_game(site: Site, request: Request) -> Response:
-    """The page of a session whose refused form is loaded again."""
+    """Redirect to the session's page when the page of a refused form is reloaded."""
     return to_game(games_of(site).get(request.path_params["game"]))
 
 
 async def _do(site: Site, games: Games, game: Game, what: str, given: Mapping[str, str]) -> Response:
-    """Raises HTTPException, NotPossible and StarpodError."""
+    """Carry out one action of a form. Raises HTTPException, NotPossible, StarpodError."""
     match what:
         case "act":
             await _act(game, given)
@@ -216,7 +216,7 @@ async def _do(site: Site, games: Games, game: Game, what: str, given: Mapping[st
 
 
 async def _act(game: Game, given: Mapping[str, str]) -> None:
-    """One turn: as typed, or the call of a tool whose arguments are fields. Raises NotPossible, StarpodError."""
+    """Play one turn: typed text, or a tool call whose arguments are form fields. Raises NotPossible, StarpodError."""
     if not (name := given.get("tool", "")):
         await game.play(given.get("action", "").replace("\r\n", "\n"))
         return
@@ -231,7 +231,7 @@ async def _act(game: Game, given: Mapping[str, str]) -> None:
 
 
 def continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple[str, int]:
-    """The policy and the number of continuations that a form asks for. Raises HTTPException 400."""
+    """Return the policy and the number of continuations that a form asks for. Raises HTTPException 400."""
     policy, count = given.get("policy", ""), whole(given.get("count", ""), max(COUNTS))
     if policy not in policies or not count:
         raise HTTPException(400, f"Choose one of {', '.join(policies)} and 1 to {max(COUNTS)} continuations.")
@@ -242,7 +242,7 @@ def continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple
 
 
 async def sessions_page(site: Site, request: Request) -> Response:
-    """The sessions of a run in play, from where each can be watched. The run tells them as long as the page asks."""
+    """List the sessions that a run plays now, with links to watch them. It reports them while this page is open."""
     run = site.run(request.query_params.get("run", ""))
     told = in_play(site.folder(run["path"])) if run["status"] == "running" else None
     call = ["starpod", "ui", str(site.index.folder), "--address", ",".join(told["servers"])] if told else []
@@ -254,7 +254,7 @@ async def sessions_page(site: Site, request: Request) -> Response:
 
 
 async def watch_page(site: Site, request: Request) -> Response:
-    """A session by its id, whoever opened it: what it shows now."""
+    """Show the present state of any session on the servers, found by its id."""
     games = games_of(site)
     session = request.query_params.get("session", "").strip()
     if not session:
@@ -269,7 +269,7 @@ async def watch_page(site: Site, request: Request) -> Response:
 
 
 async def watch_action(site: Site, request: Request) -> Response:
-    """Does what a form of that page asks for: act in the session, or open a copy of it."""
+    """Carry out a form of the watch page: act in the session, or open a copy of it."""
     given = await posted(site, request, "watch")
     games, session = games_of(site), given.get("session", "")
     if request.path_params["what"] == "copy":
@@ -294,7 +294,7 @@ async def watch_action(site: Site, request: Request) -> Response:
 
 
 async def fork_episode(site: Site, request: Request) -> Response:
-    """A live session at a turn of an episode."""
+    """Open a live session in the state before a turn of an episode."""
     given = await posted(site, request, "fork")
     episode, task, link = named_episode(site, given)
     turn = whole(given.get("turn", ""), len(episode.turns))
@@ -307,7 +307,7 @@ async def fork_episode(site: Site, request: Request) -> Response:
 
 
 async def picture(site: Site, request: Request) -> Response:
-    """The state before a turn of an episode: from the run's pictures, or drawn by the server."""
+    """Return a picture of the state before a turn of an episode: one kept by the run, or one drawn by the server."""
     asked = request.query_params
     episode, task, link = named_episode(site, asked)
     place = whole(asked.get("turn", ""), len(episode.turns))
@@ -322,7 +322,7 @@ async def picture(site: Site, request: Request) -> Response:
 
 
 def named_episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, str]:
-    """The episode that a form names, and the task that it played. Raises HTTPException."""
+    """Return the episode that a form names, its task, and the address of its page. Raises HTTPException."""
     run = site.run(given.get("run", ""))
     grp, member = (whole(given.get(name, ""), 2**53) for name in ("group", "member"))
     row = None
@@ -344,7 +344,7 @@ def named_episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, 
 
 
 async def posted(site: Site, request: Request, purpose: str) -> dict[str, str]:
-    """The fields of a form of one of our own pages. Raises HTTPException 403 for any other."""
+    """Return the fields of a submitted form. Raises HTTPException 403 if the form is not from a page of this site."""
     given = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
     if not site.guard.admits(purpose, given.get("csrf", ""), request.headers):
         raise HTTPException(403, "This form is too old, or it did not come from this site. Open the page again.")

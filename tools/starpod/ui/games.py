@@ -1,4 +1,4 @@
-"""Live sessions of the site: opened, played, taken back, and brought to where an episode stood."""
+"""Live sessions of the site: opening, playing, taking turns back, and replaying an episode up to a turn."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ from starpod.ui.policies import NotPossible
 from starpod.v1 import environment_pb2 as pb
 
 MOST_GAMES = 100
-"""Sessions that are kept open; the one that was used longest ago is closed for another."""
+"""Maximum number of open sessions. Beyond it, the least recently used one is closed."""
 MOST_FRAMES = 32
-"""Episodes whose pictures are kept."""
+"""Maximum number of episodes whose pictures are kept."""
 MOST_TURNS = 100
-"""Turns that a policy plays in a session for one request."""
+"""Maximum number of turns that a policy plays in a session for one request."""
 MOST_STEPS = 1000
-"""Steps of a server whose times are kept, the newest ones."""
+"""Number of step times that are kept per server, the newest ones."""
 SEPARATOR = "||"
-"""Between the actions of one turn."""
+"""Separator between the actions of one turn."""
 YOU = "you"
 PATIENCE = 15.0
 LEASE_SECONDS = 3600.0
-"""Of a session of the site."""
 
 Luck = tuple[tuple[int, int], ...]
-"""Where luck of its own began: the turns before, and the dynamics seed from there on."""
+"""Points at which the dynamics were reseeded: number of turns before, and the dynamics seed from there on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One turn. by: who played it. before: what was seen. snapshot: of the state before it, where there is one."""
+    """One turn of a game."""
 
     by: str
+    """Who played it: `YOU`, the name of a policy, or "the episode"."""
     actions: list[str]
     before: str
+    """Observation before the turn."""
     reward: float
     remarks: str
     snapshot: Snapshot | None
+    """Snapshot of the state before the turn; None if the environment has no snapshots."""
 
 
 @dataclass(slots=True)
 class Game:
-    """A session with its turns. task: with which it was opened. episode: its record. luck: of its own. origin: the link
-    of the episode and turn from which it was forked. run: the folder of that episode's run. copied: from another's
-    session, whose turns before are not known."""
+    """A live session of the site, with its turns."""
 
     id: str
     session: Session
@@ -77,8 +77,11 @@ class Game:
     turns: list[Played] = field(default_factory=list)
     luck: Luck = ()
     origin: str = ""
+    """Link of the episode and turn from which the game was forked."""
     run: Path | None = None
+    """Folder of that episode's run."""
     copied: bool = False
+    """Whether the session was copied from somebody else's, whose earlier turns are not known."""
     success: bool | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -88,19 +91,19 @@ class Game:
 
     @property
     def choices(self) -> list[str]:
-        """Actions that can be offered as buttons."""
+        """Actions that the page offers as buttons, at most 60."""
         valid = self.session.observation.valid_actions
         listed = [text_of(action) for action in valid] if valid is not None else list(self.spec.action_space.names)
         return list(dict.fromkeys(listed))[:60]
 
     @property
     def hint(self) -> str:
-        """The expert's next action; empty where there is none."""
+        """The expert's next action; empty if there is none."""
         action = self.session.observation.expert_action
         return "" if action is None or self.session.done else text_of(action)
 
     def python(self, address: str) -> str:
-        """A program that plays the same turns; empty for a copy of another's session."""
+        """Return a program that plays the same turns; empty for a copy of somebody else's session."""
         if self.copied:
             return ""
         limits = self.session.limits
@@ -126,11 +129,11 @@ class Game:
         )
 
     def _action(self, turn: Played, text: str) -> Action:
-        """As it was sent: what a person typed was parsed."""
+        """Return an action as it was sent: typed text is parsed, because it may be a tool call."""
         return parse(text, self.spec) if turn.by == YOU else text
 
     def as_start(self) -> SavedStart:
-        """The present state, as a start state for training. Raises NotPossible."""
+        """Return the present state as a start state for training. Raises NotPossible."""
         if self.session.done or not self.turns:
             raise NotPossible("A start state is one in which something was played and the episode goes on.")
         if self.copied:
@@ -148,14 +151,14 @@ class Game:
         )
 
     async def picture(self) -> bytes | str:
-        """The state as a PNG, or as text where the environment draws none."""
+        """Return the state as a PNG, or as text if the environment draws no pictures."""
         modes = self.spec.render_modes
         if "png" in modes:
             return await self.session.render("png")
         return await self.session.render("text") if "text" in modes else self.session.observation.text
 
     async def play(self, line: str) -> None:
-        """One turn, as typed. Raises NotPossible and StarpodError."""
+        """Play one turn as typed, with `SEPARATOR` between actions. Raises NotPossible, StarpodError."""
         await self.step([parse(part.strip(), self.spec) for part in line.split(SEPARATOR)])
 
     async def step(self, actions: Sequence[Action], by: str = YOU) -> None:
@@ -177,9 +180,9 @@ class Game:
         self._note(by, snapshot)
 
     async def go_on(self, agent: Agent, by: str) -> None:
-        """Lets an agent play on in the session itself, to the end of the episode or up to `MOST_TURNS` turns.
+        """Let an agent continue in the session itself, to the end of the episode or for `MOST_TURNS` turns.
 
-        Raises NotPossible for what it failed, after the turns that it played, and AgentRefused.
+        Raises NotPossible if the agent fails (its earlier turns are kept), and AgentRefused.
         """
         for _ in range(MOST_TURNS):
             if self.session.done:
@@ -187,17 +190,17 @@ class Game:
             snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
             await play(agent, self.session, episode=self.episode, turns=1)
             ended = self.episode.end
-            if not self.session.done:  # it went no further: another may
+            if not self.session.done:  # the agent stopped, but another one may continue
                 self.episode.end, self.episode.success = "", None
             if ended == "failed":
                 del self.episode.turns[len(self.turns) :]
                 raise NotPossible(f"It could not play on: {self.episode.error}")
             if len(self.episode.turns) == len(self.turns):
-                break  # it knows no move
+                break  # the agent had no action
             self._note(by, snapshot)
 
     def _note(self, by: str, snapshot: Snapshot | None) -> None:
-        """Shows the last turn of the record."""
+        """Add the last turn of the record to the turns that the page shows."""
         last = self.episode.turns[-1]
         self.success = self.episode.success
         self.turns.append(
@@ -206,9 +209,9 @@ class Game:
 
 
 class Games:
-    """The fleet and the sessions that the site holds on it. It connects when it is first needed.
+    """The fleet of servers and the site's sessions on it. It connects when it is first needed.
 
-    address: of the servers, or tells it once it is known.
+    address: address of the servers, or a function that returns it, or "" while it is not known yet.
     """
 
     def __init__(self, address: str | Callable[[], str], access: Transport) -> None:
@@ -224,14 +227,14 @@ class Games:
 
     @property
     def address(self) -> str:
-        """Raises Unreachable where it is not known yet."""
+        """Address of the servers. Raises Unreachable if it is not known yet."""
         self._address = self._address or self._find()
         if not self._address:
             raise Unreachable("The servers of the run are not there yet: it has only begun.")
         return self._address
 
     async def fleet(self) -> Fleet:
-        """Raises StarpodError where no server can be used."""
+        """Return the fleet, connected. Raises StarpodError if no server can be used."""
         async with self._connecting:
             if self._fleet is None:
                 fleet = Fleet(self.address, token=self._access.token, tls=self._access.tls, patience=PATIENCE)
@@ -244,16 +247,16 @@ class Games:
             await self._fleet.close()
 
     def took(self, address: str, turns: Sequence[Turn]) -> None:
-        """Notes how long a server took for turns that were stepped there."""
+        """Record how long a server took for the steps of these turns."""
         times = self._steps.setdefault(address, deque(maxlen=MOST_STEPS))
         times.extend(turn.stepping for turn in turns if turn.actions)
 
     def steps(self, address: str) -> list[float]:
-        """Seconds of the newest steps that the site has made on a server."""
+        """Return the durations in seconds of the site's newest steps on a server."""
         return list(self._steps.get(address, ()))
 
     async def spec(self, environment: str) -> pb.EnvironmentSpec:
-        """The newest version. Raises NotPossible where no server hosts it, StarpodError."""
+        """Return the newest version of an environment. Raises NotPossible if no server hosts it, StarpodError."""
         specs = await (await self.fleet()).describe()
         if not specs:
             raise Unreachable(f"No server at {self.address} can be reached now: is it still running?")
@@ -263,11 +266,11 @@ class Games:
         raise NotPossible(f"{self.address} does not host {environment}.")
 
     def all(self) -> list[Game]:
-        """Open games, the latest first."""
+        """Return the open games, most recently used first."""
         return list(reversed(self._games.values()))
 
     def get(self, name: str) -> Game:
-        """Raises NotPossible for a game that is no longer there."""
+        """Return a game and mark it as used. Raises NotPossible if it was closed."""
         if name not in self._games:
             raise NotPossible("This session has ended: it was closed, or the site was started again.")
         self._games.move_to_end(name)
@@ -284,7 +287,7 @@ class Games:
         version: str = "",
         name: str = "",
     ) -> Game:
-        """A new game. Without limits a person may take any number of turns. name: of a run's task.
+        """Open a new game. Without `limits`, the number of turns is unlimited. name: name of the task of a run.
 
         Raises NotPossible, StarpodError.
         """
@@ -305,14 +308,14 @@ class Games:
         return Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0, name))
 
     async def adopt(self, session: Session) -> Game:
-        """A game in a session that was copied from another's. Raises NotPossible, StarpodError."""
+        """Return a new game for a session that was copied from somebody else's. Raises NotPossible, StarpodError."""
         spec = await self.spec(session.environment_id)
         task = Task(spec.id, limits=session.limits)
         game = Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0), copied=True)
         return await self.keep(game)
 
     async def keep(self, game: Game) -> Game:
-        """Makes it reachable by its id. The oldest is closed where there are too many."""
+        """Make a game available by its id, and close the least recently used ones beyond `MOST_GAMES`."""
         self._games[game.id] = game
         while len(self._games) > MOST_GAMES:
             _, oldest = self._games.popitem(last=False)
@@ -324,7 +327,7 @@ class Games:
         await close([game.session])
 
     async def undo(self, game: Game) -> None:
-        """Takes the last turn back. Raises NotPossible, StarpodError."""
+        """Take the last turn back. Raises NotPossible, StarpodError."""
         if not game.turns:
             raise NotPossible("There is no turn to take back.")
         snapshot = game.turns[-1].snapshot
@@ -342,7 +345,7 @@ class Games:
         await close([before])
 
     async def fork(self, game: Game) -> Game:
-        """A game of its own in the same state, to which the same actions bring the same luck. Raises StarpodError."""
+        """Return a copy of the game, whose random state is the same. Raises StarpodError."""
         (session,) = await game.session.fork()
         episode, turns = copy.deepcopy(game.episode), list(game.turns)
         lock, name = asyncio.Lock(), secrets.token_urlsafe(9)
@@ -357,9 +360,14 @@ class Games:
         luck: Luck = (),
         by: Callable[[int], str] = lambda number: "the episode",
     ) -> Game:
-        """A game that stands where the episode stood after so many turns. luck: of its own. by: who played a turn.
+        """Open a game and replay the first `turns` turns of an episode. The caller keeps or closes it.
 
-        Raises NotPossible where the server shows something else than the episode has.
+        Args:
+            luck: turns before which the dynamics are reseeded.
+            by: returns who played the turn with a given number.
+
+        Raises:
+            NotPossible: the server's observations differ from those of the episode.
         """
         if episode.begun_at:
             raise NotPossible("The environment's expert began this episode, and its moves are not in the record.")
@@ -387,9 +395,11 @@ class Games:
         return game
 
     async def frames(self, key: str, episode: Episode, task: Task, luck: Luck = ()) -> list[bytes]:
-        """A picture of the state before each turn and of the last one, by replay. key: of the episode, under which they
-        are kept. Raises NotPossible where the environment draws none, or the server shows something else."""
-        async with self._drawing:  # a page asks for all of them at once
+        """Return a picture of each state of an episode, first and last included, drawn during a replay.
+
+        key: key under which the pictures are cached. Raises NotPossible if there are none, or as `replay`.
+        """
+        async with self._drawing:  # a page requests all pictures at once, and one replay draws them
             return await self._draw(key, episode, task, luck)
 
     async def _draw(self, key: str, episode: Episode, task: Task, luck: Luck) -> list[bytes]:
@@ -404,7 +414,7 @@ class Games:
                 async for turn in _follow(game, episode, len(episode.turns), luck):
                     frames.append(drawn)
                     if turn.actions:
-                        # With the picture, and without what people want beside it.
+                        # Ask only for the picture, not for valid actions and expert actions.
                         seen = (await game.session.step(turn.actions, want=Want(image=True))).observation
                         drawn = seen.image.data if seen.image else drawn
             finally:
@@ -416,15 +426,15 @@ class Games:
 
 
 async def _follow(game: Game, episode: Episode, turns: int, luck: Luck) -> AsyncIterator[Turn]:
-    """Yields each turn that the game's session is to play, and one without actions where it has come to its end.
+    """Yield each turn that the caller must play in the game's session, and then one without actions.
 
-    Raises NotPossible where the session shows something else than the episode has.
+    Raises NotPossible if an observation of the session differs from that of the episode.
     """
     reseeded, end = dict(luck), Turn(fresh=False, observation=episode.final_observation)
     for number, turn in enumerate([*episode.turns, end][: turns + 1]):
         if number in reseeded:
             await _reseed(game, reseeded[number])
-        # Not every record has what was shown at the end.
+        # Some records lack the final observation.
         if game.session.observation.text != turn.observation and (turn.observation or number < len(episode.turns)):
             raise NotPossible(
                 f"At turn {number + 1} the server shows something else than the episode has: other options, another "
@@ -434,7 +444,7 @@ async def _follow(game: Game, episode: Episode, turns: int, luck: Luck) -> Async
 
 
 async def _reseed(game: Game, seed: int) -> None:
-    """Gives the game luck of its own from here on."""
+    """Reseed the game's dynamics, by a fork that replaces its session."""
     before = game.session
     (game.session,) = await before.fork(1, reseed=True, dynamics_seeds=[seed])
     game.luck = (*game.luck, (len(game.turns), seed))
@@ -442,7 +452,7 @@ async def _reseed(game: Game, seed: int) -> None:
 
 
 def remarks(turn: Turn) -> list[str]:
-    """Remarks on a turn that went wrong, in words."""
+    """Return remarks on what went wrong in a turn, such as "cut by the token limit"."""
     found = [] if turn.well_formed else ["ill-formed"]
     found += ["cut by the token limit"] if turn.finish == "length" else []
     alone = len(turn.actions) == 1
@@ -456,7 +466,7 @@ def remarks(turn: Turn) -> list[str]:
 
 
 async def close(sessions: Sequence[Session]) -> None:
-    """Ends sessions; those of a server that is away end by their lease."""
+    """Close sessions. If a server does not answer, its sessions end when their lease expires."""
     results = await asyncio.gather(*(session.close() for session in sessions), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, StarpodError):
@@ -464,7 +474,7 @@ async def close(sessions: Sequence[Session]) -> None:
 
 
 def _program(turns: Sequence[Sequence[Action]]) -> str:
-    """The lines that play turns."""
+    """Return the lines of a program that plays these turns."""
     played = "".join(f"        {list(actions)!r},\n" for actions in turns if actions)
     if not played:
         return ""
@@ -476,7 +486,7 @@ def _program(turns: Sequence[Sequence[Action]]) -> str:
 
 
 def parse(text: str, spec: pb.EnvironmentSpec) -> Action:
-    """A typed action: the name of a tool and its arguments as JSON, or text. Raises NotPossible."""
+    """Parse a typed action: a tool's name with its arguments as JSON, or else text. Raises NotPossible."""
     word, _, rest = text.partition(" ")
     if not any(tool.name == word for tool in spec.action_space.tools):
         return text
@@ -490,7 +500,7 @@ def parse(text: str, spec: pb.EnvironmentSpec) -> Action:
 
 
 def text_of(action: Action) -> str:
-    """An action as `parse` reads it."""
+    """Write an action as `parse` reads it."""
     if isinstance(action, ToolCall):
         return f"{action.name} {json.dumps(dict(action.arguments))}"
     return action if isinstance(action, str) else str(action)

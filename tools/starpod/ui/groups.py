@@ -1,4 +1,4 @@
-"""The members of a group: where their ways part, how each branch went on, and what the filter made of them."""
+"""Page of a group: where its members diverge, how each branch ended, and whether the run's filter kept the group."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from starpod.ui.page import Site, number, render
 from starpod.ui.reading import mapping, read_episode
 
 NAMED = 4
-"""Members up to which those that went another way are named, not counted."""
+"""Up to this many other members are listed by number; more are only counted."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One member. row: of the index. way: its actions turn by turn; those that led to different states are numbered.
-
-    marks: what is said of a turn at which it leaves others.
-    """
+    """One member of a group."""
 
     row: Mapping[str, Any]
     episode: Mapping[str, Any]
     way: list[str] = field(default_factory=list)
+    """Actions turn by turn. Equal actions that led to different states have numbers, such as "Left (2)"."""
     marks: dict[int, list[str]] = field(default_factory=dict)
+    """Remarks by turn, for turns at which this member diverges from others."""
 
     @property
     def number(self) -> int:
@@ -49,7 +48,7 @@ class Member:
 
     @property
     def parent(self) -> tuple[int, int] | None:
-        """The member whose turns it shares, and how many: of a branch that a search grew."""
+        """Number of the member that a tree search branched off, and how many turns both share; None: no parent."""
         member, turns = self.episode.get("parent") or (None, 0)
         return None if member is None else (member, turns)
 
@@ -58,13 +57,16 @@ class Member:
         return self.parent[1] if self.parent else 0
 
     def state(self, turn: int) -> str:
-        """What was seen before a turn; after the last one, at the end."""
+        """Return the observation before a turn, or the final one if there is no such turn."""
         return str(
             self.turns[turn]["observation"] if turn < len(self.turns) else self.episode.get("final_observation", "")
         )
 
     def mark(self, turn: int, why: str, others: Sequence[Member], along: Sequence[Member]) -> None:
-        """Notes that it leaves others, unless the turn is its parent's. along: those that go on with it, and itself."""
+        """Note that the member diverges from others at a turn, unless this is a turn of its parent.
+
+        along: members that continue alike, this one included.
+        """
         if self.shared <= turn < len(self.turns):
             on = f"with {_named(along, but=self)}" if len(along) > 1 else "alone"
             self.marks.setdefault(turn, []).append(f"{why} than {_named(others)}, goes on {on}")
@@ -72,7 +74,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Members that went on alike from the state before a turn."""
+    """Members that continued alike from the state before a turn."""
 
     way: str
     members: list[Member]
@@ -88,26 +90,30 @@ class Branch:
 
     @property
     def grown(self) -> int:
-        """How many of them a search grew from that state."""
+        """Number of members that a tree search branched off in that state."""
         return sum(member.parent is not None and member.shared == self.turn for member in self.members)
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """A state from which members go different ways. turn: that follows."""
+    """A state from which members diverge."""
 
     turn: int
+    """Number of the turn that follows the state."""
     branches: list[Branch]
 
     @property
     def shown(self) -> Member:
-        """One that was there; where there is one without a parent, whose turns can be played again."""
+        """A member that passed the state, preferably one without a parent: its turns can be replayed."""
         there = (member for branch in self.branches for member in branch.members)
         return min(there, key=lambda member: member.parent is not None)
 
 
 def group_page(site: Site, request: Request, drawn: bytes | None) -> Response:
-    """The members of a group as a tree of their actions, and side by side. drawn: whether their pictures can be."""
+    """Show the members of a group as a tree of their actions, and side by side.
+
+    drawn: the group's first picture, as in `with_pictures`; None: the page has no pictures.
+    """
     run = site.run(request.query_params.get("run", ""))
     name, grp = request.query_params.get("file", ""), number(request, "group")
     rows = site.index.group(run["run"], name, grp)
@@ -131,12 +137,12 @@ def group_page(site: Site, request: Request, drawn: bytes | None) -> Response:
 
 
 def part_ways(members: Sequence[Member]) -> list[Parting]:
-    """The states at which members part that had gone alike until then, turn after turn; notes their ways and marks.
+    """Return the states at which members diverge, turn by turn, and fill in the members' `way` and `marks`.
 
-    They part by their actions, or because the same ones led to different states.
+    Members diverge by different actions, or because equal actions led to different states.
     """
     partings: list[Parting] = []
-    together, turn = [list(members)], -1  # before the first turn they may differ in what they were shown
+    together, turn = [list(members)], -1  # -1: members may differ in their first observation
     while together:
         parted = [_branches([member for member in alike if turn < len(member.turns)], turn) for alike in together]
         partings += [Parting(turn, branches) for branches in parted if len(branches) > 1 and turn >= 0]
@@ -145,7 +151,7 @@ def part_ways(members: Sequence[Member]) -> list[Parting]:
 
 
 def _branches(going: Sequence[Member], turn: int) -> list[Branch]:
-    """The ways of members that had gone alike until a turn, noted in them."""
+    """Split members that were alike until a turn into branches, and note this in their `way` and `marks`."""
     branches: list[Branch] = []
     for actions, states in _ways(going, turn).items():
         same = [member for own in states.values() for member in own]
@@ -163,7 +169,7 @@ def _branches(going: Sequence[Member], turn: int) -> list[Branch]:
 
 
 def _ways(members: Sequence[Member], turn: int) -> dict[str, dict[str, list[Member]]]:
-    """The members by what they did at a turn, and by what they were shown then."""
+    """Group members by their actions at a turn, and then by the observation that followed."""
     found: dict[str, dict[str, list[Member]]] = {}
     for member in members:
         actions = " ".join(member.turns[turn]["actions"]) if turn >= 0 else "start"
@@ -176,7 +182,7 @@ def _without(members: Sequence[Member], left_out: Sequence[Member]) -> list[Memb
 
 
 def _named(members: Sequence[Member], but: Member | None = None) -> str:
-    """member 3; members 1, 3; 9 others."""
+    """Return, for example, "member 3", "members 1, 3" or "9 others"."""
     numbers = [member.number for member in members if member is not but]
     if len(numbers) > NAMED:
         return f"{len(numbers)} others"
@@ -184,9 +190,9 @@ def _named(members: Sequence[Member], but: Member | None = None) -> str:
 
 
 def _filter_verdict(path: Path, grp: int) -> tuple[Verdict | None, int, int]:
-    """What the run's filter made of the group, and how many groups of its file it kept, of how many.
+    """Return the filter's verdict on the group, the number of groups of its file that it kept, and their total number.
 
-    As it was noted in training; computed again where it was not, for a run that was cut off in its update.
+    These were recorded in training. If the run was cut off during the update, they are computed again.
     """
     found = read_verdicts(update_file(path))
     try:

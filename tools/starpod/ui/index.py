@@ -1,6 +1,6 @@
-"""SQLite index of runs and episodes: the tables, and what pages ask of them.
+"""SQLite index of runs and episodes: its tables, and the queries of the pages.
 
-It can be deleted at any time: the files of the runs are the truth, and it is made again from them.
+It can be deleted at any time: everything in it comes from the files of the runs, and it is built again from them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 NAME = ".starpod-index.sqlite"
-"""Of the file, in the folder of the runs."""
+"""File name of the index, in the folder of the runs."""
 VERSION = 9
-"""Of the tables; an index of another version is made again."""
+"""Version of the tables. An index of another version is built again."""
 COUNTED = 10_000
-"""Episodes up to which those that hold some words are counted."""
+"""Results of a search for words are counted up to this number."""
 SEARCHED = 20_000
-"""Episodes with the words that are looked for, the newest, among which a filter chooses."""
+"""A search for words finds the newest episodes with these words, at most this many. Other filters apply to them."""
 MOST_PARTS = 62
-"""Names of reward parts of a run that can be chosen by: bits of a number."""
+"""Maximum number of reward parts per run that a filter can choose by. Each is a bit of a 64-bit integer."""
 POINTS = 1024
-"""Most points that are kept of a run's curves, each the mean of as many iterations as it takes."""
+"""Maximum number of points of a run's curves. A longer run has means over 2, 4, 8, ... iterations."""
 
 _SCHEMA = """
 CREATE TABLE runs (
@@ -73,16 +73,14 @@ SORTS = {
     "worst": "reward, id",
     "longest": "turns DESC, id",
 }
-"""Orders of episodes by the name that a page gives."""
+"""ORDER BY clauses by the name that pages use."""
 OUTCOMES = ("solved", "unsolved", "failed", "unknown")
-"""Of an episode: `failed` by the infrastructure; `unknown` where the environment says nothing of success."""
+"""Outcomes of episodes. `failed`: the infrastructure failed. `unknown`: the environment does not report success."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which episodes a page shows. Empty and None: any. text: words that all occur in replies, actions or
-    observations, `word*` for the beginning of longer ones; the newest `SEARCHED` with them. paid, fined: bits of the
-    reward parts that were above, below 0 in sum."""
+    """Filter of a list of episodes. Empty values and None match any episode."""
 
     run: int
     outcome: str = ""
@@ -93,12 +91,15 @@ class Filter:
     malformed: bool = False
     truncated: bool = False
     paid: int = 0
+    """Bits of reward parts whose sum over the episode must be positive."""
     fined: int = 0
+    """Bits of reward parts whose sum over the episode must be negative."""
     text: str = ""
+    """Words that must all occur in replies, actions or observations; `word*` matches longer words, too."""
     sort: str = "newest"
 
     def where(self) -> tuple[str, list[Any]]:
-        """A condition and its values."""
+        """Return an SQL condition and its values."""
         parts: list[str] = ["run = ?"]
         values: list[Any] = [self.run]
         wanted: list[tuple[str, Any]] = [
@@ -115,29 +116,30 @@ class Filter:
                 parts.append(f"{column} & {int(bits)}")
         if words := re.findall(r"([^\W_]+)(\*?)", self.text):
             parts.append(f"id IN (SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT {SEARCHED})")
-            parts[0] = "+run = ?"  # these few are looked up, and not looked for among all of the run
+            parts[0] = "+run = ?"  # the plus makes SQLite look up these few ids instead of reading all of the run
             values.append(" AND ".join([run_word(self.run), *(f'"{word}"{star}' for word, star in words)]))
         return " AND ".join(parts), values
 
 
 @dataclass(slots=True)
 class Curve:
-    """The curves of a run, at most `POINTS` of them. lines: as in metrics.jsonl, warnings included.
-
-    seconds, env_steps, tokens: what had been spent at each of `lines` that has metrics, by step.
-    """
+    """The curves of a run, with at most `POINTS` points."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
+    """Lines as in metrics.jsonl, including warnings."""
+    # What had been spent by each step of `lines` that has metrics.
     seconds: dict[int, float] = field(default_factory=dict)
     env_steps: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, float] = field(default_factory=dict)
 
 
 class Index:
-    """The database in a folder of runs. Any thread may use it; each call has a connection of its own.
+    """The database of a folder of runs. Any thread may use it: each call opens its own connection.
 
-    file: in the folder unless said; ":memory:" for none. Where it cannot be written, the index is in memory and
-    `problem` says so.
+    If its file cannot be written, the index is kept in memory and `problem` says so.
+
+    Args:
+        file: path of the index; empty: `NAME` in the folder; ":memory:": no file.
     """
 
     def __init__(self, folder: Path, file: str = "") -> None:
@@ -170,8 +172,8 @@ class Index:
         )
         database.row_factory = sqlite3.Row
         if self._uri:
-            # Connections that share a cache in memory lock whole tables, and no time-out waits for those: pages failed
-            # while the indexer wrote. Now a page may see half of an update; the next one is whole.
+            # Connections that share an in-memory cache lock whole tables, and the time-out does not cover these locks:
+            # pages failed while the indexer wrote. With this, a page may show half of an update until it reloads.
             database.execute("PRAGMA read_uncommitted = 1")
         return database
 
@@ -181,7 +183,7 @@ class Index:
             yield database
 
     def _prepare(self) -> None:
-        """Creates the file, or creates it anew where it is damaged, of another version, or mostly waste."""
+        """Create the file. One that is damaged, has another version or is mostly waste is replaced."""
         for again in (False, True):
             try:
                 with closing(self.connect()) as database:
@@ -206,28 +208,28 @@ class Index:
     # --- what pages ask -------------------------------------------------------------------------------------------
 
     def runs(self) -> list[dict[str, Any]]:
-        """Summaries of all runs, the newest first; each has `run` (its id here) and `path`."""
+        """Return the summaries of all runs, newest first. Each has `run`, its id in the index, and `path`."""
         with self.reading() as database:
             rows = database.execute("SELECT id, path, summary FROM runs").fetchall()
         found = [_summary(row) for row in rows]
         return sorted(found, key=lambda summary: summary.get("started") or 0, reverse=True)
 
     def run(self, path: str) -> dict[str, Any] | None:
-        """The summary of one run."""
+        """Return the summary of one run; None if it is unknown."""
         with self.reading() as database:
             row = database.execute("SELECT id, path, summary FROM runs WHERE path = ?", (path,)).fetchone()
         return _summary(row) if row else None
 
     def metrics(self, run: int) -> list[str]:
-        """Return the names of the metrics that the run has logged, in order."""
+        """Return the names of the metrics that the run has logged, sorted."""
         with self.reading() as database:
             row = database.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()
         return list(json.loads(row["state"]).get("names", ())) if row else []
 
     def curve(self, run: int, names: Sequence[str] | None = None) -> Curve:
-        """Return the run's curves and warnings. names: of the metrics that are wanted, which is faster than all."""
+        """Return the run's curves and warnings. names: only these metrics, which is faster; None: all."""
         curve = Curve()
-        chosen = [name for name in names or () if '"' not in name]  # a path of SQLite cannot hold it
+        chosen = [name for name in names or () if '"' not in name]  # SQLite's JSON paths cannot contain quotes
         places = [f'$."{name}"[0]' for name in chosen]
         wanted = "metrics" if names is None else ", ".join(["NULL", *("json_extract(metrics, ?)" for _ in places)])
         with self.reading() as database:
@@ -249,7 +251,7 @@ class Index:
         return curve
 
     def files(self, run: int) -> list[dict[str, Any]]:
-        """The run's files of episodes: name, kind, step, problem, and how many `episodes` are in each."""
+        """Return the rows of the run's files of episodes: name, kind, step, problem, number of episodes and so on."""
         with self.reading() as database:
             rows = database.execute("SELECT * FROM files WHERE run = ? ORDER BY step, name", (run,)).fetchall()
         return [dict(row) for row in rows]
@@ -257,9 +259,12 @@ class Index:
     def episodes(
         self, wanted: Filter, *, first: int = 0, most: int = 50, count: int | None = None
     ) -> list[dict[str, Any]]:
-        """Rows of episodes in the filter's order; `name` is that of their file.
+        """Return rows of episodes in the filter's order; `name` is the name of their file.
 
-        count: how many fit, where it is known: the later half is then found from the end.
+        Args:
+            first: number of matching episodes to skip.
+            most: maximum number of rows.
+            count: number of matching episodes, if known. Pages of the second half are then read from the end.
         """
         where, values = wanted.where()
         order = nearer = SORTS.get(wanted.sort, SORTS["newest"])
@@ -267,7 +272,7 @@ class Index:
             nearer, most = _reversed(order), max(min(most, count - first), 0)
             first = count - first - most
         with self.reading() as database:
-            # The inner query is answered by an index alone, however many episodes come before these.
+            # The inner query reads only an index, so late pages of a long list are fast, too.
             rows = database.execute(
                 "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name FROM episodes WHERE id IN "
                 f"(SELECT id FROM episodes WHERE {where} ORDER BY {nearer} LIMIT ? OFFSET ?) ORDER BY {order}",
@@ -276,7 +281,7 @@ class Index:
         return [dict(row) for row in rows]
 
     def search(self, wanted: Filter, *, first: int = 0, most: int = 50) -> tuple[list[dict[str, Any]], int]:
-        """`episodes` and `count` of a search for words, which are looked for once."""
+        """Return the results of `episodes` and `count` for a filter with words, with a single search."""
         where, values = wanted.where()
         order = SORTS.get(wanted.sort, SORTS["newest"])
         with self.reading() as database:
@@ -292,7 +297,7 @@ class Index:
         return found, min(counts[0], COUNTED + 1) if counts else 0
 
     def count(self, wanted: Filter) -> int:
-        """How many fit; of a search for words `COUNTED` + 1 where there are more than `COUNTED`."""
+        """Return the number of matching episodes. A filter with words counts up to `COUNTED` + 1."""
         where, values = wanted.where()
         bound = f"LIMIT {COUNTED + 1}" if wanted.text else ""
         counted = f"SELECT count(*) FROM (SELECT 1 FROM episodes WHERE {where} {bound})"
@@ -302,7 +307,7 @@ class Index:
             return int(database.execute(counted, values).fetchone()[0])
 
     def facets(self, run: int) -> dict[str, list[Any]]:
-        """The kinds, environments, steps and reward parts (with their bits) of a run's episodes, to choose from."""
+        """Return the kinds, environments, steps and reward parts (with their bits) that a filter can choose from."""
         with self.reading() as database:
             files = database.execute("SELECT DISTINCT kind, step FROM files WHERE run = ?", (run,)).fetchall()
             row = database.execute("SELECT summary FROM runs WHERE id = ?", (run,)).fetchone()
@@ -315,7 +320,7 @@ class Index:
         }
 
     def episode(self, run: int, name: str, grp: int, member: int) -> dict[str, Any] | None:
-        """One episode's row by its file, group and member."""
+        """Return the row of an episode by its file, group and member; None if there is none."""
         with self.reading() as database:
             row = database.execute(
                 "SELECT episodes.*, files.name AS name FROM episodes JOIN files ON files.id = file "
@@ -325,7 +330,7 @@ class Index:
         return dict(row) if row else None
 
     def group(self, run: int, name: str, grp: int) -> list[dict[str, Any]]:
-        """The rows of a group's members, in order."""
+        """Return the rows of a group's members, sorted by member."""
         with self.reading() as database:
             rows = database.execute(
                 "SELECT episodes.*, files.name AS name FROM episodes JOIN files ON files.id = file "
@@ -336,12 +341,12 @@ class Index:
 
 
 def run_word(run: int) -> str:
-    """The word by which a run's episodes are found among those of all runs. Nobody else writes it."""
+    """Return the artificial word that restricts a search for words to one run: it is added to each episode's text."""
     return f"starpodrun{run}x"
 
 
 def episode_id(step: int, file: int, place: int) -> int:
-    """The id of an episode in the index: those of later steps are larger, so that a search finds the newest first."""
+    """Return the id of an episode. Ids grow with the step, so that a search finds the newest episodes first."""
     return (min(max(step, 0), 2**23 - 1) << 40) + (file % 2**22 << 18) + place
 
 
@@ -351,7 +356,7 @@ def _reversed(order: str) -> str:
 
 
 def _wasteful(database: sqlite3.Connection) -> bool:
-    """Whether most words are of episodes that are gone: SQLite before 3.43 cannot remove them one by one."""
+    """Return whether most indexed words belong to removed episodes: SQLite before 3.43 cannot delete single entries."""
     given = database.execute("SELECT count(*) FROM words_docsize").fetchone()[0]
     left = database.execute("SELECT count(*) FROM episodes").fetchone()[0]
     return bool(given > 100_000 + 4 * left)
@@ -362,7 +367,7 @@ def _summary(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of the items, evenly spread, the first and the last among them."""
+    """Return at most `most` (2 or more) of the items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

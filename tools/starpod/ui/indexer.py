@@ -1,6 +1,6 @@
-"""Brings the index up to date with the files of the runs, again and again, in a thread of its own.
+"""A thread that keeps the index up to date with the files of the runs.
 
-Metrics are read from where the last reading stopped; files of episodes are written once, and read once.
+Metrics are read from where the last pass stopped. Files of episodes never change, so each is read once.
 """
 
 from __future__ import annotations
@@ -39,21 +39,24 @@ from starpod.ui.reading import (
 CHUNK = 8 * 2**20
 """Bytes of metrics that are read and committed at a time."""
 TEXT = 20_000
-"""Characters of an episode that can be searched."""
+"""Number of characters of an episode that can be searched, from its beginning."""
 SPARK = 60
-"""Points of a run's sparkline."""
+"""Maximum number of points of a run's sparkline."""
 _SUMMARISED = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "notes.json")
-"""Files of a run that its summary is read from."""
+"""Files from which the summary of a run is made."""
 _MOST_INTEGER = 2**62
-"""Of an integer that the index keeps: SQLite's have 64 bits."""
+"""Maximum of integers in the index: those of SQLite have 64 bits."""
 _MOST_FLOAT = 1e300
-"""Of a metric, so that a sum of many is finite, too."""
+"""Maximum of a metric, so that sums of many values are finite."""
 
 
 class Indexer(threading.Thread):
-    """Reads what is new about once a second until `stop`.
+    """Updates the index about once a second until `stop`.
 
-    problem: why the index is not up to date, in a sentence; empty where it is. progress: what is left to read.
+    Attributes:
+        problem: sentences that say why the index is not up to date; empty if it is.
+        progress: what is being read; empty between passes.
+        changes: number of changes to any run so far.
     """
 
     def __init__(self, index: Index, *, seconds: float = 1.0) -> None:
@@ -78,11 +81,11 @@ class Indexer(threading.Thread):
             self.join()
 
     def changes_of(self, path: str = "") -> int:
-        """A number that grows whenever the run, or, without one, any run changed."""
+        """Return the number of changes so far to a run, or to any run if none is given."""
         return self._changes.get(path, 0) if path else self.changes
 
     def update(self) -> None:
-        """One pass over all runs. What fails is told in `problem`, and tried again in the next."""
+        """Make one pass over all runs. Errors are reported in `problem`, and the next pass tries again."""
         try:
             with closing(self._index.connect()) as database:
                 self.problem = self._pass(database)
@@ -94,7 +97,7 @@ class Indexer(threading.Thread):
             self.progress = ""
 
     def _pass(self, database: sqlite3.Connection) -> str:
-        """Returns which run cannot be read, in a sentence; empty where all can."""
+        """Read everything that is new. Returns sentences about runs that cannot be read; empty if there are none."""
         runs = find_runs(self._index.folder)
         self._unreadable = {path: known for path, known in self._unreadable.items() if path in runs}
         locks = held_locks()
@@ -130,13 +133,13 @@ class Indexer(threading.Thread):
         return " ".join(sentence for _, sentence in list(self._unreadable.values())[:3])
 
     def _set_aside(self, path: str, stamps: str, error: Exception) -> None:
-        """Leave a run out until its files change, and say so: one bad file must not stop the index of the others."""
+        """Skip a run until its files change, and report it: one bad file must not keep other runs out of the index."""
         reason = str(error)[:200].encode(errors="replace").decode()
         sentence = f"The files of {path} do not hold what a run writes, and are not read: {reason}."
         self._unreadable[path] = stamps, sentence
 
     def _episodes(self, database: sqlite3.Connection, path: str, folder: Path, whose: str) -> None:
-        """Files of episodes that came and that went."""
+        """Add a run's new files of episodes to the index, and remove deleted and changed ones."""
         run = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
         there = _episode_files(folder / "episodes")
         known = {
@@ -184,8 +187,10 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def _stamps(folder: Path, locks: set[int]) -> list[Any]:
-    """Inode, size and time of each file of the run, whether a trainer holds its lock, and whether metrics are as new as
-    those of a run that goes on: they change when it does."""
+    """Return values that change whenever the summary of a run may change.
+
+    They are inode, size and time of each file, whether a trainer holds the run's lock, and whether metrics are recent.
+    """
     found: list[Any] = []
     for name in (*_SUMMARISED, "episodes"):
         try:
@@ -209,15 +214,17 @@ def _stamps(folder: Path, locks: set[int]) -> list[Any]:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Iterations of one point of the curves. sums: of each metric, with how many had it. Others: of the last one."""
+    """The iterations of one point of the curves. Fields without a comment are those of the last iteration."""
 
     count: int = 0
+    """Number of iterations."""
     step: int = 0
     time: float = 0.0
     seconds: float = 0.0
     env_steps: float = 0.0
     tokens: float = 0.0
     sums: dict[str, list[float]] = field(default_factory=dict)
+    """Sum of each metric, and the number of iterations that logged it."""
 
     def merge(self, later: _Bucket) -> None:
         self.count += later.count
@@ -240,23 +247,24 @@ class _Bucket:
 
 @dataclass(slots=True)
 class _Place:
-    """How far metrics.jsonl was read. tail: the last bytes before `offset`, by which another file is known.
-
-    names: of the metrics in it.
-    """
+    """The place up to which metrics.jsonl has been read."""
 
     inode: int = 0
     offset: int = 0
     tail: str = ""
+    """Last bytes before `offset`, in hexadecimal. If they differ, the file was replaced."""
     lines: int = 0
     kept: int = 0
+    """Number of iterations in the curves."""
     stride: int = 1
+    """Number of iterations per point of the curves."""
     names: list[str] = field(default_factory=list)
+    """Names of the metrics in the file."""
     problems: list[str] = field(default_factory=list)
 
 
 def _read_run(database: sqlite3.Connection, path: str, folder: Path, locks: set[int]) -> bool:
-    """Reads what is new of a run, up to `CHUNK` of its metrics. Whether there is more."""
+    """Read a run's new metrics, up to `CHUNK` bytes, and its summary. Returns whether there are more metrics."""
     with _transaction(database):
         row = database.execute("SELECT id, summary, state FROM runs WHERE path = ?", (path,)).fetchone()
         if row is None:
@@ -273,14 +281,14 @@ def _read_run(database: sqlite3.Connection, path: str, folder: Path, locks: set[
 
 
 def _read_metrics(database: sqlite3.Connection, run: int, path: Path, place: _Place) -> tuple[_Place, bool]:
-    """Adds new lines to the curves. How far it was read, and whether there is more."""
+    """Add new lines to the curves. Returns the place reached, and whether there are more lines."""
     try:
         with open_regular(path) as file:
             inode = os.fstat(file.fileno()).st_ino
             tail = bytes.fromhex(place.tail)
             file.seek(place.offset - len(tail))
             if inode != place.inode or file.read(len(tail)) != tail:
-                # Another file: a resumed run cuts off what it does again.
+                # The file was replaced: a resumed run drops the iterations that it repeats. Read it from the start.
                 place = _Place(inode=inode)
                 database.execute("DELETE FROM points WHERE run = ?", (run,))
                 database.execute("DELETE FROM warnings WHERE run = ?", (run,))
@@ -302,7 +310,7 @@ def _read_metrics(database: sqlite3.Connection, run: int, path: Path, place: _Pl
 
 
 def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place, data: bytes) -> None:
-    """Adds whole lines of metrics to the points of the curves, which are merged in pairs where they become too many."""
+    """Add complete lines of metrics to the curves. Points are merged in pairs when there are more than `POINTS`."""
     buckets = {row["bucket"]: _Bucket.of(row) for row in database.execute("SELECT * FROM points WHERE run = ?", (run,))}
     stride = place.stride
     touched: set[int] = set()
@@ -338,7 +346,7 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
 
 
 def _bucket_of(line: Mapping[str, Any], last: _Bucket) -> _Bucket | None:
-    """One iteration; `last` was before it. None for a line that is none."""
+    """Return a bucket with the one iteration of a line, which follows `last`; None if the line is not an iteration."""
     metrics, step, time = line.get("metrics"), line.get("step"), line.get("time", 0.0)
     if not isinstance(metrics, dict) or not isinstance(step, int) or _number(step) is None or _number(time) is None:
         return None
@@ -367,7 +375,7 @@ def _halved(buckets: Mapping[int, _Bucket]) -> dict[int, _Bucket]:
 
 
 def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Place, locks: set[int]) -> dict[str, Any]:
-    """Summary of a run for the list of runs, as JSON values."""
+    """Return the summary of a run for the list of runs, as JSON values."""
     problems = list(place.problems)
     facts, config = mapping(folder / "run.json", problems), mapping(folder / "config.yaml", problems)
     final = mapping(folder / "final.json", problems)
@@ -389,7 +397,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     shown = final or (evaluations[-1] if evaluations else {})
     last = evaluations[-1] if final and evaluations else {}
     if (_number(last.get("step")) or 0) <= (_number(final.get("step")) or 0):
-        last = {}  # the final figure is of the last policy
+        last = {}  # the final evaluation measured the last policy, so there is no second figure to show
     state = status(folder, facts, locks, written)
     seconds = points[-1]["seconds"] if points else 0.0
     return {
@@ -431,9 +439,9 @@ def _number(value: Any) -> float | None:
 
 
 def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite3.Row], written: float) -> float | None:
-    """Seconds to the nearer of the two limits, at the pace of the latest tenth of the run; None where none is known.
+    """Return the seconds to the nearer of the limits `iterations` and `minutes`, at the pace of the run's latest tenth.
 
-    None, too, where one is reached: what a final evaluation takes is not known.
+    None if there is no limit, or if one is reached: the duration of the final evaluation is not known.
     """
     limits = []
     steps, minutes = stop.get("iterations"), stop.get("minutes")
@@ -452,7 +460,7 @@ def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite
 
 
 def _episode_files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of each file of episodes, by name."""
+    """Return the size and modification time of each file of episodes, by name."""
     found = {}
     try:
         with os.scandir(folder) as entries:
@@ -472,7 +480,7 @@ def _forget(database: sqlite3.Connection, file: int) -> None:
 
 
 def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tuple[int, int]) -> set[str]:
-    """Adds a file's episodes, and returns the environments that they are from."""
+    """Add a file's episodes to the index. Returns the ids of their environments."""
     kind, _, digits = path.name.partition(".")[0].rpartition("-")
     step = int(digits) if digits.isdecimal() else -1
     file = database.execute(
@@ -510,9 +518,9 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
 
 
 def _episode_columns(episode: Mapping[str, Any], bits: dict[str, int]) -> tuple[tuple[Any, ...], str]:
-    """The columns of one episode, and what of it can be searched. Raises what a damaged one raises.
+    """Return the columns of one episode, and its searchable text. Raises one of DAMAGED for a damaged episode.
 
-    bits: of the names of reward parts; new ones are added.
+    bits: bit number of each reward part. New parts are added to it.
     """
     turns, end, success = episode["turns"], str(episode.get("end", "")), episode.get("success")
     outcome = "solved" if success is True else "unsolved" if success is False else "unknown"

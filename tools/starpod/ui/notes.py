@@ -1,4 +1,4 @@
-"""Tags and a note of a run, which people write on its page: notes.json in its folder."""
+"""Tags and a note that people write on the page of a run. They are kept in notes.json in its folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _writing = threading.Lock()
 
 
 async def save_notes(site: Site, request: Request) -> Response:
-    """Write the tags and the note of a form of a run's page."""
+    """Save the tags and the note from the form of a run's page."""
     given = await posted(site, request, "notes")
     path, note = given.get("run", ""), given.get("note", "").replace("\r\n", "\n").strip()
     tags = [" ".join(tag.split()) for tag in given.get("tags", "").split(",") if tag.strip()]
@@ -37,7 +37,7 @@ async def save_notes(site: Site, request: Request) -> Response:
 
 
 def _write(site: Site, path: str, text: str) -> None:
-    """Raises HTTPException 404, NotPossible."""
+    """Write the notes of a run. Raises HTTPException 404, NotPossible."""
     site.run(path)
     file: Path = RunFolder(site.folder(path)).notes
     try:

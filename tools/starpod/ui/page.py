@@ -1,4 +1,4 @@
-"""Parts that all pages share: templates, reading of queries, and words for figures."""
+"""Helpers of all pages: the site's state, templates, parsing of queries, and formatting of figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BIGGEST = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Index, live sessions and form tokens, from which pages are made."""
+    """The index, live sessions and form tokens that pages use."""
 
     index: Index
     indexer: Indexer
@@ -45,30 +45,30 @@ class Site:
 
     @property
     def games(self) -> Games | None:
-        """Sessions on servers; None where none was named."""
+        """Live sessions; None if no server was named."""
         return self.continuing.games if self.continuing else None
 
     def run(self, path: str) -> dict[str, Any]:
-        """The summary of the run at a path. Raises HTTPException 404 with a sentence."""
+        """Return the summary of the run at a path. Raises HTTPException 404."""
         found = self.index.run(path)
         if found is None:
             raise HTTPException(404, f"There is no run {path!r} here: it was deleted, renamed, or is not read yet.")
         return found
 
     def folder(self, path: str) -> Path:
-        """Of a run that the index knows. Raises HTTPException 404."""
+        """Return the folder of a run. Raises HTTPException 404 if it is gone."""
         folder = find_run(self.index.folder, path)
         if folder is None:
             raise HTTPException(404, f"The folder of the run {path!r} is gone.")
         return folder
 
     def notices(self) -> list[str]:
-        """Problems and progress of the index, for the visitor."""
+        """Return sentences about problems and progress of the index, to show on each page."""
         return [text for text in (self.index.problem, self.indexer.problem, self.indexer.progress) if text]
 
 
 def render(template: str, *, status: int = 200, site: Site | None = None, **fields: Any) -> Response:
-    """A page. site: its notices are shown."""
+    """Render a template. site: the page shows its notices and links to its servers; None: neither."""
     notices = site.notices() if site else []
     page = (
         templates()
@@ -79,7 +79,7 @@ def render(template: str, *, status: int = 200, site: Site | None = None, **fiel
 
 
 def number(request: Request, name: str, default: int = 0, *, least: int = 0) -> int:
-    """A whole number of the query. Raises HTTPException 400."""
+    """Return an integer from the query. Raises HTTPException 400."""
     text = request.query_params.get(name, "")
     if not text:
         return default
@@ -93,18 +93,18 @@ def run_link(path: str) -> str:
 
 
 def query(path: str, **values: Any) -> str:
-    """A path with a query, without what is empty."""
+    """Return a path with a query string. Empty values are left out."""
     given = {name: value for name, value in values.items() if value not in ("", None)}
     return f"{path}?{urlencode(given, True)}"
 
 
 def headings(content: str) -> list[tuple[str, str]]:
-    """Ids and texts of a page's headings that can be linked to."""
+    """Return the ids and texts of the second-level headings of a page."""
     return re.findall(r'<h2 id="([^"]+)">([^<]+)</h2>', content)
 
 
 def ago(moment: float | None) -> str:
-    """3 minutes ago."""
+    """Return how long ago a moment was, such as "3 minutes ago". moment: seconds since the epoch."""
     seconds = max(time.time() - (moment or 0), 0)
     for size, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= size:
@@ -114,7 +114,7 @@ def ago(moment: float | None) -> str:
 
 
 def interval(summary: Mapping[str, Any] | None) -> str:
-    """66 to 77 %, of an evaluation's success."""
+    """Return the interval of an evaluation's success, such as "66 to 77 %"; empty if it has none."""
     if not summary or summary.get("success_low") is None or summary.get("success_high") is None:
         return ""
     return f"{100 * summary['success_low']:.0f} to {100 * summary['success_high']:.0f} %"
@@ -125,7 +125,7 @@ def continuation_link(branches: Branches, number: int) -> str:
 
 
 def _tree(branches: Branches, label: str) -> Markup:
-    """The drawing of continuations, whose ends lead to their pages."""
+    """Draw continuations as a tree whose ends are links to their pages."""
     lines = [
         Continuation(line.actions, line.value, line.success, link=continuation_link(branches, number))
         for number, line in enumerate(branches.lines)

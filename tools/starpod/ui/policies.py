@@ -1,4 +1,4 @@
-"""Policies that can play on from any state: reference policies, checkpoints of a run, models of endpoints."""
+"""Policies that can continue from any state: reference policies, checkpoints of a run, models of endpoints."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from starpod.ui.reading import checkpoints
 from starpod.v1 import environment_pb2 as pb
 
 ALWAYS = {"expert": "the environment's expert", "random": "random actions"}
-"""Policies that need nothing but the environment, in words."""
+"""Policies that need nothing but the environment, with their descriptions."""
 CHECKPOINT = "checkpoint"
-"""Before the name of a checkpoint's folder: one of the run's, which goes on with what began as an episode of the run,
-and is told the turns before as its own."""
+"""Prefix of policies that are checkpoints of a run, before the name of the checkpoint's folder.
+
+They continue only episodes of that run. Earlier turns are presented to them as their own.
+"""
 ENDPOINT = "endpoint"
-"""Before the number of a model of an OpenAI-compatible endpoint, which is told likewise."""
+"""Prefix of policies that are models of an OpenAI-compatible endpoint. They see earlier turns as their own, too."""
 
 
 class NotPossible(Exception):
-    """Refusal of something that cannot be done; the message says why. Nothing has changed."""
+    """Raised if a request cannot be carried out. The message says why; nothing has changed."""
 
 
 @dataclass(slots=True)
@@ -37,7 +39,10 @@ class _Loaded:
 
 
 class Policies:
-    """Makes agents that play on. endpoints: URL and model of each that may be asked; a page can name no others."""
+    """Makes agents that continue episodes.
+
+    endpoints: URL and model of each endpoint that may be used. Pages cannot name others.
+    """
 
     def __init__(self, endpoints: Sequence[tuple[str, str]] = ()) -> None:
         self._endpoints = {f"{ENDPOINT}-{place}": each for place, each in enumerate(endpoints)}
@@ -45,7 +50,12 @@ class Policies:
         self._loading = asyncio.Lock()
 
     def choices(self, spec: pb.EnvironmentSpec | None = None, run: Path | None = None) -> dict[str, str]:
-        """Policies by name, in words. spec: of the environment. run: the folder of the run that began the episode."""
+        """Return the available policies by name, with their descriptions.
+
+        Args:
+            spec: the environment. If it has no expert, that policy is left out.
+            run: folder of the run whose episode is continued; None: no checkpoints.
+        """
         found = dict(ALWAYS)
         if spec is not None and not spec.capabilities.expert_action:
             del found["expert"]
@@ -62,9 +72,9 @@ class Policies:
     async def playing(
         self, policy: str, spec: pb.EnvironmentSpec, run: Path | None
     ) -> AsyncIterator[Callable[[Session, Episode], Agent]]:
-        """Gives a function that makes the agent of a session, which knows the turns that were played before.
+        """Yield a function that makes the agent of a session. The agent knows the turns played before.
 
-        Raises NotPossible, also for an agent that refuses while the context lasts.
+        Raises NotPossible, also if an agent refuses within the context.
         """
         names = tuple(spec.action_space.names)
 
@@ -90,15 +100,15 @@ class Policies:
 
     @asynccontextmanager
     async def agents(self, policy: str, run: Path | None) -> AsyncIterator[Agents]:
-        """The agents of a checkpoint or an endpoint. The last ones that were asked for are kept, and those in use.
+        """Yield the agents of a checkpoint or an endpoint. Those in use and those requested last stay loaded.
 
-        Raises as `playing`.
+        Raises NotPossible, also if an agent refuses within the context.
         """
         key: Path | str = policy if policy in self._endpoints else self._checkpoint(policy, run)
         async with self._loading:
             if key not in self._loaded:
                 self._loaded[key] = _Loaded(await asyncio.to_thread(self._load, key))
-            self._loaded[key] = loaded = self._loaded.pop(key)  # the last one
+            self._loaded[key] = loaded = self._loaded.pop(key)  # move it to the end
             loaded.users += 1
         try:
             yield loaded.agents
@@ -113,12 +123,12 @@ class Policies:
             await loaded.agents.close()
 
     async def _release(self) -> None:
-        """Closes what nobody uses, but for the last."""
+        """Close all agents that are not in use, except for those requested last."""
         for key in [key for key, loaded in list(self._loaded.items())[:-1] if not loaded.users]:
             await self._loaded.pop(key).agents.close()
 
     def _checkpoint(self, policy: str, run: Path | None) -> Path:
-        """The folder of a checkpoint. Raises NotPossible."""
+        """Return the folder of a checkpoint. Raises NotPossible."""
         if run is None:
             raise NotPossible("This session does not come from an episode of a run, whose checkpoint could play on.")
         name = policy.removeprefix(f"{CHECKPOINT}-")
@@ -127,7 +137,7 @@ class Policies:
         return run / "checkpoints" / name
 
     def _load(self, key: Path | str) -> Agents:
-        """Raises NotPossible."""
+        """Load the agents of a checkpoint's folder or an endpoint's name. Raises NotPossible."""
         try:
             if isinstance(key, Path):
                 from starpod.trainer.agents.pretrained import PretrainedAgents  # with torch, in the extra `trainer`

@@ -1,4 +1,4 @@
-"""Files of a run as they are found: half-written, damaged, gone. What cannot be read is told in sentences."""
+"""Readers for the files of runs, which may be half-written, damaged or gone. Problems are reported as sentences."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ QUIET_SECONDS = 600.0
 """A run on another machine, whose lock cannot be seen, counts as running while its metrics are younger than this."""
 MOST_PROBLEMS = 5
 _MOST_YAML = 2**20
-"""Bytes of a configuration."""
+"""Maximum size of a configuration in bytes."""
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 40, 4000
-"""Of a run; lengths in characters."""
+"""Limits of a run's notes; lengths in characters."""
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What values that no run writes raise where they are used."""
+"""Exceptions that values in damaged files raise where they are used."""
 _DEPTH = 3
 _FRESH_SECONDS = 10.0
-"""For which what a run told of its sessions holds."""
+"""A run's report on its sessions is valid for this long."""
 _TAIL = 2**16
-"""Bytes at the end of a file of metrics, which hold the last line."""
+"""Number of bytes at the end of metrics.jsonl that contain its last line."""
 
 
 def find_runs(root: Path) -> dict[str, Path]:
-    """The folders of runs at `root` or up to three levels below it, by their path there; its own name for `root`."""
+    """Return the folders of runs up to three levels below `root`, by their path relative to it.
+
+    If `root` is itself a run, only this run is returned, by the folder's name.
+    """
     if _is_run(root):
         return {_own_name(root): root}
     found: dict[str, Path] = {}
@@ -60,7 +63,7 @@ def find_runs(root: Path) -> dict[str, Path]:
 
 
 def find_run(root: Path, path: str) -> Path | None:
-    """The folder that `find_runs` gives for a path, without a look at all the others; None where it is gone."""
+    """Return the folder that `find_runs` returns for a path, without searching; None if it is gone."""
     folder = root if _is_run(root) else root / path
     return folder if _is_run(folder) and (folder is not root or path == _own_name(root)) else None
 
@@ -81,7 +84,10 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def mapping(path: Path, problems: list[str]) -> dict[str, Any]:
-    """A YAML or JSON file that holds a mapping; empty where there is none, or none that can be read."""
+    """Return the mapping in a YAML or JSON file; empty if the file is missing or cannot be read.
+
+    problems: receives a sentence about a file that cannot be read.
+    """
     try:
         if path.suffix == ".yaml":
             value = load_yaml(read_bytes(path, _MOST_YAML).decode())
@@ -99,7 +105,7 @@ def mapping(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def read_notes(run: Path, problems: list[str]) -> dict[str, Any]:
-    """Return `tags` and `note` of a run, empty where nobody wrote any."""
+    """Return `tags` and `note` of a run, empty if nobody wrote any."""
     values = mapping(RunFolder(run).notes, problems)
     tags, note = values.get("tags"), values.get("note")
     words = [tag for tag in tags if isinstance(tag, str) and tag.strip()] if isinstance(tags, list) else []
@@ -110,7 +116,7 @@ def read_notes(run: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def shown_text(path: Path) -> str:
-    """A text file of a run, to be shown as it is; empty where there is none, or none that can be read."""
+    """Return the text of a file; empty if the file is missing or cannot be read."""
     try:
         return read_bytes(path, _MOST_YAML).decode(errors="replace")
     except (OSError, ValueError):
@@ -118,7 +124,10 @@ def shown_text(path: Path) -> str:
 
 
 def objects(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; a last line without its end is left out, a damaged one is told."""
+    """Return the objects in a file of JSON lines. An incomplete last line is skipped.
+
+    problems: receives a sentence about each damaged line, up to MOST_PROBLEMS in all.
+    """
     try:
         data = read_bytes(path, MAX_LINE)
     except FileNotFoundError:
@@ -132,7 +141,7 @@ def objects(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 def parse_lines(
     data: bytes, name: str, problems: list[str], *, before: int = 0
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of each whole line. before: lines of the file before `data`."""
+    """Yield line number and object of each complete line. before: number of lines of the file before `data`."""
     for number, line in enumerate(data.split(b"\n")[:-1], before + 1):
         if not line.strip():
             continue
@@ -147,11 +156,11 @@ def parse_lines(
 
 
 class BadFile(Exception):
-    """A file of episodes that cannot be read further; the message says from where on, and why."""
+    """Raised if a file of episodes cannot be read (any further). The message says where and why."""
 
 
 def episode_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Offset of each line of a file of episodes, in its uncompressed text, and the line. Raises BadFile."""
+    """Yield each line of a file of episodes, with its offset in the uncompressed text. Raises BadFile."""
     start = number = 0
     try:
         with open_text(path) as file:
@@ -165,7 +174,7 @@ def episode_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_episode(path: Path, start: int) -> dict[str, Any]:
-    """The episode that starts at this place of a file's uncompressed text. Raises BadFile."""
+    """Return the episode that starts at this offset of a file's uncompressed text. Raises BadFile."""
     try:
         with open_text(path) as file:
             file.seek(start)
@@ -184,7 +193,7 @@ def _reason(error: Exception) -> str:
 
 
 def checkpoints(run: Path) -> list[dict[str, Any]]:
-    """Complete checkpoints, newest first, with their step and what is said of them: best, latest."""
+    """Return complete checkpoints, newest first. `marks` of each may contain "best" and "latest"."""
     folder = run / "checkpoints"
     try:
         found = list_checkpoints(folder)
@@ -198,10 +207,12 @@ def checkpoints(run: Path) -> list[dict[str, Any]]:
 
 
 def in_play(run: Path) -> dict[str, Any] | None:
-    """Ask a run that trains for its sessions in play, and return what it told last: its servers, what it does, and its
-    sessions, which come within a second or so; None where it tells nothing."""
+    """Ask a run that trains to report its sessions, and return its last report; None if there is none.
+
+    The run answers within about a second. `sessions` is None if its report is older than _FRESH_SECONDS.
+    """
     folder = RunFolder(run)
-    with contextlib.suppress(OSError):  # then it cannot be asked
+    with contextlib.suppress(OSError):  # in a read-only folder the run cannot be asked
         folder.watched.touch()
     if not servers_of(run):
         return None
@@ -215,17 +226,17 @@ def in_play(run: Path) -> dict[str, Any] | None:
 
 
 def servers_of(run: Path) -> str:
-    """The addresses of the servers of a run that trains, with commas; empty where it tells none."""
+    """Return the addresses of the servers of a run that trains, joined by commas; empty if it reports none."""
     return ",".join(mapping(RunFolder(run).live, []).get("servers") or [])
 
 
 def doing_of(run: Path) -> str:
-    """What a run that trains does now, in words; empty where it tells nothing."""
+    """Return what a run that trains does now, in words; empty if it reports nothing."""
     return str(mapping(RunFolder(run).live, []).get("doing") or "")
 
 
 def last_metrics(folder: Path) -> dict[str, Any]:
-    """The metrics of the newest iteration; empty where there are none."""
+    """Return the metrics of the newest iteration; empty if there are none."""
     try:
         with open_regular(folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))
@@ -237,13 +248,13 @@ def last_metrics(folder: Path) -> dict[str, Any]:
 
 
 def kept_pictures(run: Path, file: str, group: int, member: int) -> list[bytes]:
-    """The pictures that the run drew of an episode for its report; empty where it drew none."""
+    """Return the pictures of an episode that the run drew for its report; empty if it drew none."""
     place = (file, group, member)
     return read_pictures(RunFolder(run).pictures, [place]).get(place, [])
 
 
 def held_locks() -> set[int]:
-    """Inodes of the files that some process of this machine holds locked."""
+    """Return the inodes of all files that a process of this machine has locked (Linux; elsewhere empty)."""
     try:
         rows = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -252,9 +263,15 @@ def held_locks() -> set[int]:
 
 
 def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float) -> str:
-    """running, ended, or interrupted: neither. written: when metrics were last written.
+    """Return "running", "ended" or "interrupted".
 
-    The lock of a trainer on this machine is seen without touching it; that of another machine is not.
+    A run on this machine is running if its lock is held. Locks of other machines are invisible, so such a run counts as
+    running while its metrics are recent.
+
+    Args:
+        facts: content of run.json.
+        locks: result of `held_locks`.
+        written: time of the last metrics, in seconds since the epoch.
     """
     if facts.get("ended"):
         return "ended"
@@ -269,5 +286,5 @@ def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float)
 
 
 def is_recent(written: float) -> bool:
-    """Whether metrics of that time are those of a run that may go on."""
+    """Return whether a run whose last metrics have this time may still be running."""
     return time.time() - written < QUIET_SECONDS

@@ -1,4 +1,4 @@
-"""The list of runs, and the page of one run."""
+"""Page with the list of runs, and page of one run."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from starpod.ui.page import Site, number, query, render
 from starpod.ui.reading import checkpoints, doing_of, mapping, objects, read_notes, shown_text
 
 SHOWN_RUNS = 200
-"""Runs on a page of the list."""
+"""Number of runs on a page of the list."""
 EVALUATIONS = 400
-"""Evaluations that a chart shows."""
+"""Maximum number of evaluations in a chart."""
 SEARCHED = ("path", "title", "environment", "algorithm")
-"""What the search for some text looks at, beside the tags."""
+"""Fields in which the list is searched for a text, besides the tags."""
 STATUSES = ("running", "ended", "interrupted")
 SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "highest success": lambda run: -(run["evaluation"] or {"success": -1.0})["success"],
     "longest": lambda run: -run["seconds"],
     "environment": lambda run: run["environment"],
 }
-"""Orders of the list beside the newest first, which holds among equals: the key of a run."""
+"""Sort keys of the list. The default is newest first, which also applies to equal runs."""
 
 
 def runs_page(site: Site, request: Request) -> Response:
-    """All runs, the newest first; of one status, or whose path, title or tags hold some text."""
+    """List all runs, or those with a given status or a given text in their path, title or tags."""
     known = site.index.runs()
     wanted, text = request.query_params.get("status", ""), request.query_params.get("text", "").strip()
     order = request.query_params.get("sort", "")
@@ -58,7 +58,7 @@ def runs_page(site: Site, request: Request) -> Response:
 
 
 def run_page(site: Site, request: Request) -> Response:
-    """One run: where it stands, its curves, checkpoints, configuration and where it came from."""
+    """Show one run: its progress, curves, checkpoints, configuration and provenance."""
     run = site.run(request.path_params["path"])
     folder = site.folder(run["path"])
     problems: list[str] = []
@@ -92,7 +92,7 @@ def run_page(site: Site, request: Request) -> Response:
 
 
 def metrics_table(curve: Curve) -> list[dict[str, Any]]:
-    """The newest value of each metric as the terminal's screen shows it: label, value, trend, curve."""
+    """Return a row for each metric, with its newest value, formatted as on the terminal's screen."""
     measured = [line["metrics"] for line in curve.lines if line["metrics"]]
     if not measured:
         return []
@@ -117,7 +117,7 @@ def metrics_table(curve: Curve) -> list[dict[str, Any]]:
 
 
 def _kinds(files: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, int]]:
-    """How many episodes of each kind there are."""
+    """Return the number of episodes of each kind, sorted by kind."""
     counts: dict[str, int] = {}
     for file in files:
         counts[file["kind"]] = counts.get(file["kind"], 0) + file["episodes"]

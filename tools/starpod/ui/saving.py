@@ -1,4 +1,4 @@
-"""Files of what was found by playing: demonstrations to imitate and start states to train from, by environment."""
+"""Files of demonstrations to imitate and start states to train from, which visitors save while they play."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from starpod.ui.policies import NotPossible
 from starpod.ui.reading import mapping
 
 KINDS = ("demonstrations", "starts")
-"""Names of the folders beside the runs, in which each environment has a file."""
+"""Names of the folders beside the runs. Each contains a file per environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A file of a kind, and the lines that it has."""
+    """A file of demonstrations or start states."""
 
     kind: str
     path: Path
     count: int
+    """Number of lines."""
 
     @property
     def words(self) -> str:
-        """What a run that uses it is given on its command line."""
+        """Command-line arguments of a run that uses the file."""
         if self.kind == "starts":
             return f"environment.starts={self.path}"
         return f"warm_start.demonstrations={self.path} warm_start.steps=200"
 
 
 def saved(folder: Path, kind: str, environment: str) -> Saved | None:
-    """The file of an environment; None where there is none yet."""
+    """Return the file of an environment; None if there is none yet."""
     path = folder / kind / f"{environment}.jsonl"
     try:
         return Saved(kind, path, path.read_bytes().count(b"\n"))
@@ -45,9 +46,9 @@ def saved(folder: Path, kind: str, environment: str) -> Saved | None:
 
 
 def held_out(seed: int, run: Path | None) -> tuple[str, int]:
-    """The range of an evaluation that a seed lies in, in words, empty where in none; and a seed that is in none.
+    """Return the held-out range that contains a seed, in words (empty: none), and a seed that is in no such range.
 
-    run: whose ranges count; None: those of a run that says nothing else.
+    run: folder of the run whose ranges apply; None: the default ranges.
     """
     try:
         seeds = SeedsConfig.model_validate(mapping(run / "config.yaml", []).get("seeds") or {} if run else {})
@@ -57,7 +58,7 @@ def held_out(seed: int, run: Path | None) -> tuple[str, int]:
 
 
 async def save(games: Games, folder: Path, kind: str, game: Game) -> None:
-    """Adds a game's turns as a demonstration, or its present state as a start state. Raises NotPossible."""
+    """Save a game's turns as a demonstration, or its present state as a start state. Raises NotPossible."""
     if not game.turns:
         raise NotPossible("There is no turn to save yet.")
     if kind == "starts":
@@ -72,8 +73,8 @@ async def save(games: Games, folder: Path, kind: str, game: Game) -> None:
 
 
 def save_demonstration(folder: Path, episode: Episode, run: Path | None) -> None:
-    """Adds an episode to the demonstrations of its environment. run: whose episode it began as. Raises NotPossible."""
-    # Numbered by their place in the file, as the groups of a run are.
+    """Add an episode to the demonstrations of its environment. run: run of the original episode. Raises NotPossible."""
+    # Demonstrations are numbered by their position in the file, like the groups of a run.
     before = saved(folder, "demonstrations", episode.environment)
     episode = replace(episode, group=before.count if before else 0)
     line = json.dumps(episode.to_json(), ensure_ascii=False) + "\n"
@@ -97,8 +98,10 @@ def _append(folder: Path, kind: str, episode: Episode, run: Path | None, line: s
 
 
 async def _confirm(games: Games, game: Game, *, typed: bool) -> None:
-    """Plays a game's turns again as a run would: from its seeds, in texts. Raises NotPossible where they come to
-    something else. typed: what a person sent were calls of tools."""
+    """Replay a game's turns as a run would, from its seeds and with texts as actions.
+
+    typed: whether the player sent tool calls. Raises NotPossible if the observations differ.
+    """
     if game.copied:
         raise NotPossible("This is a copy of another's session: what led to its state is not known.")
     try:

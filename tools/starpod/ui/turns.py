@@ -20,7 +20,7 @@ from starpod.ui.saving import held_out, save_demonstration, saved
 
 
 async def start_job(site: Site, request: Request) -> Response:
-    """Begins to try continuations from each turn of an episode; their page fills while they are played."""
+    """Start continuations from each turn of an episode. Their page fills while they are played."""
     given = await posted(site, request, "fork")
     episode, task, link = named_episode(site, given)
     continuing, folder = continuing_of(site), site.folder(given["run"])
@@ -37,13 +37,13 @@ def job_link(job: TurnValues) -> str:
 
 
 async def jobs_page(site: Site, request: Request) -> Response:
-    """What is being tried and was tried, the newest first."""
+    """List the jobs that run, wait or have ended, newest first."""
     jobs = continuing_of(site).jobs()
     return render("jobs.html", site=site, jobs=jobs, job_link=job_link, live=any(not job.done for job in jobs))
 
 
 async def job_page(site: Site, request: Request) -> Response:
-    """Success of continuations from each turn of an episode, as far as they are played."""
+    """Show the success of continuations from each turn of an episode, while they are played and afterwards."""
     job = continuing_of(site).job(request.path_params["job"])
     verdict, worst = _verdict(job) if job.done and job.found else ("", -1)
     return render(
@@ -53,7 +53,7 @@ async def job_page(site: Site, request: Request) -> Response:
 
 
 async def job_action(site: Site, request: Request) -> Response:
-    """Stops a job."""
+    """Stop a job."""
     await posted(site, request, "turns")
     continuing = continuing_of(site)
     job = continuing.job(request.path_params["job"])
@@ -64,8 +64,10 @@ async def job_action(site: Site, request: Request) -> Response:
 
 
 def _verdict(job: TurnValues) -> tuple[str, int]:
-    """Says after which turn continuations succeed least, by the largest fall, and gives its place; after the last one
-    the outcome counts."""
+    """Say which turn reduced the success of continuations most, and return its index as well.
+
+    After the last turn, the episode's own outcome counts as the success.
+    """
     found, episode = job.found, job.episode
     if not any(each.solved for each in found):
         return "No continuation solved it, wherever it began: try another policy, or more of them.", 0
@@ -88,7 +90,7 @@ def _verdict(job: TurnValues) -> tuple[str, int]:
 
 
 async def continuation_page(site: Site, request: Request) -> Response:
-    """A continuation turn by turn, from the start of its episode."""
+    """Show a continuation turn by turn, from the start of its episode."""
     continuing = continuing_of(site)
     tree, number, branch = _named(continuing, request)
     game = tree.game
@@ -102,7 +104,7 @@ async def continuation_page(site: Site, request: Request) -> Response:
 
 
 async def continuation_picture(site: Site, request: Request) -> Response:
-    """The state before a turn of it, drawn by the server."""
+    """Return a picture of the state before a turn of a continuation, drawn by the server."""
     continuing = continuing_of(site)
     tree, number, branch = _named(continuing, request)
     frames = await continuing.games.frames(continuation_link(tree, number), branch.episode, tree.game.task, branch.luck)
@@ -113,7 +115,7 @@ async def continuation_picture(site: Site, request: Request) -> Response:
 
 
 async def continuation_action(site: Site, request: Request) -> Response:
-    """Opens a live session where it stood before a turn, or saves it as a demonstration."""
+    """Open a live session in the state before a turn of a continuation, or save the continuation as a demonstration."""
     given = await posted(site, request, "continuation")
     continuing = continuing_of(site)
     tree, number, branch = _named(continuing, request)
@@ -131,7 +133,7 @@ async def continuation_action(site: Site, request: Request) -> Response:
 
 
 def _named(continuing: Continuing, request: Request) -> tuple[Branches, int, Branch]:
-    """Raises NotPossible, HTTPException 404."""
+    """Return the continuation that an address names, with its set and its number. Raises NotPossible, HTTPException."""
     number = whole(request.path_params["number"], max(COUNTS))
     if number is None:
         raise HTTPException(404)
@@ -139,7 +141,7 @@ def _named(continuing: Continuing, request: Request) -> tuple[Branches, int, Bra
 
 
 def _origin(continuing: Continuing, tree: Branches) -> tuple[str, str]:
-    """The link and the name of the page that shows all of its tree; empty where it is no longer there."""
+    """Return link and title of the page that shows all continuations of a set; empty if the page is gone."""
     for job in continuing.jobs():
         if tree in job.found:
             return job_link(job), "Which turn lost it?"

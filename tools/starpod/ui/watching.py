@@ -1,6 +1,6 @@
-"""Sessions of others, by their id: looked at, acted in, and copied; and how long the servers take to answer.
+"""Access to other clients' sessions by their id (watch, act, copy), and round-trip times of servers.
 
-The contract lists nobody's sessions: an id is what lets a client into one, so who knows it may look.
+The contract has no list of sessions. A session's id is the permission to use it, so anyone who knows it may watch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from starpod.ui.policies import NotPossible
 from starpod.v1 import environment_pb2 as pb
 
 SECONDS = 10.0
-"""For a call."""
+"""Deadline of a call."""
 PROBES = 5
-"""Calls of which the median is told."""
+"""Number of calls per server, of which the median is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a session shows. place: epoch and index that its next turn must carry; None where it has no snapshots, so
-    that nobody else can know."""
+    """The present state of a session."""
 
     id: str
     address: str
@@ -36,10 +35,11 @@ class Look:
     picture: bytes | None
     spec: pb.EnvironmentSpec | None
     place: tuple[int, int] | None
+    """Epoch and step index of the next turn; None if the environment has no snapshots: only that call returns them."""
 
 
 async def round_trips(fleet: Fleet) -> dict[str, float]:
-    """The median seconds that each server takes for a call that does nothing, by its address."""
+    """Return the median seconds that each server takes for a call that does nothing, by address."""
 
     async def probe(replica: Replica) -> float:
         seconds = []
@@ -57,7 +57,7 @@ async def round_trips(fleet: Fleet) -> dict[str, float]:
 
 
 async def look(fleet: Fleet, session: str) -> Look:
-    """Looks at a session, which renews its lease and changes nothing else. Raises NotPossible, StarpodError."""
+    """Return the state of a session. This renews its lease, but changes nothing. Raises NotPossible, StarpodError."""
     replica = await _find(fleet, session)
     spec, place = None, None
     with suppress(Unsupported, BadArgument):
@@ -71,7 +71,10 @@ async def look(fleet: Fleet, session: str) -> Look:
 
 
 async def act(fleet: Fleet, session: str, place: tuple[int, int], actions: list[str]) -> None:
-    """Plays a turn in it, as its owner would: their next one is then out of order. Raises as `look`."""
+    """Play a turn in a session. The owner's next turn is then refused as out of order.
+
+    place: epoch and step index of the turn. Raises NotPossible, StarpodError.
+    """
     replica = await _find(fleet, session)
     request = pb.StepRequest(session_id=session, epoch=place[0], step_index=place[1])
     request.actions.extend(pb.Action(text=action) for action in actions)
@@ -79,7 +82,7 @@ async def act(fleet: Fleet, session: str, place: tuple[int, int], actions: list[
 
 
 async def copy(fleet: Fleet, session: str) -> Session:
-    """A session of ours in the same state; its owner sees nothing of it. Raises as `look`."""
+    """Open a copy of a session, unnoticed by its owner. Raises NotPossible, StarpodError."""
     replica = await _find(fleet, session)
     try:
         kept = await replica.call(SNAPSHOT, pb.SnapshotRequest(session_id=session), _until(fleet))
