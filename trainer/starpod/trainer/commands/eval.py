@@ -1,4 +1,4 @@
-"""`starpod eval`: how well a policy plays, on start states that no training saw."""
+"""`starpod eval`: evaluation of a policy on held-out start states."""
 
 from __future__ import annotations
 
@@ -43,18 +43,17 @@ CHAT = "openai:"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is evaluated: how it is called and its agents.
-
-    tasks: environments of its run by their names there, "" for the only one; none without a run. served: those of them
-    that the run serves by itself. seeds: those of its run, or as runs have them.
-    """
+    """A policy to evaluate."""
 
     kind: str
     name: str
     agents: Agents
     tasks: Mapping[str, str] = field(default_factory=dict)
+    """Environment ids by name in the policy's run ("" for the only one); empty without a run."""
     served: Sequence[EnvironmentConfig] = ()
+    """Those environments if the run hosts its own servers."""
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
+    """Seeds of the run, or the default ones."""
 
 
 @click.command(name="eval")
@@ -194,7 +193,7 @@ def evaluate(
         write_episodes(episodes_file, numbered([results for _, results in played]))
     console = safe_console(stderr=json_file == "-", highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, 120)  # a log has no edge to wrap at
+        console.width = max(console.width, 120)  # avoid wrapping in a log
     _show(console, report)
     write_report(json_file, json.dumps(report, ensure_ascii=False) + "\n")
     failures = [episode.error for _, results in played for episode in results if episode.failed]
@@ -204,7 +203,7 @@ def evaluate(
 
 
 def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.AbstractContextManager[str]:
-    """Serve the environments of a run as the run did, while the context lasts."""
+    """Host the environments as the run did, during the context."""
     arguments = dict.fromkeys(tuple(environment.serve) for environment in environments)
     names = list(dict.fromkeys(environment.id for environment in environments))
     return local_services(names, arguments=[word for words in arguments for word in words])
@@ -221,7 +220,7 @@ async def _run(
     seeds: range,
     samples: int,
 ) -> list[tuple[Task, list[Episode]]]:
-    """The episodes of each environment, one environment after the other."""
+    """Return the episodes of each environment, which are played one after the other."""
     console = safe_console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     played = []
@@ -249,7 +248,7 @@ async def _run(
 def _policy(
     model: str, sampling: Sampling, engine: Literal["torch", "vllm"], base_url: str | None, concurrency: int
 ) -> Policy:
-    """What a name on the command line stands for."""
+    """Return the policy that a command-line argument names."""
     if model.startswith(CHAT):
         return _chat_policy(model.removeprefix(CHAT), sampling, base_url, concurrency)
     if base_url:
@@ -265,7 +264,7 @@ def _policy(
 
 
 def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm"]) -> Policy:
-    from starpod.trainer.agents.pretrained import PretrainedAgents  # torch takes its time to import
+    from starpod.trainer.agents.pretrained import PretrainedAgents  # slow: imports torch
 
     try:
         agents = PretrainedAgents(model, sampling, engine)
@@ -280,7 +279,7 @@ def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", 
 
 
 def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> Policy:
-    from starpod.trainer.agents.chat import ChatAgents  # the package openai takes its time to import
+    from starpod.trainer.agents.chat import ChatAgents  # slow: imports openai
 
     if not model:
         raise click.BadParameter(
@@ -301,7 +300,7 @@ def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurren
 
 
 def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:
-    """Those of the final evaluation at the end of a run, unless the caller says otherwise."""
+    """Return the seeds from `first`, or by default those of a run's final evaluation."""
     if first is not None:
         return range(first, first + count)
     try:
@@ -334,9 +333,9 @@ def _tasks(
     version: str,
     limits: Limits,
 ) -> list[Task]:
-    """The environments, each with the options that are meant for it. One that is named twice is played once.
+    """Return the tasks to play, each with its options. An environment that is named twice is played once.
 
-    own: as `Policy.tasks`; a name there goes before that of an environment.
+    own: see `Policy.tasks`. A name in it takes precedence over that of an environment.
     """
     played: dict[str, pb.EnvironmentSpec] = {}
     for name in names:
@@ -394,7 +393,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
 
 
 def _compare(first: Path, second: Path, *, json_file: str) -> None:
-    """Shows how much better the second evaluation is than the first."""
+    """Print a comparison of two evaluations."""
     try:
         figures = compare(read_evaluation(first), read_evaluation(second))
     except NotComparable as error:
@@ -420,7 +419,7 @@ def _compare(first: Path, second: Path, *, json_file: str) -> None:
 
 
 def _difference(values: Sequence[float] | None, form: str) -> str:
-    """+4.1 % (-0.3 % to +8.5 %)"""
+    """Return a difference with its interval, such as `+4.1 % (-0.3 % to +8.5 %)`."""
     if values is None:
         return "-"
     difference, low, high = (format(value, form) for value in values)

@@ -1,4 +1,4 @@
-"""`starpod export-episodes`: recorded episodes in a format of others."""
+"""`starpod export-episodes`: recorded episodes in a format of other tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`starpod train --keys`: what a configuration can hold, printed from its sections."""
+"""`starpod train --keys`: the configuration's keys, printed from its sections."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from starpod.trainer.section import ConfigError, Kinds, Section
 
 
 def explain(wanted: str = "") -> str:
-    """Keys with their meaning, default and choices: all, or those of one section, or one, by its dotted name.
+    """Return keys with their meaning, default and choices: all, those of one section, or one, by dotted name.
 
-    Raises ConfigError where there is no such key.
+    Raises ConfigError if there is no such key.
     """
     formatter = click.HelpFormatter(max_width=120)
     presets = [
@@ -52,9 +52,9 @@ def explain(wanted: str = "") -> str:
 
 
 def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
-    """A section as it is by default and all below it, each with its dotted key, in the order of their fields.
+    """Yield a section with its defaults and all sections below it, each with its dotted key, in field order.
 
-    Where users name sections themselves, one stands for them, under NAME; for those of a list, under [].
+    One default section represents all whose names users choose, under NAME, or all in a list, under [].
     """
     yield prefix, section
     if isinstance(section, AlgorithmConfig):
@@ -79,7 +79,7 @@ def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]
 
 
 def own_keys(section: Section) -> list[str]:
-    """The keys that are explained with a section: not those that it takes over from another one as they are."""
+    """Return the keys that are explained with a section, without those it inherits unchanged."""
     bases = [base for base in type(section).__bases__ if issubclass(base, Section)]
     return [
         name
@@ -94,9 +94,9 @@ def _same(field: FieldInfo, other: FieldInfo | None) -> bool:
 
 
 def choices(annotation: Any, default: Any, differs: bool, named: Sequence[str] | None = None) -> str:
-    """A default, and after it what else may be given, where there is a choice.
+    """Return the default, and other possible values if there is a choice.
 
-    differs: whether presets give the key different values. named: the choices of a text; None: those of the type.
+    differs: whether presets give the key different values. named: choices of a text; None: those of the type.
     """
     shown = show(default) + (f" in {DEFAULT_PRESET}" if differs else "")
     found = list(named or kinds(annotation))
@@ -105,7 +105,7 @@ def choices(annotation: Any, default: Any, differs: bool, named: Sequence[str] |
 
 
 def kinds(annotation: Any) -> list[str]:
-    """Describes the values that a type accepts."""
+    """Return descriptions of the values that a type accepts."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return kinds(arguments[0])
@@ -125,7 +125,7 @@ def kinds(annotation: Any) -> list[str]:
 
 
 def show(value: Any) -> str:
-    """As YAML takes it. A float has a point or an exponent."""
+    """Return the value as YAML. A float has a point or an exponent."""
     if isinstance(value, float):
         text = f"{value:g}"
         return text if {".", "e"} & set(text) else f"{text}.0"

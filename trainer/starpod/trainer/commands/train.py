@@ -89,7 +89,7 @@ def train(
         words, config = (config, *words), None
     names = [word.partition("=")[0] for word in words]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        # A script's own words are often followed by the user's.
+        # Accept repeated keys: scripts often append the user's arguments to their own.
         click.echo(f"given more than once, the last one counts: {', '.join(repeated)}", err=True)
         words = tuple(dict(zip(names, words, strict=True)).values())
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run
@@ -125,7 +125,7 @@ def train(
 
 
 def _check_memory(config: Config) -> int:
-    """Prints the estimated memory as comments below the configuration. Raises UsageError for what cannot fit."""
+    """Print the estimated memory as comments below the configuration. Raises UsageError if it cannot fit."""
     import transformers
 
     from starpod.trainer.engines.base import EngineError
@@ -148,11 +148,10 @@ def _check_memory(config: Config) -> int:
 
 
 def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = False) -> int:
-    """Trains, writes the report, and returns the exit status.
+    """Train, write the report, and return the exit status.
 
-    with_site: `starpod ui` shows the folder meanwhile.
-
-    Raises UsageError for a configuration that turns out to be wrong before the first iteration.
+    with_site: run `starpod ui` for the folder meanwhile. Raises UsageError for a configuration that turns out to be
+    wrong before the first iteration.
     """
     import torch
     import transformers
@@ -207,7 +206,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 reason = asyncio.run(main())
         except KeyboardInterrupt:
             screen.close()
-            parallel.end(interrupts.status)  # what is told to stop at once waits for nothing
+            parallel.end(interrupts.status)  # a process that must stop at once waits for nothing
             raise
         finally:
             parallel.close()
@@ -220,7 +219,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
 
 
 def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[str, str]:
-    """Writes the report of a run that is over or stopped. Returns what the screen says last, by its heading."""
+    """Write the report of a run that is over or stopped. Return the last lines of the screen by heading."""
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
     from starpod.trainer.output.words import after_the_best, final_line, with_interval
@@ -228,7 +227,7 @@ def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[st
     screen.phase("writing the report")
     try:
         report = write_report(path)
-    except FileNotFoundError:  # it was stopped before it had anything to report
+    except FileNotFoundError:  # stopped before there was anything to report
         return {"outcome": outcome, "next": _next(path, config)}
     folder = RunFolder(path)
     best, final = folder.best_step, folder.read_final()
@@ -242,11 +241,11 @@ def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[st
 
 @contextmanager
 def _live_site(path: Path, *words: str) -> Iterator[str]:
-    """The address of a live site that shows the run while the context lasts. Raises ClickException."""
+    """Run a live site for the run during the context, and yield its address. Raises ClickException."""
     from starpod.client.programs import ServiceFailed, started
 
     try:
-        # The folder is made later, and only if the run begins.
+        # The folder is created later, and only if the run begins.
         with started("the live site", "ui", str(path), "--index", ":memory:", *words) as address:
             yield address
     except ServiceFailed as error:
@@ -254,7 +253,7 @@ def _live_site(path: Path, *words: str) -> Iterator[str]:
 
 
 def _access(config: Config) -> list[str]:
-    """The words by which the live site may call the run's servers, where these ask the same of all."""
+    """Return the access options of the run's servers for the live site; empty if the servers need different ones."""
     names = ("token_file", "ca", "certificate", "key")
     asked = {tuple(getattr(task.environment, name) for name in names) for task in config.tasks}
     given = zip(names, asked.pop(), strict=True) if len(asked) == 1 else ()
@@ -262,10 +261,9 @@ def _access(config: Config) -> list[str]:
 
 
 def _show_on(path: Path, config: Config, site: str) -> None:
-    """Shows the run at the same address until Ctrl-C, as the command that is told for it would: with a server of its
-    own, for those of the run have ended with it."""
+    """Show the run at the same address until Ctrl-C. The run's own servers have ended, so the site starts others."""
     words = shlex.split(commands(path, config.to_dict())["look"])[3:]
-    if "SERVER" in words:  # for the user to name
+    if "SERVER" in words:  # a placeholder that only the user can fill in
         words = []
     port = str(urlsplit(site).port)
     try:
@@ -278,7 +276,8 @@ def _show_on(path: Path, config: Config, site: str) -> None:
 
 
 def _unreachable(config: Config, error: Exception) -> str:
-    """Says what is wrong with the servers, without a full stop. Where no server listens, the sentence is ours."""
+    """Return what is wrong with the servers, without a full stop. If no server listens, the sentence is ours, not
+    gRPC's."""
     from starpod.client.catalog import no_answer
 
     details = str(error).removesuffix(".")
@@ -287,7 +286,7 @@ def _unreachable(config: Config, error: Exception) -> str:
 
 
 def _next(path: Path, config: Config) -> str:
-    """Says how to go on. A run starts services of its own anew; servers with addresses have to answer first."""
+    """Return how to continue. Servers with addresses must answer first; a run restarts servers that it hosts."""
     from starpod.trainer.output.run_folder import RunFolder
 
     once = "once it answers, " * any(task.environment.addresses for task in config.tasks)
@@ -297,9 +296,9 @@ def _next(path: Path, config: Config) -> str:
 
 
 def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """What a user types next, by what it does: exact command lines about the run in the folder.
+    """Return exact command lines to continue with the run in a folder, by purpose.
 
-    config: of its config.yaml.
+    config: content of its config.yaml.
     """
     from starpod.trainer.rollout.environment import server_words
 
@@ -319,12 +318,11 @@ def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _environments(config: Config) -> str:
-    """Their names."""
     return ", ".join(task.name or task.environment.id for task in config.tasks)
 
 
 def make_plan(config: Config, path: Path) -> dict[str, object]:
-    """What was decided, for the screen."""
+    """Return the main settings, for the screen."""
     from starpod.trainer.models.config import model_title
 
     collect, stop = config.collect, config.stop

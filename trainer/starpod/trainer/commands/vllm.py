@@ -1,4 +1,4 @@
-"""`starpod vllm`: a vLLM server that the engine `vllm_remote` can drive."""
+"""`starpod vllm`: a vLLM server for the engine `vllm_remote`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.models.config import SMOLLM2, ModelError
 
 LEAST_BATCH = 4096
-"""Tokens that a CPU server takes in one step: at least the longest context, because no prompt may come in pieces."""
+"""Minimum tokens per step of a CPU server. The batch must also hold the longest context, because prompts are not
+chunked."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -38,23 +39,23 @@ def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
     import torch  # takes seconds
 
     words = ["--host=127.0.0.1", "--dtype=float32", f"--max-model-len={context}", "--logprobs-mode=processed_logprobs"]
-    words.append("--enable-prompt-tokens-details")  # replies tell how much of their prompt was in the cache
+    words.append("--enable-prompt-tokens-details")  # replies report how much of their prompt was cached
     if _has_scale_out():
         words.append("--enable-scale-out")
     environment = {"VLLM_SERVER_DEV_MODE": "1", **os.environ}
     if not torch.cuda.is_available():
-        # A prompt in pieces makes the worker turn back its random stream, which CPU generators cannot.
+        # Chunked prefill makes the worker rewind its random generator, which CPU generators do not support.
         batch = max(context, LEAST_BATCH)
         words += ["--enforce-eager", "--no-enable-chunked-prefill", f"--max-num-batched-tokens={batch}"]
         environment = _whole_cpu() | environment
-    # `vllm serve` looks for a distribution named vllm, and the one for CPUs has another name. Of an option that stands
-    # there twice, the last one counts.
+    # Start the module, because `vllm serve` looks for a distribution named vllm, and the one for CPUs has another name.
+    # If an option is given twice, the last one counts.
     program = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
     os.execve(sys.executable, [*program, f"--model={_source(model)}", *words, *arguments], environment)
 
 
 def _source(model: str) -> str:
-    """Folder or name of the model that vLLM loads. Raises ClickException."""
+    """Return the folder or name of the model that vLLM loads. Raises ClickException."""
     if model != SMOLLM2:
         return model
     from starpod.trainer.models.bundled import bundled_folder
@@ -66,7 +67,7 @@ def _source(model: str) -> str:
 
 
 def _has_scale_out() -> bool:
-    """Whether this vLLM samples from token ids only when told so at its start."""
+    """Return whether this vLLM needs an option at its start to sample from token ids."""
     try:
         found = importlib.util.find_spec("vllm.entrypoints.scale_out.factories")
     except ModuleNotFoundError:
@@ -75,9 +76,9 @@ def _has_scale_out() -> bool:
 
 
 def _whole_cpu() -> dict[str, str]:
-    """Settings for as many threads as OMP_NUM_THREADS says, or one for each core that this process may use.
+    """Return settings for OMP_NUM_THREADS threads, or by default one per core that this process may use.
 
-    By itself vLLM keeps one core free, which halves its speed on two.
+    By default vLLM keeps one core free, which halves its speed on two cores.
     """
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     bind = "nobind" if "OMP_NUM_THREADS" in os.environ else cores

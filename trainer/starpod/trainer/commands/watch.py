@@ -1,4 +1,4 @@
-"""`starpod watch`: recorded episodes, replayed in the terminal turn by turn."""
+"""`starpod watch`: replay of recorded episodes in the terminal, turn by turn."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def watch(
 
 
 def _show_trees(files: Sequence[Path]) -> None:
-    """Those of the last file."""
+    """Print the trees of the last file."""
     try:
         groups = branching_groups(files[-1])
     except BadEpisodes as error:
@@ -107,7 +107,7 @@ def _show_trees(files: Sequence[Path]) -> None:
 
 
 def branches(group: EpisodeGroup) -> Tree:
-    """The members of a group, each below the one that it branches from."""
+    """Return the members of a group as a tree, each below the member that it branches from."""
     members, states = {episode.member: episode for episode in group.members}, siblings_of(group.members)
     solved = sum(episode.success is True for episode in members.values())
     tree = Tree(Text(f"group {group.id}: {solved} of {len(members)} solved", "bold"))
@@ -130,7 +130,7 @@ def branches(group: EpisodeGroup) -> Tree:
 
 
 def play(console: Console, episode: Episode, title: str, pause: float = 0.0) -> None:
-    """Prints an episode, with `pause` seconds between its parts."""
+    """Print an episode, with `pause` seconds between its parts."""
     for part in scenes(episode, title):
         console.print(part)
         if pause:
@@ -138,7 +138,7 @@ def play(console: Console, episode: Episode, title: str, pause: float = 0.0) -> 
 
 
 def scenes(episode: Episode, title: str) -> Iterator[RenderableType]:
-    """The episode's heading, its turns, its end."""
+    """Yield the episode's heading, its turns and its end."""
     name = f"{episode.task} {episode.environment} {episode.version}".strip()
     yield Text.assemble(
         (title, "bold"), f": {name}, seed {episode.seed}, group {episode.group}, member {episode.member}"
@@ -154,7 +154,7 @@ def scenes(episode: Episode, title: str) -> Iterator[RenderableType]:
 
 
 def show_turn(turn: Turn, number: int, total: float) -> RenderableType:
-    """One turn. total: the reward so far, this turn's included."""
+    """Return one turn. total: the sum of rewards up to and including this turn."""
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     facts.add_column(style="bright_black", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -188,19 +188,19 @@ def show_end(episode: Episode) -> RenderableType:
 
 
 def _outcome(episode: Episode) -> tuple[str, str]:
-    """In a word, and its style."""
+    """Return the outcome in words, and its style."""
     if episode.failed:
         return "Failed", "red"
     return {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[episode.success]
 
 
 def _text(text: str, style: str = "") -> Text:
-    """What a model or an environment wrote, without whatever would take the terminal over."""
+    """Return text of a model or environment without control characters, which could manipulate the terminal."""
     return Text("".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text), style)
 
 
 def _remark(turn: Turn) -> str:
-    """What was wrong with the turn, in words."""
+    """Return what was wrong with the turn, in words."""
     remarks = []
     if not turn.well_formed:
         remarks.append("ill-formed")

@@ -1,4 +1,4 @@
-"""Diversity of replies, from their text alone."""
+"""Diversity of replies, measured on their text only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from starpod.trainer.data.episode import Episode, Turn
 
 
 def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Metrics of a batch; a key is left out where nothing can be compared. Costs one pass over the text.
+    """Return metrics of a batch. A key is missing if nothing can be compared. The cost is one pass over the text.
 
-    collect/response_diversity: the chance that two members of a group reply differently to the start state they share.
-        A share of pairs, not of distinct texts: it does not depend on how many members or groups there are, so steps
-        with a filter or with failed episodes compare with those without.
-    diversity/distinct_reasoning: distinct thoughts over thoughts, all turns. Falls with the number of turns in a batch.
-    diversity/most_common_reasoning: the share of turns that think the most common thought: a template, near 1.
-    diversity/distinct_trigrams: distinct word triples over word triples within a reply, mean over replies: near 0 for a
-        reply that runs in circles.
+    collect/response_diversity: probability that two members of a group reply differently to their common start
+        state. As a share of pairs, not of distinct texts, it does not depend on the number of members or groups, so
+        steps with a filter or failed episodes are comparable.
+    diversity/distinct_reasoning: number of distinct thoughts by number of thoughts, over all turns. It falls with
+        the number of turns in a batch.
+    diversity/most_common_reasoning: share of turns with the most common thought. Near 1 it is a template.
+    diversity/distinct_trigrams: share of distinct word triples within a reply, mean over replies. It is near 0 for
+        a reply that repeats itself.
     """
     metrics = {}
     same = response_diversity(episodes)
@@ -37,12 +38,12 @@ def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def normalise(text: str) -> str:
-    """Lower case, one space between words: replies that differ in layout alone are the same reply."""
+    """Return lower-case text with single spaces, so that replies with a different layout are equal."""
     return " ".join(text.casefold().split())
 
 
 def response_diversity(episodes: Iterable[Episode]) -> float | None:
-    """The share of pairs of one group whose first replies differ; None without a pair."""
+    """Return the share of pairs in a group whose first replies differ; None without a pair."""
     replies: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for episode in episodes:
         if episode.turns:
@@ -53,7 +54,7 @@ def response_diversity(episodes: Iterable[Episode]) -> float | None:
 
 
 def distinct_trigrams(turns: Iterable[Turn]) -> float | None:
-    """Mean over replies of at least three words; None without one."""
+    """Return the mean share of distinct word triples over replies with at least three words; None without any."""
     shares = []
     for turn in turns:
         words = turn.text.casefold().split()

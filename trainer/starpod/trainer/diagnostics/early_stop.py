@@ -1,4 +1,4 @@
-"""Rules that end a run that no longer learns. The bounds are RAGEN-2's (arXiv:2604.06268)."""
+"""Rules that stop a run that no longer learns. The bounds are those of RAGEN-2 (arXiv:2604.06268)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from starpod.trainer.diagnostics.success import SuccessTrack
 
 
 class EarlyStop:
-    """Counts the consecutive steps or evaluations that meet each rule.
+    """Counters of the consecutive steps or evaluations that meet each rule.
 
-    success: its course, which is up to date at each update. reason: why to stop, in a sentence; empty while there is
-    none.
+    Attributes:
+        reason: Why to stop, in a sentence; "" while there is no reason.
+
+    success: the course of success. Update it before this object.
     """
 
     def __init__(self, config: MonitorConfig, success: SuccessTrack) -> None:
@@ -30,14 +32,14 @@ class EarlyStop:
         self._empty = 0
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step."""
+        """Process the metrics of a step."""
         self.reason = self._reward_std(step, metrics) or self._empty_filter(step, metrics) or self.reason
 
     def evaluated(self, step: int, success: float, own_return: float) -> None:
-        """Take the success of an evaluation, 0 to 1, and its return.
+        """Process the success (0 to 1) and the return of an evaluation.
 
-        Where success is rare and less is paid as well, a policy learns long before it succeeds: a return above all
-        before it counts as success does.
+        A new highest return counts as progress even without success: if partial rewards are paid and success is rare, a
+        policy learns long before it succeeds.
         """
         config = self._config
         risen = self._best_return is not None and own_return > self._best_return
@@ -71,7 +73,7 @@ class EarlyStop:
         )
 
     def _meaning(self) -> str:
-        """Explains why the members of a group act alike, in words."""
+        """Return in words why the members of a group act alike."""
         success = self._success
         start, now, best = (show(value, "share") for value in (success.start, success.now, success.best))
         if success.solved:
@@ -102,7 +104,7 @@ class EarlyStop:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the state as JSON values."""
         return {
             "start": self._start,
             "low_std": self._low_std,

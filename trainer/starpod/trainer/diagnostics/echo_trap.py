@@ -1,7 +1,7 @@
-"""The Echo Trap: a policy that repeats itself until nothing is left to learn from (RAGEN, arXiv:2504.20073).
+"""The Echo Trap: a policy repeats itself until nothing is left to learn from (RAGEN, arXiv:2504.20073).
 
-Four signals show it, usually in this order: rewards within a group become equal, entropy falls, replies become alike,
-and the gradient norm rises. The mean reward falls only later.
+Four signals indicate it, usually in this order: rewards within a group become equal, entropy falls, replies become
+alike, and the gradient norm rises. The mean reward falls later.
 """
 
 from __future__ import annotations
@@ -20,27 +20,32 @@ from starpod.trainer.output.words import withdrawal
 
 @dataclass(frozen=True, slots=True)
 class EchoWarning:
-    """A warning for the user. signal: which one fired, or "echo_trap" for several; ratio: its value over its start."""
+    """A warning for the user."""
 
     step: int
     signal: str
+    """Name of the signal; "echo_trap" for several."""
     ratio: float
+    """The signal's value divided by its start."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """name: in metrics and settings. metric: where it is read. rises: whether a rise is the bad direction.
-
-    words: what it is. meaning: what its warning says. remedy: what to do.
-    """
+    """One of the four signals."""
 
     name: str
+    """Name in metrics and settings."""
     metric: str
+    """Metric that is read."""
     rises: bool
+    """Whether a rise is the bad direction."""
     words: str
+    """Description of the signal."""
     meaning: str
+    """What a warning means."""
     remedy: str
+    """What to do about it."""
 
 
 SIGNALS = (
@@ -86,26 +91,29 @@ SURE = "this can be healthy confidence or the beginning of an Echo Trap; watch s
 
 @dataclass(slots=True)
 class _Track:
-    """State of one signal: values of the start until it is complete, then the latest ones; whether it fires."""
+    """State of one signal."""
 
     start: list[float] = field(default_factory=list)
+    """Values of the start, until it is complete."""
     latest: list[float] = field(default_factory=list)
+    """Latest values after the start."""
     firing: bool = False
 
 
 class EchoTrap:
-    """Follows the four signals and warns in words, once per onset; says when a warning no longer holds.
+    """Warnings about the four signals, once per onset, with withdrawals.
 
-    A signal fires when the median of its last `window` values passes its bound, and may fire again after it came
-    back past the bound by the factor `release`. Where the task is solved, falling signals do not warn. While success
-    is above its start, or high, they are reported as what they probably are, a policy that becomes confident, and the
-    gradient norm warns only if it is no finite number. Only a policy that succeeded and does so no longer is called
-    trapped. Signals that are missing from a step's metrics are left as they were.
+    A signal fires if the median of its last `window` values passes its bound. It may fire again after it recovered past
+    the bound by the factor `release`. If the task is solved, falling signals do not warn.
 
-    Beside the four, groups of identical replies are told of, unless success holds or the task is solved: what differs
-    in their returns is luck.
+    While success holds (above its start, or high), falling signals are reported as growing confidence of the policy,
+    and the gradient norm only warns if it is not finite. The verdict Echo Trap needs a policy that once succeeded and
+    no longer does. Signals that are missing from a step's metrics keep their state.
 
-    success: its course, which is up to date at each update.
+    Groups of identical replies cause a separate warning unless success holds or the task is solved, because differences
+    in their returns are chance.
+
+    success: the course of success. Update it before this object.
     """
 
     def __init__(self, config: MonitorConfig, success: SuccessTrack) -> None:
@@ -116,9 +124,9 @@ class EchoTrap:
         self._identical = _Track()
 
     def update(self, step: int, metrics: Mapping[str, float], *, drops_identical: bool = False) -> list[EchoWarning]:
-        """Takes the metrics of a step. Returns what is new to say.
+        """Process the metrics of a step, and return new warnings.
 
-        drops_identical: whether the filter leaves out groups of identical replies already.
+        drops_identical: whether the filter already drops groups of identical replies.
         """
         warnings = self._judge_identical(step, metrics.get(IDENTICAL), drops_identical)
         for signal in SIGNALS:
@@ -133,7 +141,8 @@ class EchoTrap:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`echo_trap/<signal>_ratio` (median of the latest values over the start) and how many signals fire."""
+        """`echo_trap/<signal>_ratio` (median of the latest values divided by the start) and the number of firing
+        signals."""
         ratios = {f"echo_trap/{signal.name}_ratio": self._ratio(signal.name) for signal in SIGNALS}
         values = {name: ratio for name, ratio in ratios.items() if ratio is not None}
         return {**values, "echo_trap/signals": float(len(self._firing))}
@@ -143,7 +152,7 @@ class EchoTrap:
         return [s for s in SIGNALS if self._tracks[s.name].firing and self._ratio(s.name) is not None]
 
     def _judge_identical(self, step: int, value: float | None, dropped: bool) -> list[EchoWarning]:
-        """Warns where most groups with reward deviation hold one reply many times."""
+        """Warn if in most groups with reward deviation all replies are identical."""
         if value is None:
             return []
         track, bound, success = self._identical, self._config.identical, self._success
@@ -157,7 +166,7 @@ class EchoTrap:
             track.firing = False
             why = f"they are {show(now, 'share')} of those with reward deviation"
             return [EchoWarning(step, "identical", now, withdrawal("groups of identical replies", why))]
-        # A policy that becomes confident repeats itself too.
+        # A policy that becomes confident also repeats itself.
         if now <= bound or success.holds or success.solved:
             return []
         track.firing = True
@@ -174,22 +183,22 @@ class EchoTrap:
         ]
 
     def _take(self, signal: Signal, value: float) -> bool:
-        """Notes a value. True once the start is complete and there is something to compare."""
+        """Record a value. Return whether the start is complete and there is something to compare."""
         if not math.isfinite(value):
             if not signal.rises:
                 return False
-            value = math.inf  # a gradient that is no number is the worst spike of all
+            value = math.inf  # treat a gradient norm of NaN as the largest possible spike
         track = self._tracks[signal.name]
         if len(track.start) < self._config.start_steps:
             if math.isfinite(value):
                 track.start.append(value)
-            # A start of zero is judged at once: nothing will ever compare with it.
+            # Judge a start of zero at once: no value can be compared with it.
             return len(track.start) == self._config.start_steps and statistics.fmean(track.start) <= 0
         track.latest = [*track.latest, value][-self._config.window :]
         return len(track.latest) == self._config.window
 
     def _ratio(self, name: str) -> float | None:
-        """None before there is something to compare, or where the start is zero."""
+        """Return the ratio to the start; None if there is nothing to compare or the start is zero."""
         track = self._tracks[name]
         if len(track.start) < self._config.start_steps or len(track.latest) < self._config.window:
             return None
@@ -208,14 +217,14 @@ class EchoTrap:
             beyond, back = (lambda r: r > bound), ratio < bound / config.release
         else:
             beyond, back = (lambda r: r < bound), ratio > bound * config.release
-        # Where the task is solved all members succeed alike, and that is no trap.
+        # If the task is solved, all members succeed alike, which is no trap.
         excused = self._success.solved and not signal.rises
         if track.firing and (back or excused):
             track.firing = False
             why = "the task is solved" if excused else f"it is at {_share(signal, ratio)} again"
             return EchoWarning(step, signal.name, ratio, withdrawal(signal.words, why))
         success = self._success
-        # Updates that make a policy better are not unstable, however large; those without a number are not made.
+        # Large updates that improve a policy are not unstable. Updates with NaN are skipped, so they still warn.
         harmless = signal.rises and success.holds and math.isfinite(ratio)
         if track.firing or not beyond(ratio) or excused or harmless:
             return None
@@ -234,7 +243,7 @@ class EchoTrap:
         return EchoWarning(step, signal.name, ratio, text)
 
     def _without_start(self, step: int, signal: Signal, track: _Track) -> EchoWarning | None:
-        """Restarts the measurement: a start of zero cannot be compared with. Warns if reward deviation was zero."""
+        """Restart the measurement after a start of zero, which has no ratio. Warn if reward deviation was zero."""
         steps, track.start = len(track.start), []
         if signal.name != "reward_std" or track.firing:
             return None
@@ -271,7 +280,7 @@ class EchoTrap:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the state as JSON values."""
         tracks = {
             name: {
                 "start": track.start,

@@ -1,4 +1,4 @@
-"""Gradient norms by reward deviation of the groups, by term of the loss and by agent."""
+"""Gradient norms by reward deviation of groups, by loss term and by agent."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from starpod.trainer.parallel import reshard, whole
 COMPONENTS = ("task", "entropy", "kl")
 POOLED = CreditTerm(unit="agent", score="reward", scale="std")
 OWN = CreditTerm(unit="agent", score="reward", scale="std", key=("agent",))
-"""What an agent earned, compared with all agents or with itself in the group's other episodes."""
+"""Advantages of an agent: its reward compared with that of all agents (POOLED) or with its own rewards (OWN) in the
+group."""
 
 
 def reward_buckets(groups: Sequence[Group], count: int) -> dict[str, list[Group]]:
-    """Groups by reward deviation: "zero", then up to `count` equal parts from low to high, "1" onwards.
+    """Split groups by reward deviation into "zero" and up to `count` equal parts from low to high, named from "1".
 
-    Groups without any deviation are apart because they have no task gradient at all under group-relative advantages.
+    Groups without deviation are separate because group-relative advantages give them no task gradient.
     """
     ranked = sorted(groups, key=lambda group: group.reward_std)
     zero = [group for group in ranked if group.reward_std <= ZERO]
@@ -42,11 +43,12 @@ def gradient_report(
     buckets: int = 6,
     components: Sequence[str] = COMPONENTS,
 ) -> dict[str, float]:
-    """Gradient norms by bucket and component, as metrics `gradients/<bucket>/...`. Takes no optimiser step.
+    """Return gradient norms by bucket and component, as metrics `gradients/<bucket>/...`. No optimiser step is taken.
 
-    backward: adds the gradient of one component of the loss over these groups to the parameters' `.grad`.
-    Per bucket: groups, reward_std_low and _high; per component: the norm, and `<component>_per_token` (over sampled
-    tokens). Gradients that were there before are lost; none are left.
+    Each bucket has metrics groups, reward_std_low and reward_std_high; each component has its norm and
+    `<component>_per_token` (per sampled token). Existing gradients are cleared, and none are left.
+
+    backward: add the gradient of one loss component over these groups to the parameters' `.grad`.
     """
     metrics: dict[str, float] = {}
     try:
@@ -66,8 +68,9 @@ def gradient_report(
 
 
 def gradient_norm(model: nn.Module, backward: Callable[[], object]) -> float:
-    """Norm of the gradient that `backward` adds to the parameters, which is left there. What was there is lost."""
-    reshard(model)  # gradients are on the shards
+    """Return the norm of the gradient that `backward` adds to the parameters. Earlier gradients are cleared; this one
+    stays."""
+    reshard(model)  # gradients are sharded
     model.zero_grad(set_to_none=True)
     backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -77,13 +80,16 @@ def gradient_norm(model: nn.Module, backward: Callable[[], object]) -> float:
 def agent_report(
     rollout: RolloutBatch, advantages_BT: Tensor, norm: Callable[[str, Tensor], float]
 ) -> dict[str, float]:
-    """Metrics `gradients/agents/<agent>/...` where there are several: the norm of its gradient, and by what factor its
-    second moment grows where all agents share one mean and deviation of rewards, predicted (`pooled_factor`) and
-    measured.
+    """Return metrics `gradients/agents/<agent>/...`; empty if there is only one agent.
 
-    norm: of an agent's gradient with these advantages. The second moment is the sum of squared norms over episodes.
-    Two passes measure it, one with each normalisation and both with the same random sign for each episode: what the
-    gradients of two episodes have in common then adds to the squared norm as often as it takes from it.
+    They are the norm of the agent's gradient, and the factor by which its second moment grows if all agents share one
+    mean and deviation of rewards: predicted (`pooled_factor`) and measured (`measured_factor`).
+
+    The second moment is the sum of squared norms over episodes. It is measured by two passes, one per normalisation,
+    with a random sign per episode that both share. The signs cancel, in expectation, the products between gradients of
+    different episodes.
+
+    norm: return the norm of an agent's gradient with these advantages.
     """
     units, agents = agent_units(rollout)
     if len(agents) < 2:
@@ -96,7 +102,7 @@ def agent_report(
     )
     metrics: dict[str, float] = {}
     for index, agent in enumerate(agents):
-        # Tokens with an advantage of 0 have no gradient: those of the agents add up to the whole.
+        # Tokens with an advantage of 0 have no gradient, so the agents' gradients add up to the whole.
         inside_BT = units.mask_BT & (units.index_BT == index)
         task, pooled, own = (
             norm(agent, torch.where(inside_BT, each_BT, 0.0)) for each_BT in (advantages_BT, pooled_BT, own_BT)
@@ -112,13 +118,15 @@ def agent_report(
 
 
 def pooled_factors(scores: Iterable[tuple[int, str, float]]) -> dict[str, float]:
-    """What each agent's mean squared advantage is multiplied by where all agents share one mean and deviation (Dr. MAS,
-    arXiv 2602.08847): the sum of (std_k^2 + (mean_k - mean)^2) / std^2 over episodes, by the number of those in groups
-    in which the agent has a deviation of its own. In one group, the formula itself.
+    """Return the factor by which each agent's mean squared advantage grows if all agents share one mean and deviation.
 
-    scores: group, agent and score, of one episode each. A gradient grows by about the factor's root. An agent that
-    earns the same in all episodes of a group has no advantage of its own there, and one of the others' scale. Agents
-    without a deviation in any group have no factor.
+    Following Dr. MAS (arXiv 2602.08847), it is the sum of (std_k^2 + (mean_k - mean)^2) / std^2 over episodes, divided
+    by the number of episodes in groups in which the agent has a deviation. A gradient grows by about its square root.
+
+    If an agent earns the same in all episodes of a group, its own advantages there are 0, but the pooled ones are not.
+    An agent without a deviation in any group has no factor.
+
+    scores: (group, agent, score) of each episode.
     """
     groups: defaultdict[int, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for group, agent, score in scores:

@@ -1,8 +1,8 @@
-"""Mutual information between prompts and reasoning: RAGEN-2's diagnostics (arXiv:2604.06268).
+"""Mutual information between prompts and reasoning, after RAGEN-2 (arXiv:2604.06268).
 
-Reasoning Z_i was sampled after prompt X_own(i). L_ij = log p(Z_i | X_j): how likely it would have been after prompt j.
-If the own prompt makes it no likelier than the others do, the policy recites a template whatever it is shown, even
-where its entropy is high.
+Reasoning Z_i was sampled after prompt X_own(i). L_ij = log p(Z_i | X_j) is its log-probability after prompt j. If the
+own prompt makes it no likelier than the other prompts do, the policy recites a template whatever the state, even if its
+entropy is high.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.diagnostics.config import MonitorConfig
 
 Score = Callable[[list[list[int]], list[list[int]]], Sequence[float] | Tensor]
-"""Log-probability in nats of each continuation after its prompt, summed over its tokens. Both lists run in parallel."""
+"""Return the log-probability of each continuation after its prompt, in nats, summed over tokens. Both lists are
+parallel."""
 
 RETRIEVAL_DEPTHS = (1, 2, 4, 8)
 Regime = Literal["diverse reasoning", "compressed reasoning", "template collapse", "low-entropy collapse"]
@@ -27,31 +28,36 @@ Regime = Literal["diverse reasoning", "compressed reasoning", "template collapse
 
 @dataclass(frozen=True, slots=True)
 class Information:
-    """All in nats.
-
-    mutual_information: I(X; Z), an estimate; at most `bound`, the entropy of which prompt it was: log N for N distinct
-        prompts seen equally often. conditional_entropy: H(Z | X). entropy: H(Z) = H(Z | X) + I.
-    deviation: of log p(Z_i) over samples. z_score: mutual information over it.
-    retrieval: for k = 1, 2, 4, 8 the share of samples whose own prompt is among the k that make them likeliest.
-    chance: the same for k at random.
-    """
+    """Diagnostics of a set of samples, in nats."""
 
     mutual_information: float
+    """Estimate of I(X; Z), at most `bound`."""
     bound: float
+    """Entropy of the prompts; log N for N equally frequent ones."""
     conditional_entropy: float
+    """H(Z | X)."""
     entropy: float
+    """H(Z) = H(Z | X) + I(X; Z)."""
     deviation: float
+    """Deviation of log p(Z_i) over samples."""
     z_score: float
+    """Mutual information divided by a deviation."""
     retrieval: Mapping[int, float]
+    """For k = 1, 2, 4, 8, the share of samples whose own prompt is among the k under which they are likeliest."""
     chance: Mapping[int, float]
+    """The same share for k random prompts."""
 
 
 def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) -> Information:
-    """The diagnostics of N samples of reasoning under M distinct prompts.
+    """Return the diagnostics of N samples of reasoning under M distinct prompts.
 
-    own_N: the column of each sample's own prompt. p(Z_i) weighs prompts by how many samples they have, so that merging
-    identical prompts changes nothing but the retrieval, where they would otherwise compete with each other.
-    deviation: what the z-score divides by, if not this batch's own. Ties in retrieval count as their mean rank's share.
+    p(Z_i) weights prompts by their number of samples, so merging identical prompts only affects retrieval, in which
+    they would compete with each other. A tie at rank k counts fractionally in retrieval.
+
+    Args:
+        L_NM: Log-probability of each sample after each prompt, in nats.
+        own_N: Column of each sample's own prompt.
+        deviation: Divisor of the z-score; None: this batch's deviation.
     """
     L_NM = L_NM.double()
     samples, prompts = L_NM.shape
@@ -61,7 +67,7 @@ def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) 
     gained = float((matched_N - marginal_N).mean())
     spread = float(marginal_N.std(correction=0))
     better_N = torch.gt(L_NM, matched_N[:, None]).sum(1)
-    equal_N = torch.eq(L_NM, matched_N[:, None]).sum(1)  # with itself
+    equal_N = torch.eq(L_NM, matched_N[:, None]).sum(1)  # includes itself
     return Information(
         mutual_information=gained,
         bound=float(-(weights_M * weights_M.log()).nansum()),
@@ -75,7 +81,7 @@ def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) 
 
 
 def regime(*, high_entropy: bool, high_information: bool) -> Regime:
-    """The name of one of the four states a policy's reasoning can be in: it varies or not, with the state or not."""
+    """Return which of four states the reasoning is in: varied or not, and dependent on the prompt or not."""
     if high_information:
         return "diverse reasoning" if high_entropy else "compressed reasoning"
     return "template collapse" if high_entropy else "low-entropy collapse"
@@ -83,18 +89,20 @@ def regime(*, high_entropy: bool, high_information: bool) -> Regime:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """prompt: ids up to and including the opening think tag. reasoning: the ids between the tags."""
+    """The reasoning of one turn."""
 
     prompt: list[int]
+    """Token ids up to and including the opening think tag."""
     reasoning: list[int]
+    """Token ids between the tags."""
 
 
 def reasoning_of(
     turns: Sequence[Turn], index: int, decode: Callable[[list[int]], str], tags: tuple[str, str]
 ) -> Sample | None:
-    """The reasoning of one turn and the context it was sampled in; None where there is none between the tags.
+    """Return the reasoning of one turn and its context; None if there is none between the tags.
 
-    decode: ids to text, special tokens included. The opening tag may be prefilled in the prompt or sampled.
+    decode: ids to text, with special tokens. The opening tag may be prefilled in the prompt or sampled.
     """
     opening, closing = tags
     reply = turns[index].reply
@@ -104,7 +112,7 @@ def reasoning_of(
         return None
     start = text.find(opening, 0, end)
     begin = _first(len(reply), lambda count: opening in decode(reply[:count])) if start >= 0 else 0
-    # A token that holds the end of the reasoning and the beginning of the tag belongs to the tag.
+    # A token that contains both the end of the reasoning and the start of the tag belongs to the tag.
     stop = _first(len(reply), lambda count: len(decode(reply[:count])) > end) - 1
     reasoning = reply[begin:stop]
     if not decode(reasoning).strip():
@@ -113,7 +121,7 @@ def reasoning_of(
 
 
 def context_of(turns: Sequence[Turn], index: int) -> list[int]:
-    """All ids before the reply of turn `index`."""
+    """Return all token ids before the reply of turn `index`."""
     first = max(number for number in range(index + 1) if turns[number].fresh or number == 0)
     context: list[int] = []
     for turn in turns[first:index]:
@@ -122,7 +130,7 @@ def context_of(turns: Sequence[Turn], index: int) -> list[int]:
 
 
 def _first(length: int, holds: Callable[[int], bool]) -> int:
-    """The smallest count up to `length` for which a condition holds that, once true, stays true; by bisection."""
+    """Return the smallest count up to `length` that meets a monotone condition, by bisection."""
     low, high = 0, length
     while low < high:
         middle = (low + high) // 2
@@ -131,7 +139,7 @@ def _first(length: int, holds: Callable[[int], bool]) -> int:
 
 
 def first_turns(episodes: Sequence[Episode], count: int, generator: torch.Generator) -> list[tuple[Episode, int]]:
-    """Up to `count` first turns, drawn so that as many start states as possible take part."""
+    """Return up to `count` first turns from as many different start states as possible."""
     drawn = _shuffled([episode for episode in episodes if episode.turns], generator)
     seen: dict[int, int] = {}
     rounds = []
@@ -143,7 +151,7 @@ def first_turns(episodes: Sequence[Episode], count: int, generator: torch.Genera
 
 
 def random_turns(episodes: Sequence[Episode], count: int, generator: torch.Generator) -> list[tuple[Episode, int]]:
-    """A random turn each of up to `count` random episodes."""
+    """Return one random turn from each of up to `count` random episodes."""
     drawn = _shuffled([episode for episode in episodes if episode.turns], generator)[:count]
     return [(e, int(torch.randint(len(e.turns), (), generator=generator))) for e in drawn]
 
@@ -154,16 +162,21 @@ def _shuffled(episodes: Sequence[Episode], generator: torch.Generator) -> list[E
 
 @dataclass(slots=True)
 class _History:
-    """deviation: moving average, by form. start: conditional entropy per token at the first measurement."""
+    """Values kept between measurements."""
 
     deviation: dict[str, float] = field(default_factory=dict)
+    """Moving average of the deviation, by form ("sum" or "mean")."""
     start: float | None = None
+    """Conditional entropy per token at the first measurement."""
 
 
 class InformationProbe:
-    """Measures every so many steps; keeps the moving averages that the z-score and the regime need.
+    """Periodic measurement, with the moving averages that the z-score and the regime need.
 
-    tags: the opening and the closing think tag, as text.
+    Attributes:
+        regimes: The latest regime by sampler: "first_turn", "random_turn".
+
+    tags: the opening and closing think tags, as text.
     """
 
     def __init__(self, config: MonitorConfig, tags: tuple[str, str] = ("<think>", "</think>")) -> None:
@@ -171,10 +184,9 @@ class InformationProbe:
         self._tags = tags
         self._histories: dict[str, _History] = {}
         self.regimes: dict[str, Regime] = {}
-        """The latest regime by sampler: "first_turn", "random_turn"."""
 
     def due(self, step: int) -> bool:
-        """Whether to measure at this step: every `every` steps and at step 1."""
+        """Return whether to measure at this step: at step 1 and at every multiple of `every`."""
         return self._config.every > 0 and (step == 1 or step % self._config.every == 0)
 
     def measure(
@@ -184,10 +196,10 @@ class InformationProbe:
         decode: Callable[[list[int]], str],
         generator: torch.Generator,
     ) -> dict[str, float]:
-        """Metrics `information/<sampler>/...`; empty where no turn has reasoning.
+        """Return metrics `information/<sampler>/...`; empty if no turn has reasoning.
 
-        Values are per reasoning, in nats; those under `per_token_` come from log-probabilities divided by the number of
-        tokens, which long reasoning does not dominate.
+        Values are in nats per reasoning. Those under `per_token_` use log-probabilities divided by the number of
+        tokens, so that long reasoning does not dominate.
         """
         samplers = {
             "first_turn": first_turns if self._config.first_turns else None,
@@ -246,7 +258,7 @@ class InformationProbe:
         return now, information(L_NM, own_N, deviation=history.deviation[form]).z_score
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the state as JSON values."""
         return {name: asdict(history) for name, history in self._histories.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

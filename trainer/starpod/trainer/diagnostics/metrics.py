@@ -12,12 +12,12 @@ from starpod.trainer.data.episode import End, Episode, Group, by_kind, episodes_
 from starpod.trainer.diagnostics.diversity import diversity
 
 THIRDS = ("early", "middle", "late")
-"""Of an episode, in which the state lies that is branched."""
+"""Thirds of an episode that a branched state may be in."""
 ENDS: tuple[End, ...] = tuple(end for end in get_args(End) if end != "failed")
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of the collected episodes, before any filter. Failed ones are left out."""
+    """Return metrics of the collected episodes, before any filter and without failed episodes."""
     episodes = [episode for group in groups for episode in group.episodes]
     if not episodes:
         return {}
@@ -53,7 +53,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What a search cost, all that it threw away included, and where it branched."""
+    """Return the cost of a search, including discarded replies, and the depth of its branches."""
     spent = [group.spent for group in groups if group.spent is not None]
     metrics = {
         "search/environment_steps": float(sum(each.steps for each in spent)),
@@ -77,7 +77,7 @@ def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def tokens_spent(groups: Sequence[Group]) -> int:
-    """Tokens that were sampled for the groups, what a search threw away included."""
+    """Return the number of tokens sampled for the groups, including discarded ones of a search."""
     return sum(
         group.spent.tokens if group.spent is not None else sum(episode.sampled_tokens for episode in group.members)
         for group in groups
@@ -85,10 +85,10 @@ def tokens_spent(groups: Sequence[Group]) -> int:
 
 
 def spent_in(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Environment steps, sampled tokens and forks of an iteration, from its metrics: of all that was played, what a
-    search threw away included; none where episodes came from files.
+    """Return environment steps, sampled tokens and forks of an iteration, from its metrics.
 
-    Not from rates and times: where episodes go on during updates, these are of different spans.
+    The counts include what a search discarded. They are 0 if episodes came from files. Rates and times are not used,
+    because they refer to different spans if episodes continue during updates.
     """
     played = "time/collect" in metrics
     steps = (metrics.get("collect/episodes") or 0.0) * (metrics.get("collect/turns_mean") or 0.0) * played
@@ -101,7 +101,7 @@ def spent_in(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:
-    """The metrics of each environment of several, as `environments/<name>/<metric>`."""
+    """Return the metrics of each of several environments, as `environments/<name>/<metric>`."""
     metrics: dict[str, float] = {}
     for name, own in by_kind(groups).items():
         found = episode_metrics(own) | diversity(episodes_of(own)) | {"collect/groups": float(len(own))}
@@ -114,7 +114,7 @@ def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def kept_by_task(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
-    """The share of each environment's groups that a filter kept, likewise."""
+    """Return the share of each environment's groups that a filter kept, as `environments/<name>/kept_fraction`."""
     left = by_kind(kept)
     return {
         f"environments/{name}/kept_fraction": len(left.get(name, ())) / len(own)
@@ -123,18 +123,20 @@ def kept_by_task(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, fl
 
 
 def _identical(groups: Sequence[Group]) -> dict[str, float]:
-    """Share of the groups with reward deviation whose members all gave the same replies; nothing without such groups.
+    """Return the share of groups with reward deviation whose members all gave the same replies; empty without such
+    groups.
 
-    Their deviation is luck: under group-relative advantages their gradients cancel out.
+    Their deviation is chance: under group-relative advantages their gradients cancel out.
     """
     differing = [group for group in groups if group.reward_std > ZERO]
     return {"collect/identical_fraction": statistics.fmean(g.identical for g in differing)} if differing else {}
 
 
 def _attempts(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What the last attempt of an episode makes of the first (SCoRe, arXiv 2409.12917); nothing without attempts.
+    """Return how the last attempt of an episode compares with the first (SCoRe, arXiv 2409.12917); empty without
+    attempts.
 
-    A second attempt that mends nothing and repeats the first is the collapse that SCoRe is there to prevent.
+    Last attempts that repeat the first and correct nothing are the collapse that SCoRe prevents.
     """
     first, last, same = [], [], []
     for episode in episodes:
@@ -157,7 +159,7 @@ def _attempts(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean sum per episode of each named reward part, where there is more than the environment's own."""
+    """Return the mean sum per episode of each named reward part; empty if there is only the environment's reward."""
     names = {name for episode in episodes for turn in episode.turns for name in turn.parts}
     if names <= {"environment"}:
         return {}
@@ -169,7 +171,7 @@ def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _pass_at_n(groups: Sequence[Group]) -> dict[str, float]:
-    """Share of groups in which any member succeeded."""
+    """Return the share of groups in which any member succeeded."""
     groups = [group for group in groups if len(group.episodes) > 1]
     if not groups:
         return {}
@@ -178,7 +180,7 @@ def _pass_at_n(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """How many policy versions the sampled tokens are behind `version`: mean and maximum, nothing without a token."""
+    """Return the mean and maximum number of versions between the sampled tokens and `version`; empty without tokens."""
     behind = [
         version - sampled
         for group in groups
@@ -192,7 +194,7 @@ def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]
 
 
 def latency_metrics(latencies: Sequence[float]) -> dict[str, float]:
-    """Median and 99th percentile of the environments' answers, in seconds, as the trainer waited for them."""
+    """Return the median and 99th percentile of the environments' response times, in seconds, as seen by the trainer."""
     if not latencies:
         return {}
     ordered = sorted(latencies)

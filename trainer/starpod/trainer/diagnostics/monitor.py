@@ -1,4 +1,4 @@
-"""What is said of a run as it goes: one course of success, warnings of an Echo Trap, and reasons to stop."""
+"""Monitoring of a run: the course of success, Echo Trap warnings, and reasons to stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starpod.trainer.diagnostics.success import SuccessTrack
 
 
 class Monitor:
-    """Follows the metrics of a run."""
+    """Monitor of a run's metrics."""
 
     def __init__(self, config: MonitorConfig) -> None:
         self.success = SuccessTrack(config.echo_trap)
@@ -20,16 +20,16 @@ class Monitor:
         self.early_stop = EarlyStop(config, self.success)
 
     def update(self, step: int, metrics: Mapping[str, float], *, drops_identical: bool = False) -> list[EchoWarning]:
-        """Take the metrics of a step. Return what is new to say.
+        """Process the metrics of a step, and return new warnings.
 
-        drops_identical: whether the filter leaves out groups of identical replies already.
+        drops_identical: whether the filter already drops groups of identical replies.
         """
         self.success.update(metrics.get("collect/success"))
         self.early_stop.update(step, metrics)
         return self.echo_trap.update(step, metrics, drops_identical=drops_identical)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the state as JSON values."""
         return {
             "success": self.success.state_dict(),
             "echo_trap": self.echo_trap.state_dict(),
@@ -37,7 +37,7 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore the values from `state_dict`."""
         self.success.load_state_dict(state["success"])
         self.echo_trap.load_state_dict(state["echo_trap"])
         self.early_stop.load_state_dict(state["early_stop"])

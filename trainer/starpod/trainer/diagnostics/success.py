@@ -1,4 +1,4 @@
-"""The course of success, beside which the collapse signals are read."""
+"""The course of success, which tells whether a collapse signal is harmful."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 from starpod.trainer.diagnostics.config import EchoTrapConfig
 
 RISE = 0.05
-"""Success this much above its start has risen. A policy that never had as much has nothing to lose."""
+"""Success has risen if it is this much above its start. A policy that never had as much has nothing to lose."""
 HIGH = 0.75
-"""A policy with so much success need not rise any more to be well."""
+"""A policy with at least this success need not have risen to count as healthy."""
 FALL = 0.1
-"""Success this much below its best falls, wherever it began."""
+"""Success falls if it is this much below its best."""
 
 
 class SuccessTrack:
-    """Success at its start (a mean), now and at its best (medians of a window); None before the start is complete."""
+    """Success at its start (a mean), now and at its best (medians of a window). All are None until the start is
+    complete."""
 
     def __init__(self, config: EchoTrapConfig) -> None:
         self._config = config
@@ -26,10 +27,10 @@ class SuccessTrack:
         self._best = 0.0
         self._since_best = 0
         self.solved = False
-        """Whether the task is solved. Like a signal, that ends only well past its bound."""
+        """Whether the task is solved. This ends only if success falls well below its bound."""
 
     def update(self, value: float | None) -> None:
-        """Takes the success of a step; None where the environment does not say."""
+        """Process the success of a step; None if the environment does not say."""
         if value is None:
             return
         config = self._config
@@ -52,24 +53,24 @@ class SuccessTrack:
 
     @property
     def best(self) -> float | None:
-        """Not below the start."""
+        """Highest median of a window, but at least the start."""
         return None if self.start is None else max(self._best, self.start)
 
     @property
     def holds(self) -> bool:
-        """Whether it has risen or is high, and is not far below its best: no policy does so while it collapses."""
+        """Whether success has risen or is high, and is near its best. A policy that collapses does not meet this."""
         if self.now is None or self.best is None:
             return False
         return (self.risen or self.now >= HIGH) and self.now > self.best - FALL
 
     @property
     def risen(self) -> bool:
-        """Whether it is above its start."""
+        """Whether success is above its start."""
         return self.start is not None and self.now is not None and self.now >= self.start + RISE
 
     @property
     def rising(self) -> bool:
-        """Whether it has risen, holds, and found its best within the last window."""
+        """Whether success has risen, holds, and had its best value within the last window."""
         return self.risen and self.holds and self._since_best < self._config.window
 
     @property
@@ -78,7 +79,7 @@ class SuccessTrack:
         return self.best is not None and self.best < RISE
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the state as JSON values."""
         return {
             "start": self._start,
             "latest": self._latest,

@@ -1,4 +1,4 @@
-"""Configuration of what a run writes."""
+"""Configuration of a run's output."""
 
 from __future__ import annotations
 

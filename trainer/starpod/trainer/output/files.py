@@ -11,7 +11,7 @@ from typing import Any
 
 
 class CannotWrite(OSError):
-    """A file of the run could not be written; the message says which, why, and what to do."""
+    """A file of the run could not be written. The message says which one, why, and what to do."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
@@ -25,12 +25,12 @@ class CannotWrite(OSError):
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Writes a temporary file beside it and renames: readers see the old text or the new one. Raises CannotWrite."""
+    """Write a temporary file and rename it, so that readers see the old text or the new one. Raises CannotWrite."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:  # never through a link that somebody left there
+        with temporary.open("x", encoding="utf-8") as file:  # never follows a symlink that somebody left there
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -41,7 +41,8 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def to_json_line(value: Mapping[str, Any]) -> str:
-    """One line of standard JSON: numbers that are not finite become null, which every reader can take."""
+    """Return one line of standard JSON. Numbers that are not finite become null, because JSON has no NaN or
+    infinity."""
     return json.dumps(_finite(value), allow_nan=False, separators=(", ", ": ")) + "\n"
 
 
@@ -56,16 +57,16 @@ def _finite(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a last line that was cut off by a crash is left out. Empty without a file."""
+    """Return the objects of a JSON-lines file without a last line that a crash cut off; empty without a file."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    whole = lines[:-1]  # what follows the last line break is empty or torn
+    whole = lines[:-1]  # the part after the last line break is empty or incomplete
     return [json.loads(line) for line in whole if line]
 
 
 def cut_after(path: Path, step: int) -> None:
-    """Drops the lines of later steps, and a torn last line: the run goes on as if it had never been past `step`."""
+    """Remove the lines of later steps and an incomplete last line, to continue the run from `step`."""
     if path.exists():
         kept = [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
         write_atomic(path, "".join(f"{line}\n" for line in kept if json.loads(line)["step"] <= step))

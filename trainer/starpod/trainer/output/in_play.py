@@ -1,4 +1,4 @@
-"""Tells pages what a run does now, on which servers it plays, and, while somebody looks, which sessions are in play."""
+"""Status file for pages: what a run is doing, its servers, and its sessions in play while somebody watches."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 
 SECONDS = 1.0
-"""Between two looks at what changed, and at whether somebody asks."""
+"""Seconds between two checks for changes and watchers."""
 WATCHED_SECONDS = 15.0
-"""For which somebody who asked counts as looking."""
+"""Seconds for which a request counts as watching."""
 MOST_SESSIONS = 200
-"""That are told."""
+"""Maximum number of sessions in the file."""
 
 
 @contextlib.asynccontextmanager
 async def telling(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> AsyncIterator[None]:
-    """Keeps `folder.live` up to date while the context lasts; it is removed at the end. screen: knows the phase."""
+    """Keep `folder.live` up to date during the context, and remove it at the end. screen: provides the present
+    phase."""
     task = asyncio.create_task(_tell(folder, fleets, screen))
     try:
         yield
@@ -44,14 +45,14 @@ async def _tell(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> N
         asked = _is_watched(folder.watched)
         if asked or now != told:
             values = {"time": time.time(), **now, "sessions": in_play(fleets) if asked else None}
-            with contextlib.suppress(OSError):  # a run does not end because nobody can watch it
+            with contextlib.suppress(OSError):  # a failed status file must not end the run
                 await asyncio.to_thread(write_atomic, folder.live, to_json_line(values))
                 told = now
         await asyncio.sleep(SECONDS)
 
 
 def in_play(fleets: Sequence[Fleet]) -> list[dict[str, Any]]:
-    """The sessions that are held open, as JSON values, at most `MOST_SESSIONS`."""
+    """Return the open sessions as JSON values, at most `MOST_SESSIONS`."""
     sessions = [session for fleet in fleets for session in fleet.sessions]
     sessions.sort(key=lambda session: (session.environment_id, session.seed, session.member))
     return [

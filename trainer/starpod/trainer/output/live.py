@@ -37,14 +37,14 @@ from starpod.trainer.output.words import (
 )
 
 KEPT = 120
-"""Values per metric that the small curves are drawn from."""
+"""Number of values per metric that the small curves show."""
 
 SHARE = 0.008
-"""Largest share of the time that drawing may take."""
+"""Maximum share of the time that drawing may take."""
 
 
 def make_screen(kind: Literal["auto", "live", "plain", "off"] = "auto", console: Console | None = None) -> Screen:
-    """A screen on standard error, so that standard output stays free. auto: live where that is a terminal."""
+    """Return a screen on standard error, so that standard output stays free. auto: live on a terminal, else plain."""
     console = console or safe_console(file=sys.stderr)
     if kind == "auto":
         kind = "live" if console.is_terminal and not console.is_dumb_terminal else "plain"
@@ -58,10 +58,10 @@ def make_screen(kind: Literal["auto", "live", "plain", "off"] = "auto", console:
 
 
 class LiveScreen(Screen):
-    """Draws on the terminal's alternate screen, and leaves a summary on the main one.
+    """Screen on the terminal's alternate buffer. It leaves a summary on the main one.
 
-    A drawing that took t seconds is followed by none for t / SHARE seconds: however slow the machine, and however
-    fast the steps, watching costs less than a hundredth of the time.
+    A drawing that took t seconds is followed by a pause of t / SHARE seconds, so that drawing takes less than 1 % of
+    the time even on a slow machine with fast steps.
     """
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,7 +88,7 @@ class LiveScreen(Screen):
             budget = plan.get("budget_seconds")
             self.view.budget = float(budget) if budget else None
         if self._live is None:
-            # Others' output must not break the screen; output that goes to a file or a pipe is left alone.
+            # Redirect other output so that it does not break the screen. Output to a file or pipe stays as it is.
             tty = sys.stdout.isatty()
             self._live = Live(self.view, console=self._console, screen=True, auto_refresh=False, redirect_stdout=tty)
             self._live.start()
@@ -148,7 +148,7 @@ class LiveScreen(Screen):
     # --- drawing ---------------------------------------------------------------------------------------------------
 
     def _draw(self) -> None:
-        """Draws, unless the last drawing is too recent or another thread draws."""
+        """Draw, unless the last drawing is too recent or another thread is drawing."""
         now = self._clock()
         if self._live is None or now < self._rest_until or not self._lock.acquire(blocking=False):
             return
@@ -165,14 +165,14 @@ class LiveScreen(Screen):
             self._lock.release()
 
     def _tick(self) -> None:
-        """Redraws for the clock and for resizes while no event comes."""
+        """Redraw for the clock and for resizes between events."""
         while not self._closing.wait(1.0):
             self._draw()
 
 
 @dataclass
 class View:
-    """State of the screen; renders itself into any size."""
+    """State of the screen, which renders itself at any size."""
 
     title: str = ""
     plan: dict[str, str] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or options.max_height
         warnings = self._warnings(width)
-        # Without the panel's borders: a terminal makes a link only of an address that nothing interrupts.
+        # Print the address outside the panels: terminals only turn it into a link if no border interrupts it.
         told = f"live: {self.site}" if self.site else ""
         site = [told[start : start + width] for start in range(0, len(told), width)]
         spent = len(site) + 5 + (len(warnings) + 2 if warnings else 0)
@@ -222,7 +222,7 @@ class View:
         yield layout
 
     def farewell(self) -> RenderableType:
-        """Summary lines that stay on the terminal."""
+        """Return the summary that stays on the terminal."""
         lines = [Text(self.title, style="bold")]
         if self.metrics:
             lines.append(Text(f"{duration(self.seconds)}  {step_line(self.step, self.total, self.metrics)}"))
@@ -250,7 +250,7 @@ class View:
         )
 
     def _progress(self) -> tuple[float, str]:
-        """The larger of the shares of time and of steps, which is what ends the run, and both in words."""
+        """Return the progress, as the larger of the shares of time and steps, and both in words."""
         shares = [0.0]
         parts = [f"step {self.step}" + (f"/{self.total}" if self.total else "")]
         if self.total:
@@ -269,7 +269,7 @@ class View:
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, style="cyan", width=curve)
         first, *shown = SHOWN
-        # How each of several environments does comes right after how all of them do.
+        # Show the metrics of single environments directly after the overall success.
         told = [n for n in sorted(self.metrics) if n.startswith(f"{TASKS}/") and n.endswith(("/success", "/level"))]
         order = [first, *told, *shown]
         known_first = [*(n for n in order if n in self.metrics), *(n for n in self.metrics if n not in order)]
@@ -293,7 +293,7 @@ class View:
         return Group(*panels)
 
     def _table(self, width: int, most: int) -> Group:
-        """The last evaluation among the reference policies and the first evaluation, from low to high."""
+        """Return the last evaluation, the first one and the reference policies, sorted by success."""
         if not self.evaluations:
             return Group(Text("none yet", style="dim"))
         step, latest = self.evaluations[-1]
@@ -304,7 +304,7 @@ class View:
         if first_step != step:
             rows.append((f"step {first_step}", first["success"], None))
         rows += [(name, own["success"], own) for name, own in (latest.get("environments") or {}).items()]
-        # Where room is short, the ones nearest to the result are kept.
+        # If there is too little room, keep the rows nearest to the result.
         rows.sort(key=lambda row: abs(row[1] - latest["success"]))
         rows = [*rows[: max(most - 1, 0)], (f"step {step}", latest["success"], latest)]
         names = min(max(len(name) for name, _, _ in rows), 24)
@@ -321,7 +321,7 @@ class View:
         return Group(*lines)
 
     def _episode(self, episode: Episode, width: int, room: int) -> RenderableType:
-        """The last turns, as many as fit."""
+        """Return the last turns of an episode, as many as fit."""
         title = f"{episode.environment} · seed {episode.seed}"
         if episode.end:
             title += f" · {_outcome(episode)}"
@@ -334,7 +334,7 @@ class View:
         return Panel(Group(*lines), title=title, title_align="left", box=box.ROUNDED)
 
     def _warnings(self, width: int) -> list[Text]:
-        """The latest in up to three lines, the one before in one."""
+        """Return the latest warning in up to three lines, and the one before it in one line."""
         texts: list[Text] = []
         for step, text in self.warnings[-2:]:
             most = 3 if text == self.warnings[-1][1] else 1
@@ -344,7 +344,7 @@ class View:
 
 
 def _turn(number: int, turn: Turn, width: int, room: int) -> list[Text]:
-    """State, reasoning, action and reward of one turn, each line cut to the width."""
+    """Return the state, reasoning, action and reward of one turn, with each line cut to the width."""
     state = turn.observation.splitlines()
     fits = max(min(room - 3, 10), 1)
     shown = state if len(state) <= fits else [*state[: fits - 1], "…"]
@@ -370,7 +370,7 @@ def _one_line(text: str, width: int) -> str:
 
 
 def _bar(success: float, width: int, summary: Mapping[str, Any] | None) -> str:
-    """A bar of `width` cells; of an evaluation, with its 95 % interval hatched."""
+    """Return a bar of `width` cells; for an evaluation, with its 95 % interval hatched."""
     cells = [" "] * width
     filled = round(success * width)
     cells[:filled] = ("█" if summary else "━") * filled

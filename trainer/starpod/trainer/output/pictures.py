@@ -1,4 +1,4 @@
-"""Pictures of kept episodes: a zip file of the run, for its report and for pages without a server."""
+"""Pictures of kept episodes, in a zip file of the run, for its report and for pages without a server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from starpod.trainer.output.run_folder import RunFolder, step_of
 INDEX = "frames.json"
 
 Shown = tuple[str, int, int]
-"""An episode: the name of its file, its group, its member."""
+"""Key of an episode: the name of its file, its group, its member."""
 
 
 def shown_files(folder: RunFolder) -> dict[str, Path]:
-    """The files of episodes that the report shows, by when they were played: before, after and at the end."""
+    """Return the files of episodes that the report shows, by time: before training, after it, and the final
+    evaluation."""
     evaluations = folder.episode_files()
     files = {"before training": evaluations[0], "after training": evaluations[-1]} if len(evaluations) > 1 else {}
     files |= {"evaluation": evaluations[0]} if len(evaluations) == 1 else {}
@@ -34,8 +35,10 @@ def shown_files(folder: RunFolder) -> dict[str, Path]:
 
 
 def files_between(folder: RunFolder, most: int) -> tuple[dict[str, Path], int]:
-    """Files of the evaluations between the first and the last, by when they were played: all, or as many, evenly
-    spread, as have `most` bytes together. And how many were left out."""
+    """Return files of evaluations between the first and the last, by step, and the number of files left out.
+
+    If all files together exceed `most` bytes, an evenly spaced selection is returned.
+    """
     files = folder.episode_files()[1:-1]
     for stride in range(1, len(files) + 1):
         chosen = files[stride // 2 :: stride]
@@ -45,10 +48,9 @@ def files_between(folder: RunFolder, most: int) -> tuple[dict[str, Path], int]:
 
 
 def in_order(folder: RunFolder) -> Iterator[tuple[Shown, Episode]]:
-    """The episodes that the report shows, those first that are worth most to be looked at.
+    """Yield the episodes that the report shows, the most interesting ones first.
 
-    Of each file in turn the next of each environment, solved and not solved ones by turns: so whatever number of them
-    is drawn, there are some of each kind.
+    Files, environments and outcomes take turns, so that any number of first episodes includes all kinds.
     """
     places = []
     for when, path in shown_files(folder).items():
@@ -65,11 +67,11 @@ def in_order(folder: RunFolder) -> Iterator[tuple[Shown, Episode]]:
 
 
 def write_pictures(path: Path, drawn: Mapping[Shown, Sequence[bytes]]) -> None:
-    """Writes the frames of episodes, each picture once. Raises CannotWrite."""
+    """Write the frames of episodes, and each distinct picture only once. Raises CannotWrite."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     index = []
     try:
-        # Pictures are compressed already.
+        # Store without compression: pictures are already compressed.
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
             for shown, frames in drawn.items():
                 names = [f"{sha256(frame).hexdigest()[:16]}.png" for frame in frames]
@@ -85,7 +87,7 @@ def write_pictures(path: Path, drawn: Mapping[Shown, Sequence[bytes]]) -> None:
 
 
 def read_pictures(path: Path, wanted: Iterable[Shown] | None = None) -> dict[Shown, list[bytes]]:
-    """The frames of each episode, or of those that are wanted. Empty without a file, or where it is damaged."""
+    """Return the frames of each wanted episode (None: all). Empty if the file is missing or damaged."""
     chosen = None if wanted is None else set(wanted)
     try:
         with open_regular(path) as data, zipfile.ZipFile(data) as file:

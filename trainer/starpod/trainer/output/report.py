@@ -1,4 +1,4 @@
-"""report.html: a run on one self-contained page."""
+"""The report of a run: report.html, one self-contained page."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ SCRIPT = (files(__package__) / "assets" / "report.js").read_text(encoding="utf-8
 
 
 BETWEEN = 8 * 2**20
-"""Bytes of the files of episodes that the report shows of evaluations between the first and the last."""
+"""Maximum size in bytes of the episode files that are shown for evaluations between the first and the last."""
 _SIZE = 132
-"""Pixels of a picture, whose sides may be shorter."""
+"""Maximum side of a picture in pixels."""
 _TREES = 3
-"""Groups whose branches are drawn."""
+"""Maximum number of groups whose branches are drawn."""
 
 
 def page(title: str, body: str, *, script: str = "") -> str:
-    """A whole HTML document in the style of the trainer's pages."""
+    """Return a whole HTML document in the style of the trainer's pages."""
     return shared.page(title, body, style=STYLE, script=script)
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Writes the run's report.html and returns its path. Works on a run that goes on or was cut off.
+    """Write the run's report.html and return its path. The run may be unfinished.
 
     Raises FileNotFoundError for a folder without metrics or evaluations.
     """
@@ -83,7 +83,7 @@ def write_report(run_dir: Path | str) -> Path:
 
 
 def _header(folder: RunFolder, facts: Mapping[str, Any]) -> str:
-    """What ran where and when, in a line each."""
+    """Return the run's environment, model, algorithm, date and machine, one line each."""
     config, machine = folder.read_config(), facts.get("platform") or {}
     several = config.get("environments") or {"": config.get("environment") or {}}
     gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
@@ -103,8 +103,8 @@ def _header(folder: RunFolder, facts: Mapping[str, Any]) -> str:
 
 
 def _episodes(folder: RunFolder) -> str:
-    """All kept episodes of the first, the last and the final evaluation, others as far as there is room, with a filter,
-    and pictures of some."""
+    """Return the kept episodes, with a filter and some pictures: all of the first, last and final evaluations, and
+    others up to a size limit."""
     between, left_out = files_between(folder, BETWEEN)
     files = {path.name: when for when, path in (shown_files(folder) | between).items()}
     shown = [*in_order(folder), *_episodes_of(between.values())]
@@ -135,7 +135,7 @@ def _episodes(folder: RunFolder) -> str:
 
 
 def _episodes_of(files: Iterable[Path]) -> Iterator[tuple[Shown, Episode]]:
-    """Those of each file in turn; a damaged one has none."""
+    """Yield the episodes of each file in turn. A damaged file is skipped."""
     for path in files:
         with suppress(BadEpisodes):
             for episode in read_episodes(path):
@@ -143,7 +143,7 @@ def _episodes_of(files: Iterable[Path]) -> Iterator[tuple[Shown, Episode]]:
 
 
 def _branches(folder: RunFolder) -> str:
-    """Trees of some groups of the last collection whose episodes branch, first of those of which some succeeded."""
+    """Return trees of some branched groups of the last collection. Groups with mixed outcomes come first."""
     files = folder.episode_files("train")
     if not files or folder.read_config().get("collect", {}).get("search", {}).get("strategy", "none") == "none":
         return ""
@@ -177,7 +177,7 @@ def _tree(group: Group, *, opened: bool) -> str:
 
 
 class _Pictures:
-    """Frames of episodes, each picture once in the page however often it is shown."""
+    """Frames of episodes. A picture that occurs several times is embedded in the page once."""
 
     def __init__(self, frames: Mapping[Shown, Sequence[bytes]]) -> None:
         self._frames = frames
@@ -187,7 +187,7 @@ class _Pictures:
                 self._ids.setdefault(frame, f"frame-{len(self._ids)}")
 
     def shared(self) -> str:
-        """The pictures, to be used by `of`."""
+        """Return the SVG definitions of all pictures. `of` returns their ids."""
         drawn = "".join(
             f'<image id="{name}" width="{_SIZE}" height="{_SIZE}" '
             f'href="data:image/png;base64,{base64.b64encode(frame).decode()}"/>'
@@ -200,12 +200,12 @@ class _Pictures:
         )
 
     def of(self, place: Shown) -> list[str]:
-        """The ids of an episode's pictures."""
+        """Return the ids of an episode's pictures."""
         return [self._ids[frame] for frame in self._frames.get(place, ())]
 
 
 def _filter(times: Sequence[str], kinds: Sequence[str]) -> str:
-    """The form by which episodes are chosen; the script shows it, as it does nothing without."""
+    """Return the form that filters episodes. It is hidden until the script shows it."""
 
     def choice(name: str, label: str, values: Sequence[str]) -> str:
         options = "".join(f"<option>{escape(value)}</option>" for value in values)
@@ -224,7 +224,7 @@ def _id(place: Shown) -> str:
 
 
 def _outcome(episode: Episode) -> tuple[str, str]:
-    """In a word, and its tone."""
+    """Return the outcome as one word, and its tone."""
     if episode.failed:
         return "failed", "minus"
     return {True: ("solved", "plus"), False: ("not solved", "minus"), None: ("over", "muted")}[episode.success]
@@ -233,7 +233,16 @@ def _outcome(episode: Episode) -> tuple[str, str]:
 def _episode(
     place: Shown, episode: Episode, when: str, same: str | None, frames: Sequence[str], *, opened: bool
 ) -> str:
-    """One episode. same: the id of that from the same start before training. frames: before each turn, and the last."""
+    """Return one episode as HTML.
+
+    Args:
+        place: Key of the episode.
+        episode: The episode.
+        when: When it was played.
+        same: Id of the episode from the same start before training.
+        frames: Ids of the pictures before each turn and after the last.
+        opened: Whether its details are open.
+    """
     outcome, tone = _outcome(episode)
     told = [
         when,
@@ -260,7 +269,7 @@ def _episode(
 
 
 def _strip(episode: Episode, frames: Sequence[str]) -> str:
-    """The pictures in a row, and under each what was done there."""
+    """Return the pictures in a row, each with the action taken there."""
     cells = []
     for number, frame in enumerate(frames, 1):
         turn = episode.turns[number - 1] if number <= len(episode.turns) else None

@@ -25,39 +25,39 @@ from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_
 from starpod.trainer.strict_yaml import dump_yaml, load_yaml
 
 PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
-"""Whose versions are noted, where installed."""
+"""Packages whose versions are recorded if they are installed."""
 
 
 class RunExists(Exception):
-    """The folder holds a run, and resuming was not asked for."""
+    """The folder already contains a run, and resuming was not requested."""
 
 
 class RunLocked(Exception):
-    """Another process trains in the folder."""
+    """Another process is training in the folder."""
 
 
 class RunFolder:
     """Paths and files of one run.
 
     path/config.yaml         the configuration as resolved
-    path/run.json            id, title, code (git), versions, platform, what differs from the defaults, how it ended
+    path/run.json            id, title, code (git), versions, platform, changes from the defaults, how the run ended
     path/metrics.jsonl       one object per step, written by `Sinks`
     path/evaluations.jsonl   one object per evaluation on the selection seeds
     path/final.json          the best checkpoint on the final seeds, once the run is over
-    path/episodes/           eval-000050.jsonl: the episodes of the evaluation at step 50; final-000050.jsonl: of the
-                             final one, of the checkpoint of step 50
-                             train-000050.jsonl.gz: those collected in step 50, of the newest steps, and
-                             train-000050.update.gz: what the update made of them
+    path/episodes/           eval-000050.jsonl: episodes of the evaluation at step 50
+                             final-000050.jsonl: episodes of the final evaluation, with the checkpoint of step 50
+                             train-000050.jsonl.gz: episodes collected in step 50, for the newest steps
+                             train-000050.update.gz: what the update did with them
     path/pictures.zip        frames of some of these episodes
-    path/checkpoints/        written by others
+    path/checkpoints/        written by `Checkpoints`
     path/report.html         the page for people
     path/notes.json          tags and a note, written by people through the live site
-    path/.live.json          while it trains: what it does, its servers, and its sessions in play as long as somebody
-                             touches .watched
+    path/.live.json          while it trains: its phase and servers, and its sessions in play while .watched is
+        touched
     """
 
     def __init__(self, path: Path) -> None:
-        """An existing folder. `create` makes one."""
+        """Open an existing folder. Use `create` for a new one."""
         self.path = path
         self.config = path / "config.yaml"
         self.facts = path / "run.json"
@@ -75,12 +75,16 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, *, resume: bool = False) -> RunFolder:
-        """Makes the folder. What is in it is left as it is.
+        """Create the folder. Existing content stays unchanged.
 
-        resume: go on with the run that is there; without one, begin. The same command line therefore serves the first
-            start and every restart.
+        Args:
+            path: Folder of the run.
+            resume: Accept a folder that contains a run, as well as one that does not. The same command line therefore
+                works for the first start and for every restart.
 
-        Raises RunExists for a folder that holds a run unless `resume`, CannotWrite.
+        Raises:
+            RunExists: The folder contains a run, and `resume` is false.
+            CannotWrite: The folder cannot be created.
         """
         folder = cls(Path(path))
         if folder.exists and not resume:
@@ -100,10 +104,16 @@ class RunFolder:
     def begin(
         self, config: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None, title: str = "", model: str = ""
     ) -> RunFolder:
-        """Writes config.yaml and run.json, where a run that is resumed is noted with what changed. Returns itself.
+        """Write config.yaml and run.json, and return this folder. A resumption is recorded with its changes.
 
-        defaults: what the configuration would be if nothing were given; the report shows what differs.
-        title: what is trained, in words. model: what it began from, in words. Raises CannotWrite.
+        Args:
+            config: The resolved configuration.
+            defaults: The default configuration. The report shows the differences.
+            title: Title of the run.
+            model: Description of the initial model.
+
+        Raises:
+            CannotWrite: A file cannot be written.
         """
         start: dict[str, Any] = {
             "time": round(time.time(), 3),
@@ -125,26 +135,27 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether it holds a run: something was measured or saved. A start that failed at once leaves none."""
+        """Whether it contains a run with any result or checkpoint. A start that failed at once leaves none."""
         saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
         return saved or self.metrics.exists() or self.evaluations.exists()
 
     @property
     def started(self) -> bool:
-        """Whether a run was begun in it, however early it ended."""
+        """Whether a run was started in it, however early it ended."""
         return self.exists or self.config.exists() or self.checkpoints.is_dir()
 
     @property
     def best_step(self) -> int | None:
-        """The step whose weights the checkpoint `best` holds; None before anything was evaluated and saved."""
+        """Step of the checkpoint `best`; None before the first evaluation was saved."""
         marks, folders = marks_of(self.checkpoints), list_checkpoints(self.checkpoints)
         return next((each.step for each in folders if "best" in marks.get(each.name, ())), None)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks the folder against other trainers; a killed process loses its lock. Raises RunLocked.
+        """Lock the folder against other trainers. The lock of a killed process is released. Raises RunLocked.
 
-        What `create` made is removed at the end if nothing was written: a start that is refused leaves no trace.
+        If nothing was written by the end, the folders from `create` are removed, so that a refused start leaves no
+        trace.
         """
         with open(self.path / ".lock", "a+", encoding="utf-8") as file:
             try:
@@ -156,7 +167,7 @@ class RunFolder:
                     "stop it, or choose another folder with --run-dir"
                 ) from None
             except OSError:
-                pass  # a file system without locks, such as some network shares
+                pass  # some network file systems have no locks
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}")
             file.flush()
@@ -167,21 +178,21 @@ class RunFolder:
 
     def _remove_unused(self) -> None:
         if self.path in self._made and [each.name for each in self.path.rglob("*") if not each.is_dir()] == [".lock"]:
-            with contextlib.suppress(OSError):  # something came between
+            with contextlib.suppress(OSError):  # another process wrote something meanwhile
                 (self.path / ".lock").unlink()
                 for part in reversed(self._made):
                     part.rmdir()
 
     @property
     def id(self) -> str:
-        """Unique to the run; the same after resuming."""
+        """Unique id of the run. It stays the same after a resumption."""
         return str(self.read_facts()["id"])
 
     def read_config(self) -> dict[str, Any]:
         return dict(load_yaml(self.config.read_text(encoding="utf-8"))) if self.config.exists() else {}
 
     def read_facts(self) -> dict[str, Any]:
-        """The values of run.json; empty without one."""
+        """Return the values of run.json; empty without that file."""
         return dict(json.loads(self.facts.read_text(encoding="utf-8"))) if self.facts.exists() else {}
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -191,32 +202,33 @@ class RunFolder:
         return read_lines(self.evaluations)
 
     def append_evaluation(self, summary: Mapping[str, Any]) -> None:
-        """Adds a line to evaluations.jsonl, in place of any of the same or a later step: an evaluation that is done
-        again after a crash appears once. Raises CannotWrite."""
+        """Add a line to evaluations.jsonl. It replaces lines of the same and later steps, so that an evaluation
+        repeated after a crash appears once. Raises CannotWrite."""
         earlier = [line for line in self.read_evaluations() if line["step"] < summary["step"]]
         write_atomic(self.evaluations, "".join(to_json_line(line) for line in [*earlier, summary]))
 
     def read_final(self) -> dict[str, Any] | None:
-        """The final evaluation; None before there is one."""
+        """Return the final evaluation, or None before it."""
         try:
             return dict(read_json(read_bytes(self.final, MAX_LINE)))
         except FileNotFoundError:
             return None
 
     def write_final(self, summary: Mapping[str, Any]) -> None:
-        """Raises CannotWrite."""
+        """Write final.json. Raises CannotWrite."""
         write_atomic(self.final, to_json_line(summary))
 
     def write_episodes(self, step: int, episodes: Iterable[Episode], kind: str = "eval") -> Path:
-        """Writes episodes/<kind>-<step>.jsonl, one episode per line. Raises CannotWrite."""
+        """Write episodes/<kind>-<step>.jsonl, one episode per line. Raises CannotWrite."""
         path = self.episodes / f"{kind}-{step:06d}.jsonl"
         write_atomic(path, "".join(to_json_line(episode.to_json()) for episode in episodes))
         return path
 
     def write_rollouts(self, step: int, episodes: Iterable[Episode], *, most: int) -> bool:
-        """Writes episodes/train-<step>.jsonl.gz and removes the oldest of these files, until all have `most` bytes.
+        """Write episodes/train-<step>.jsonl.gz. The oldest of these files are removed to keep their total within `most`
+        bytes.
 
-        False where the new one alone has more, and is gone. Raises CannotWrite.
+        Returns False if the new file alone was too large and was removed. Raises CannotWrite.
         """
         path = self.episodes / f"train-{step:06d}.jsonl.gz"
         try:
@@ -229,10 +241,8 @@ class RunFolder:
     def write_update(
         self, step: int, verdicts: Mapping[int, Verdict], learnt: Iterable[tuple[Episode, TokenRecord]], *, most: int
     ) -> None:
-        """Writes what the update made of the rollouts of a step, where these are kept, within the same bound.
-
-        Raises CannotWrite.
-        """
+        """Write the update's record of a step if its rollouts are kept, within the same size limit. Raises
+        CannotWrite."""
         rollouts = self.episodes / f"train-{step:06d}.jsonl.gz"
         if not rollouts.exists():
             return
@@ -243,7 +253,7 @@ class RunFolder:
         self._make_room(most)
 
     def _make_room(self, most: int) -> None:
-        """Removes the oldest rollouts until all have `most` bytes, with what updates made of them."""
+        """Remove the oldest rollouts and their update records until the total is at most `most` bytes."""
         total = 0
         for file in sorted(self.episodes.glob("train-*.jsonl.gz"), key=step_of, reverse=True):
             for part in (file, update_file(file)):
@@ -255,13 +265,13 @@ class RunFolder:
                 update_file(file).unlink(missing_ok=True)
 
     def episode_files(self, kind: str = "eval") -> list[Path]:
-        """In the order of their steps."""
+        """Return the episode files of a kind, in the order of their steps."""
         return sorted(self.episodes.glob(f"{kind}-*.jsonl*"), key=step_of)
 
     def cut_after(self, step: int) -> None:
-        """Drops what was written after a step, so that the folder is as it was when the step's checkpoint was saved.
+        """Remove what was written after a step, to restore the folder of that step's checkpoint.
 
-        The final evaluation goes: the run is not over. metrics.jsonl is cut by its sink.
+        The final evaluation is removed as well, because the run is no longer over. The sink cuts metrics.jsonl.
         """
         cut_after(self.evaluations, step)
         self.final.unlink(missing_ok=True)
@@ -270,7 +280,7 @@ class RunFolder:
                 path.unlink()
 
     def end(self, outcome: str, *, seconds: float) -> None:
-        """Notes in run.json how the run ended, in words, and how many seconds it took, resumed parts together."""
+        """Record in run.json how the run ended, in words, and its seconds, including those before resumptions."""
         self._write_facts({**self.read_facts(), "ended": {"outcome": outcome, "seconds": seconds, "time": time.time()}})
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
@@ -278,13 +288,13 @@ class RunFolder:
 
 
 def step_of(path: Path) -> int:
-    """The step in the name of a file of episodes; -1 where there is none."""
+    """Return the step in the name of an episode file; -1 if there is none."""
     digits = path.name.partition(".")[0].rpartition("-")[2]
     return int(digits) if digits.isdecimal() else -1
 
 
 def differences(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, list[Any]]:
-    """Dotted key to [value, default] where the two differ; None stands for a missing key."""
+    """Return the keys that differ, as dotted key to [value, default]. A missing key counts as None."""
     found: dict[str, list[Any]] = {}
     for key in [*config, *(key for key in defaults if key not in config)]:
         value, default = config.get(key), defaults.get(key)
@@ -296,7 +306,7 @@ def differences(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: 
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """{"commit", "dirty"} of the repository a folder belongs to; None where the folder is not under version control."""
+    """Return {"commit", "dirty"} of the repository that tracks a folder, or None if none does."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
@@ -305,7 +315,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return done.stdout.strip()
 
     try:
-        # An installed package can lie inside another repository, whose commit says nothing about it.
+        # Check that git tracks the folder: a package may be installed inside an unrelated repository.
         if not git("ls-files", "."):
             return None
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
@@ -314,7 +324,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def package_versions() -> dict[str, str]:
-    """Of the packages that matter, where installed."""
+    """Return the versions of the installed packages in PACKAGES."""
     found = {}
     for name in PACKAGES:
         try:
@@ -325,8 +335,8 @@ def package_versions() -> dict[str, str]:
 
 
 def platform_facts() -> dict[str, Any]:
-    """Machine, system, interpreter, GPUs."""
-    import torch  # late: reading a run folder needs none of it
+    """Return facts about the machine, system, interpreter and GPUs."""
+    import torch  # a local import, because reading a run folder does not need torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {

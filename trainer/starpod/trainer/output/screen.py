@@ -1,4 +1,4 @@
-"""Shows a run while it goes on: a live screen on a terminal, a plain log elsewhere."""
+"""Display of a run's progress: a live screen on a terminal, a plain log elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINE: tuple[tuple[str, str, Kind], ...] = (
     ("entropy", "policy/entropy", "number"),
     ("grad", "update/grad_norm", "number"),
 )
-"""Metrics in the line of a step."""
+"""Metrics in the line of a step, as (label, metric, kind)."""
 
 SHARES = (
     ("generating", "time/generate_wait"),
@@ -38,42 +38,47 @@ SHARES = (
 
 
 class Screen:
-    """Interface of screens, and the one that shows nothing. Close it, or use it in a `with` statement.
+    """Interface of screens, and a screen that shows nothing. Close it, or use it in a `with` statement.
 
-    doing: the present phase, for pages. at: the step that has begun, to which warnings belong.
+    Attributes:
+        doing: The present phase, for pages.
+        at: The step that has begun, to which warnings belong.
     """
 
     doing = ""
     at = 0
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
-        """title: what is trained. plan: what was decided, by name: model, environments, algorithm, budget.
+        """Show the start of a run.
 
-        A number under "budget_seconds" is the time the run may take; it becomes a progress bar. The text under "live"
-        is the address of the run's pages, which is shown in full on a line by itself.
+        Args:
+            title: What is trained.
+            plan: The main settings by name: model, environments, algorithm, budget. "budget_seconds" is a number, the
+                time limit, and becomes a progress bar. "live" is the address of the run's pages, shown in full on its
+                own line.
         """
 
     def phase(self, name: str) -> None:
-        """The present phase: "warm start", "collecting", "evaluating"."""
+        """Show the present phase: "warm start", "collecting", "evaluating"."""
         self.doing = name
 
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
-        """A step is done. total: how many there will be; None where time decides."""
+        """Show a finished step. total: number of steps of the run; None if a time limit decides."""
 
     def episode(self, episode: Episode) -> None:
-        """One episode, finished or being played: its last turn is shown."""
+        """Show the last turn of an episode, which may still be in play."""
 
     def evaluation(self, step: int, summary: Mapping[str, Any]) -> None:
-        """A line of evaluations.jsonl."""
+        """Show an evaluation, given as a line of evaluations.jsonl."""
 
     def warn(self, text: str) -> None:
-        """A warning, in words. The same text is shown once."""
+        """Show a warning. The same text is only shown once."""
 
     def done(self, summary: Mapping[str, Any]) -> None:
-        """The run is over; what came of it, by name."""
+        """Show the results of a run that is over, by name."""
 
     def close(self) -> None:
-        """Restores the terminal. Harmless to repeat."""
+        """Restore the terminal. May be called repeatedly."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +88,8 @@ class Screen:
 
 
 class PlainScreen(Screen):
-    """One line per step, at most one a second; evaluations and warnings always. Episodes are in the run folder."""
+    """Log with one line per step, at most one per second, and one per evaluation and warning. Episodes are not
+    shown."""
 
     def __init__(self, file: IO[str], *, clock: Callable[[], float] = time.monotonic, interval: float = 1.0) -> None:
         self._file = file
@@ -102,7 +108,7 @@ class PlainScreen(Screen):
 
     def phase(self, name: str) -> None:
         super().phase(name)
-        # Phases repeat every step; each is logged the first time alone.
+        # Log each phase only once, because phases repeat in every step.
         if name not in self._phases:
             self._phases.add(name)
             self._say(f"{self._stamp()} {name}")
@@ -136,7 +142,7 @@ class PlainScreen(Screen):
         self._flush()
 
     def _flush(self) -> None:
-        """Prints the last line that the rate limit held back: a log must end with the last step."""
+        """Print the last line that the rate limit held back, so that a log ends with the last step."""
         if self._withheld:
             self._say(self._withheld)
             self._withheld = ""
@@ -149,7 +155,10 @@ class PlainScreen(Screen):
 
 
 def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str:
-    """step 12/200 · success 41 % · return 0.32 · ... · 2.1 s (generating 61 %, environments 12 %, updating 24 %)"""
+    """Return the line of a step.
+
+    Example: step 12/200 · success 41 % · return 0.32 · ... · 2.1 s (generating 61 %, environments 12 %, updating 24 %)
+    """
     parts = [f"step {step}" + (f"/{total}" if total else "")]
     parts += [f"{label} {show(metrics[name], kind)}" for label, name, kind in LINE if name in metrics]
     each = [name for name in metrics if name.startswith(f"{TASKS}/") and name.endswith("/success")]
@@ -164,9 +173,11 @@ def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str
 
 
 def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
-    """evaluation at step 50 on selection seeds: success 72 % (66 to 77 %) of 256 episodes; beside random 13 %
+    """Return the line of an evaluation.
 
-    Where the return tells more than that, it follows each success.
+    Example: evaluation at step 50 on selection seeds: success 72 % (66 to 77 %) of 256 episodes; beside random 13 %
+
+    If returns differ from success, they follow each success.
     """
     reference = summary.get("reference") or {}
     graded = any(map(is_graded, (summary, *reference.values())))

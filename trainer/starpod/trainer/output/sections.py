@@ -1,6 +1,7 @@
-"""Sections of a run's pages, as HTML: of its report and of the live site.
+"""HTML sections of a run's report, which the live site shows as well.
 
-lines: of metrics.jsonl. evaluations, final: of evaluations.jsonl and final.json. facts: of run.json.
+lines: those of metrics.jsonl. evaluations: lines of evaluations.jsonl. final, facts: content of final.json and
+run.json.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ PARTS = (
 
 
 def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
-    """(step, value) wherever a metric was logged as a finite number."""
+    """Return (step, value) for every step at which a metric was logged as a finite number."""
     return [(line["step"], line["metrics"][name]) for line in lines if line["metrics"].get(name) is not None]
 
 
 def section(title: str, said: str, body: str) -> str:
-    """A heading, a sentence below it and what they are about; nothing where there is nothing."""
+    """Return a heading, a sentence and the body; "" if the body is empty."""
     return f'{heading(title)}<p class="muted">{said}</p>{body}' if body else ""
 
 
 def heading(title: str) -> str:
-    """A heading that can be linked to."""
+    """Return a heading with an anchor."""
     return f'<h2 id="{title.lower().replace(" ", "-")}">{title}</h2>'
 
 
@@ -70,7 +71,8 @@ def headline(
     best_step: int | None,
     header: str = "",
 ) -> str:
-    """The title, how it went before and after in large figures, and what they say. header: HTML below the title."""
+    """Return the title, success before and after in large figures, and a sentence on the difference. header: HTML below
+    the title."""
     measured = [line for line in lines if line["metrics"]]
     tiles = []
     verdict = ""
@@ -99,8 +101,10 @@ def headline(
 
 
 def wall_seconds(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> float:
-    """As noted at the end; of a run that has not ended, from its start to the last line of metrics; from the first line
-    where it was resumed."""
+    """Return the seconds recorded at the end of the run, or those until the last line of metrics.
+
+    An unfinished run is timed from its start; a resumed one from its first line of metrics.
+    """
     ended, first = facts.get("ended"), lines[0]["time"]
     began = first if facts.get("resumed") else min(facts.get("time", first), first)
     return float(ended["seconds"]) if ended else float(lines[-1]["time"] - began)
@@ -152,7 +156,7 @@ def _verdict(
 
 
 def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, intervals: str) -> str:
-    """Reading of the intervals of two evaluations, in words; nothing without intervals."""
+    """Return a comparison of two intervals in words; "" without intervals."""
     low, high = f"{figure}_low", f"{figure}_high"
     if after.get(low) is None or before.get(high) is None:
         return ""
@@ -164,11 +168,11 @@ def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, 
 
 
 PHONE = 344
-"""Width of a chart that can be read on a phone."""
+"""Width in pixels of a chart that is legible on a phone."""
 
 
 def for_each_width(draw: Callable[[int], str], *, widest: int = 1072) -> str:
-    """A chart of the width `widest` and one as wide as a phone; the page's style shows the one that fits."""
+    """Return a chart in two widths, `widest` and that of a phone. The page's style shows the fitting one."""
     wide, narrow = draw(widest), draw(PHONE)
     return wide and f'<div class="roomy">{wide}</div><div class="tight">{narrow}</div>'
 
@@ -185,7 +189,7 @@ def _warned(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
 
 
 def warning_marks(lines: Sequence[Mapping[str, Any]]) -> list[Mark]:
-    """Steps at which the run warned, to be marked in charts."""
+    """Return marks for charts at the steps with warnings."""
     return [Mark(step, text) for step, text in _warned(lines)]
 
 
@@ -233,7 +237,7 @@ def evaluation(evaluations: Sequence[Mapping[str, Any]], lines: Sequence[Mapping
 def environments(
     lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], final: Mapping[str, Any] | None
 ) -> str:
-    """How each of several environments does; nothing for a run of one."""
+    """Return the section with each of several environments; "" for a run with one."""
     measured = [(summary["step"], summary["environments"]) for summary in evaluations if summary.get("environments")]
     if not measured:
         return ""
@@ -279,7 +283,7 @@ def environments(
 
 
 def agents(lines: Sequence[Mapping[str, Any]]) -> str:
-    """What was measured by agent: of policies of their own, and of gradients; nothing for a run without either."""
+    """Return the section with metrics and gradients per agent; "" for a run without them."""
     logged = sorted({name for line in lines for name in line["metrics"]})
     own = dict.fromkeys(name.split("/")[1] for name in logged if name.startswith(f"{AGENTS}/"))
     followed = ("policy/entropy", "policy/kl", "update/grad_norm")
@@ -315,7 +319,7 @@ def _evaluation_chart(
     interval: str,
     kind: Kind,
 ) -> str:
-    """One figure of the evaluations with its interval, beside that of the reference policies."""
+    """Return a chart of one figure of the evaluations, with its interval and the reference policies."""
     low, high = f"{interval}_low", f"{interval}_high"
     points = [(s["step"], s[name]) for s in evaluations if s.get(name) is not None]
     band = [(s["step"], s[low], s[high]) for s in evaluations if s.get(low) is not None]
@@ -343,7 +347,7 @@ def small_charts(
     *,
     large: bool = False,
 ) -> str:
-    """Small charts of the metrics that were logged and ever moved, values thin and their mean over time thick."""
+    """Return small charts of the logged metrics, with thin lines for values and thick ones for their moving mean."""
     charts = []
     for name in names:
         points = curve(lines, name)
@@ -429,7 +433,7 @@ def time_spent(lines: Sequence[Mapping[str, Any]]) -> str:
             for line in timed
         ]
         layers.append((label, points))
-    # Waits overlap where episodes are collected side by side: shares that add up to more than all are scaled down.
+    # Scale down shares whose sum exceeds 1: waits overlap if episodes are collected in parallel.
     totals = [sum(points[index][1] for _, points in layers) for index in range(len(timed))]
     layers = [
         (label, [(x, y / max(total, 1.0)) for (x, y), total in zip(points, totals, strict=True)])

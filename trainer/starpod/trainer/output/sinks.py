@@ -1,4 +1,4 @@
-"""Sinks of metrics: metrics.jsonl always, TensorBoard, Weights & Biases and MLflow where asked for."""
+"""Sinks of metrics: metrics.jsonl always; TensorBoard, Weights & Biases and MLflow if configured."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from starpod.trainer.section import ConfigError
 
 
 class Sink(Protocol):
-    """Takes the metrics of steps, in order."""
+    """Receiver of the metrics of each step, in order."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Finite values alone."""
+        """Write the metrics of a step. All values are finite."""
 
     def close(self) -> None: ...
 
 
 class JsonlSink:
-    """metrics.jsonl: one object per step, {"step", "time", "metrics", "warnings"}, flushed after each.
+    """The file metrics.jsonl: one object per step, {"step", "time", "metrics", "warnings"}, flushed after each.
 
-    time: seconds since 1970. warnings: what was warned of at the step; left out where there was none.
+    time: seconds since 1970. warnings: warnings of this step; the key is missing if there are none.
     """
 
     def __init__(self, path: Path, *, resumed_step: int | None = None) -> None:
-        """Appends. resumed_step: lines of later steps are cut: they were computed by a run that is being redone."""
+        """Open the file for appending. resumed_step: remove lines of later steps, because these will be computed
+        again."""
         self._path = path
         if resumed_step is not None:
             cut_after(path, resumed_step)
@@ -42,13 +43,13 @@ class JsonlSink:
             raise CannotWrite(path, error) from error
 
     def write(self, step: int, metrics: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Raises CannotWrite; a line that was begun stays torn, and resuming drops it."""
+        """Append a line. After CannotWrite it may be incomplete, and the next resumption removes it."""
         line: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "metrics": metrics}
         if warnings:
             line["warnings"] = list(warnings)
         left = memoryview(to_json_line(line).encode())
         try:
-            while left:  # a disk that is nearly full takes a part
+            while left:  # a nearly full disk may write only a part
                 left = left[os.write(self._file, left) :]
         except OSError as error:
             raise CannotWrite(self._path, error) from error
@@ -60,7 +61,7 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """TensorBoard files in a folder. Steps after the resumed one are purged by TensorBoard itself."""
+    """Sink to TensorBoard files in a folder. TensorBoard itself purges steps after the resumed one."""
 
     def __init__(self, folder: Path, *, resumed_step: int | None = None) -> None:
         tensorboard = importlib.import_module("torch.utils.tensorboard")
@@ -76,7 +77,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Weights & Biases. `run_id` ties a resumed run to its first part."""
+    """Sink to Weights & Biases. `run_id` joins a resumed run to its first part."""
 
     def __init__(self, folder: Path, *, project: str, name: str, run_id: str, config: Mapping[str, Any]) -> None:
         wandb = importlib.import_module("wandb")
@@ -92,7 +93,7 @@ class WandbSink:
 
 
 class MlflowSink:
-    """MLflow; the server is what MLFLOW_TRACKING_URI says. A resumed run is a run of its own with the same tag."""
+    """Sink to the MLflow server at MLFLOW_TRACKING_URI. A resumed run is a separate run with the same tag."""
 
     def __init__(self, *, project: str, name: str, run_id: str, config: Mapping[str, Any]) -> None:
         self._mlflow: Any = importlib.import_module("mlflow")
@@ -101,7 +102,7 @@ class MlflowSink:
         self._mlflow.log_dict(dict(config), "config.json")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        # MLflow takes no other signs in names than these.
+        # MLflow does not allow @ in names.
         self._mlflow.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class MlflowSink:
 
 
 def check_sinks(config: SinkConfig) -> None:
-    """Raises ConfigError for a sink that was asked for and whose package is not installed."""
+    """Raise ConfigError if a configured sink's package is not installed."""
     for name in ("wandb", "mlflow"):
         if getattr(config, name) and importlib.util.find_spec(name) is None:
             raise ConfigError(
@@ -119,7 +120,7 @@ def check_sinks(config: SinkConfig) -> None:
 
 
 class Sinks:
-    """All sinks of a run. Only metrics.jsonl may stop it; any other that fails is dropped with a warning.
+    """All sinks of a run. If metrics.jsonl fails, the run stops; any other sink that fails is dropped with a warning.
 
     warn: called with the text of each warning.
     """
@@ -149,20 +150,20 @@ class Sinks:
             self._add("mlflow", lambda: MlflowSink(project=config.project, name=name, run_id=run_id, config=settings))
 
     def write(self, step: int, metrics: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Raises CannotWrite if metrics.jsonl cannot be written."""
+        """Write the metrics to all sinks. Raises CannotWrite if metrics.jsonl cannot be written."""
         self._jsonl.write(step, metrics, warnings)
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         for name, sink in list(self._others.items()):
             try:
                 sink.write(step, finite)
-            except Exception as error:  # a third party's logger must not stop training
+            except Exception as error:  # a third-party logger must not stop training
                 del self._others[name]
                 self._warn(
                     f"{name} failed at step {step} and gets no more metrics: {error}. metrics.jsonl has them all"
                 )
 
     def close(self) -> None:
-        """Harmless to repeat."""
+        """Close all sinks. May be called repeatedly."""
         self._jsonl.close()
         while self._others:
             name, sink = self._others.popitem()

@@ -13,24 +13,26 @@ from starpod.report.figures import Kind, show
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """name: in metrics.jsonl. label, kind: how it is shown. better: the good direction, 0 where there is none."""
+    """A known metric and how it is shown."""
 
     name: str
+    """Name in metrics.jsonl."""
     label: str
     kind: Kind = "number"
     better: int = 0
+    """1 if higher is better, -1 if lower is better, 0 if neither."""
 
 
 WITHDRAWN = "Withdrawn: the warning about "
 
 
 def withdrawal(subject: str, why: str) -> str:
-    """Return the text that withdraws the warning whose text begins with a subject, whatever article that has."""
+    """Return the text that withdraws the warning about a subject. An article "an" before it is ignored."""
     return f"{WITHDRAWN}{subject}; {why}."
 
 
 def standing(warned: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return the warnings, each a step and a text, without withdrawals and what these withdraw."""
+    """Return the (step, text) warnings that were not withdrawn, without the withdrawals."""
     left: list[tuple[int, str]] = []
     for step, text in warned:
         if not text.startswith(WITHDRAWN):
@@ -117,7 +119,7 @@ METRICS = {
         Metric("environment/latency_p99", "Environment latency p99", "seconds", -1),
     )
 }
-"""Known metrics; others are shown under their own name."""
+"""Known metrics by name. Others are shown under their own name."""
 
 
 SHOWN = """
@@ -127,14 +129,13 @@ collect/turns_mean collect/kept_fraction collect/identical_fraction policy/entro
 critic/explained_variance rate/sampled_tokens_per_s rate/environment_steps_per_s environment/latency_p99 time/step
 time/share_outside
 """.split()
-"""Metrics in the order in which a screen shows them, as long as there is room; then all others."""
+"""Order of metrics on a screen. All others follow if there is room."""
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name; an unknown one has its name as its label.
+    """Return the metric of that name; an unknown metric has its name as its label.
 
-    Those of one of several environments, `environments/<name>/<metric>`, are as `collect/<metric>`; those of one of
-    several policies, `agents/<agent>/<metric>`, as `<metric>`.
+    `environments/<name>/<metric>` is shown as `collect/<metric>`, and `agents/<agent>/<metric>` as `<metric>`.
     """
     prefix, _, rest = name.partition("/")
     whose, _, last = rest.partition("/")
@@ -144,34 +145,36 @@ def metric(name: str) -> Metric:
 
 
 TASKS, AGENTS = "environments", "agents"
-"""Prefixes of the names of metrics of one of several environments, and of one of several policies."""
+"""Name prefixes of the metrics of one environment among several, and of one policy among several."""
 
 
 def by_task(summary: Mapping[str, Any]) -> str:
-    """`; bandit 90 %, lake 41 %` from an evaluation of several environments; empty for one."""
+    """Return `; bandit 90 %, lake 41 %` for an evaluation of several environments; "" for one."""
     each = summary.get("environments") or {}
     told = ", ".join(f"{name} {show(own['success'], 'share')}" for name, own in each.items())
     return f"; {told}" if told else ""
 
 
 def with_interval(summary: Mapping[str, Any]) -> str:
-    """72 % (66 to 77 %), from an evaluation."""
+    """Return the success of an evaluation, such as `72 % (66 to 77 %)`."""
     text = show(summary["success"], "share")
     low, high = summary.get("success_low"), summary.get("success_high")
     return f"{text} ({100 * low:.0f} to {100 * high:.0f} %)" if low is not None and high is not None else text
 
 
 def return_with_interval(summary: Mapping[str, Any]) -> str:
-    """0.61 (0.58 to 0.64), likewise."""
+    """Return the return of an evaluation, such as `0.61 (0.58 to 0.64)`."""
     text = show(summary.get("return_mean"))
     low, high = summary.get("return_low"), summary.get("return_high")
     return f"{text} ({show(low)} to {show(high)})" if low is not None and high is not None else text
 
 
 def final_line(final: Mapping[str, Any]) -> str:
-    """success 72 % (66 to 77 %) of 256 episodes, by the checkpoint of step 80; greedy 75 %
+    """Return the line of the final evaluation.
 
-    Where the return tells more than that, it follows each success.
+    Example: success 72 % (66 to 77 %) of 256 episodes, by the checkpoint of step 80; greedy 75 %
+
+    If returns differ from success, they follow each success.
     """
     graded = is_graded(final)
     line = f"success {with_interval(final)} of {final['episodes']} episodes"
@@ -185,22 +188,22 @@ def final_line(final: Mapping[str, Any]) -> str:
 def after_the_best(
     final: Mapping[str, Any] | None, evaluations: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Return the last evaluation if the run continued after the checkpoint that the final figure is of, else None.
+    """Return the last evaluation if the run continued after the checkpoint of the final evaluation, else None.
 
-    A run that collapses ends far below its best checkpoint, so its final figure alone would hide the collapse.
+    A run that collapses ends far below its best checkpoint. Its final evaluation alone would hide the collapse.
     """
     last = evaluations[-1] if final and evaluations else None
     return last if final and last and last["step"] > final["step"] else None
 
 
 def short(summary: Mapping[str, Any], graded: bool) -> str:
-    """75 %, or 75 % (0.91)."""
+    """Return the success, such as `75 %`, followed by the return if graded: `75 % (0.91)`."""
     text = show(summary.get("success"), "share")
     return f"{text} ({show(summary.get('return_mean'))})" if graded else text
 
 
 def is_graded(summary: Mapping[str, Any]) -> bool:
-    """Whether the return of an evaluation tells more than its success: not so where 1 is paid for success alone."""
+    """Return whether the mean return differs from success. They are equal if a reward of 1 is paid for success only."""
     value = summary.get("return_mean")
     return value is not None and abs(value - summary["success"]) > 1e-9
 
@@ -209,7 +212,7 @@ TICKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The latest values as bars between their smallest and largest; neighbours are averaged where they do not fit."""
+    """Return the latest values as bars between their minimum and maximum. Neighbours are averaged to fit the width."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -223,7 +226,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def trend(values: Sequence[float]) -> str:
-    """An arrow: where the last fifth of the values lies beside the rest, in units of their spread."""
+    """Return an arrow that compares the mean of the last fifth of the values with the rest, in units of their
+    deviation."""
     finite = [value for value in values if math.isfinite(value)]
     recent = max(len(finite) // 5, 2)
     if len(finite) < 2 * recent:
