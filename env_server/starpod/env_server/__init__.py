@@ -1,4 +1,4 @@
-"""Hosts environments as stateful gRPC services. An environment needs no more than the names imported here."""
+"""Host environments as stateful gRPC services. An environment needs only the names imported here."""
 
 from starpod.env_server.chat_model import ChatModel
 from starpod.env_server.drawing import Canvas, encode_png, read_sprites

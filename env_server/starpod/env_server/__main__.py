@@ -1,4 +1,4 @@
-"""`python -m starpod.env_server`: the same as `starpod serve`, without the client. Its errors are one line, too."""
+"""Run `starpod serve` as `python -m starpod.env_server`, without the client. Errors are one line, too."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`starpod serve`."""
+"""The command `starpod serve`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from starpod.env_server.transports.auth import TokenFileError
 logger = logging.getLogger(__name__)
 
 _LAST_SECONDS = 1.0
-"""How long threads have at the end, when their sessions are gone already."""
+"""Seconds that threads have to finish at exit, when their sessions have ended already."""
 
 _SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
 
@@ -96,19 +96,19 @@ def serve(
         raise click.UsageError(str(error)) from error
     except (ServerError, TokenFileError, SealKeyError, TracingUnavailable) as error:
         raise click.ClickException(str(error)) from error
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # one more Ctrl-C is no exception in what is left to do
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback for another Ctrl-C during the remaining clean-up
     _leave_behind_what_hangs()
 
 
 def _claim_output() -> TextIO:
-    """Standard output, for the ready line alone: what anything else prints from now on goes to standard error."""
+    """Return standard output for the ready line. All other output of this process then goes to standard error."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return output
 
 
 def _registry(environments: tuple[str, ...], wanted: Wanted) -> Registry:
-    """Return what to host, ready to be played. Raises RegistryError."""
+    """Return the environments to host, prepared. Raises RegistryError."""
     all_of_them = "*" in environments
     names = () if all_of_them else environments
     nothing_else = not wanted.modules and not wanted.hosted
@@ -125,7 +125,7 @@ def _registry(environments: tuple[str, ...], wanted: Wanted) -> Registry:
         except NothingFits as error:
             if text.partition(":")[2] != "*":
                 raise
-            nothing.append(error)  # all that there is, and there is none
+            nothing.append(error)  # `*` asks for all that can be hosted, which is none
     if nothing and not registry.ids:
         raise nothing[0]
     for each in nothing:
@@ -144,7 +144,7 @@ async def _serve(registry: Registry, config: ServerConfig, ready: TextIO) -> Non
     terminate, interrupt = asyncio.Event(), asyncio.Event()
 
     def on_signal(event: asyncio.Event) -> None:
-        # The second signal of any kind ends the drain.
+        # A second signal of either kind ends the drain.
         (interrupt if terminate.is_set() else event).set()
         terminate.set()
 
@@ -167,7 +167,7 @@ async def _serve(registry: Registry, config: ServerConfig, ready: TextIO) -> Non
 
 
 def _leave_behind_what_hangs() -> None:
-    """Ends this process at once if a thread goes on in an environment's code: Python would wait for it for ever."""
+    """Exit at once if a thread hangs in an environment's code, because Python would wait for it forever."""
     deadline = time.monotonic() + _LAST_SECONDS
     threads = [
         each
@@ -185,10 +185,11 @@ def _leave_behind_what_hangs() -> None:
 
 
 def _end_with_stdin() -> None:
-    """Ends this process when standard input closes, which it does with whoever holds its other end."""
+    """End this process when standard input closes, which happens when the process at its other end exits."""
 
     def watch() -> None:
-        # Not through sys.stdin: its lock, held by a thread that waits, aborts the interpreter at exit.
+        # Read the descriptor, because a waiting thread would hold sys.stdin's lock, which aborts the interpreter at
+        # exit.
         while os.read(0, 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a server is told at start."""
+"""The configuration of a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits of one worker process. Sizes in bytes, times in seconds."""
+    """Limits of one worker process. Sizes are in bytes, times in seconds."""
 
     max_sessions: int = 20_000
     max_message_bytes: int = 20 * MEBIBYTE
@@ -21,21 +21,24 @@ class ServerLimits:
     max_snapshot_bytes: int = 16 * MEBIBYTE
     max_processes: int = 256
     max_group: int = 4_096
+    """Sessions that one Open, Fork or Restore may create."""
     max_step_actions: int = 1_024
     max_step_bytes: int = 4 * MEBIBYTE
     max_options_bytes: int = 65_536
     max_values: int = 8_192
+    """JSON values in the options or actions of one request."""
     default_lease_seconds: float = 600.0
     max_lease_seconds: float = 86_400.0
     max_connections: int = 4_096
     max_connections_per_address: int = 1_024
     max_health_calls: int = 1_024
+    """Open calls that need no token."""
     max_streams: int = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """Files for TLS; with `client_ca`, clients must show a certificate that it signed (mTLS)."""
+    """Files for TLS. If `client_ca` is set, clients must present a certificate that it signed (mTLS)."""
 
     certificate: Path
     key: Path
@@ -44,54 +47,54 @@ class TLS:
 
 @dataclass(frozen=True, slots=True)
 class HTTP:
-    """JSON over HTTP on a port of its own (0: any free one).
-
-    endpoints: host:port of all workers' HTTP, this one's included; empty if there is one.
-    hosts: names by which callers may reach it, besides localhost and addresses.
-    mcp: serves MCP at /mcp, too. ors: serves the Open Reward Standard, whose paths stand at the root.
-    """
+    """Configuration of JSON over HTTP."""
 
     port: int
+    """Port, which differs from gRPC's; 0: any free port."""
     endpoints: tuple[str, ...] = ()
+    """HTTP addresses, host:port, of all workers including this one; empty if there is only one worker."""
     hosts: tuple[str, ...] = ()
+    """Names by which callers may reach it, besides localhost and addresses."""
     mcp: bool = False
+    """Whether MCP is served at /mcp."""
     ors: bool = False
+    """Whether the Open Reward Standard is served. Its paths begin at the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """One worker process.
-
-    endpoints: host:port of all workers of this server, this one included; empty if there is one.
-    drain_seconds: how long live sessions may go on after SIGTERM.
-    keepalive_seconds: a connection without traffic is probed this often; no answer for half as long ends it.
-    handshake_seconds: how long a connection may take to become one, TLS included.
-    quota: what a token of the file may take that says nothing else there.
-    snapshot_key_file: seals snapshots, one key per line, the same for all servers of a fleet.
-    sandbox: what processes of class `process` give up.
-    effects: folder in which the replies of environments' calls are recorded, the same for all servers of a fleet; None:
-        they go with the process, and environments that call out are not deterministic.
-    thread_seconds: how long a call may take on one of them before it counts as hung.
-    threads: size of the pool for steps of class `thread` and for slow resets.
-    metrics_port: 0 serves no metrics. health_port: answers grpc.health.v1 there too, without TLS; 0: nowhere else.
-    """
+    """Configuration of one worker process."""
 
     host: str = "127.0.0.1"
     port: int = 50051
     limits: ServerLimits = ServerLimits()
     endpoints: tuple[str, ...] = ()
+    """Addresses, host:port, of all workers including this one; empty if there is only one worker."""
     drain_seconds: float = 30.0
+    """Seconds for which live sessions may continue after SIGTERM."""
     keepalive_seconds: float = 60.0
+    """Seconds without traffic after which a connection is probed. It is closed if no answer comes within half that
+    time."""
     threads: int = 16
+    """Size of the pool for steps of class `thread` and for slow resets."""
     thread_seconds: float = 600.0
+    """Seconds after which a call on a thread counts as hung."""
     metrics_port: int = 0
+    """Port for Prometheus metrics; 0: none."""
     health_port: int = 0
+    """Port that also serves grpc.health.v1, without TLS; 0: none."""
     handshake_seconds: float = 20.0
+    """Timeout for establishing a connection, including TLS."""
     token_file: Path | None = None
     quota: Quota = UNLIMITED
+    """Default quota of a token in the file."""
     snapshot_key_file: Path | None = None
+    """File with keys that seal snapshots, one per line. All servers of a fleet need the same file."""
     sandbox: Sandbox = UNTRUSTING
+    """Confinement of processes of class `process`."""
     effects: Path | None = None
+    """Folder in which replies to environments' external calls are recorded, shared by all servers of a fleet. None:
+    they are lost with the process, and such environments are not deterministic."""
     tls: TLS | None = None
     http: HTTP | None = None
     otlp_endpoint: str = ""

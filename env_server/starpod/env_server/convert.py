@@ -1,4 +1,4 @@
-"""Between what environments speak (Python values) and what travels (protocol messages)."""
+"""Conversion between environments' Python values and the protocol's messages."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from starpod.v1.values import JSON, Action, Image, Part, ToolCall, action_to_pro
 _DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
 
 EXACT = 2**53
-"""Doubles hold every whole number below this, and none of the odd ones above."""
+"""Doubles represent every whole number below this, and no odd one above."""
 INEXACT = (
     "is a whole number that travels rounded, since options are doubles: below 2^53 it is exact, and as text always"
 )
 _DEEPEST_JSON = 100
-"""As deep as protobuf reads a Struct."""
+"""Maximum nesting of a Struct that protobuf parses."""
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
 
 
 def actions_from(messages: Sequence[pb.Action | str]) -> list[Action]:
-    """The sub-actions of a Step, for an environment to keep and change. Raises BAD_ARGUMENT naming a malformed one."""
+    """Return a Step's sub-actions, which the environment may keep and change. Raises BAD_ARGUMENT."""
     return [
         message if isinstance(message, str) else _action_from(message, f"actions[{place}]")
         for place, message in enumerate(messages)
@@ -69,7 +69,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _check_json(root: Any, path: str) -> None:
-    """What Python reads as JSON and what cannot travel on: deep nesting, infinities, halves of surrogate pairs."""
+    """Refuse JSON that Python reads but that cannot be sent: deep nesting, infinite numbers, unpaired surrogates."""
     level, depth = [root], 0
     while level:
         below: list[Any] = []
@@ -115,7 +115,7 @@ def _tensor_from(message: pb.Tensor, path: str) -> np.ndarray[Any, Any]:
 
 
 def options_from(message: struct_pb2.Struct) -> dict[str, Any]:
-    """Options as Python values; whole numbers below 2^53 become int, since a Struct knows only doubles."""
+    """Return options as Python values. Whole numbers below 2^53 become int, because a Struct has only doubles."""
     return {name: _value_from(value) for name, value in message.fields.items()}
 
 
@@ -145,7 +145,7 @@ def want_from(message: pb.Want) -> Want:
 
 
 def limits_from(overrides: pb.LimitOverrides, present: Limits) -> Limits:
-    """The present limits with the given fields replaced."""
+    """Return the present limits with the given fields replaced."""
     if not overrides.ByteSize():
         return present
     return Limits(
@@ -159,7 +159,7 @@ def limits_from(overrides: pb.LimitOverrides, present: Limits) -> Limits:
 
 
 def action_to(action: Any) -> pb.Action:
-    """Raises TypeError for what is no action, or an array whose numbers cannot travel."""
+    """Return an action as a message. Raises TypeError for other values, and for arrays whose dtype cannot be sent."""
     if isinstance(action, np.ndarray | np.generic):
         return pb.Action(tensor=_tensor_to(np.asarray(action)))
     return action_to_proto(action)
@@ -185,7 +185,7 @@ def part_to(part: Part) -> pb.Part:
 
 
 def fill_observation(message: pb.Observation, observation: Observation) -> None:
-    """Writes into an empty message. (Filling a message in place costs a third of making and copying it.)"""
+    """Write an observation into an empty message. This takes a third of the time of creating and copying one."""
     parts, state_key, extras = observation
     if isinstance(parts, str):
         message.parts.add().text = parts
@@ -221,14 +221,14 @@ def _fill_outcome(message: pb.Outcome, outcome: Outcome | None) -> None:
 
 
 def outcome_flags(outcome: Outcome | None) -> int:
-    """An outcome's flags as TransitionColumns has them."""
+    """Return an outcome's flags in the encoding of TransitionColumns."""
     if outcome is None:
         return 2
     return (outcome is not UNKNOWN_NAME) + 2 * outcome.valid + 4 * outcome.effective
 
 
 def fill_transition(message: pb.Transition, transition: Transition | pb.Transition) -> None:
-    """Writes into an empty message. What ran in a process of its own is a message already."""
+    """Write a transition into an empty message. A transition of another process is a message already."""
     if not isinstance(transition, Transition):
         message.CopyFrom(transition)
         return
@@ -257,7 +257,7 @@ def transition_to(transition: Transition) -> pb.Transition:
 
 
 def struct_to(values: Mapping[str, Any]) -> struct_pb2.Struct:
-    """A Struct from JSON-like values; NumPy scalars and arrays become numbers and lists.
+    """Return JSON-like values as a Struct. NumPy scalars and arrays become numbers and lists.
 
     Whole numbers from 2^53 on become text, as ProtoJSON spells them.
     """
@@ -284,7 +284,7 @@ def _plain(value: Any) -> Any:
 
 
 def fill_limits(message: pb.Limits, limits: Limits) -> None:
-    """Writes into an empty message."""
+    """Write limits into an empty message."""
     message.max_turns = limits.max_turns
     message.max_actions_per_turn = limits.max_actions_per_turn
     message.max_actions = limits.max_actions
@@ -309,7 +309,7 @@ def _tensor_spec_to(spec: TensorSpec) -> pb.TensorSpec:
 
 @functools.cache
 def spec_to(environment: type[Environment]) -> pb.EnvironmentSpec:
-    """What Describe says of an environment class."""
+    """Return the description of an environment class that Describe sends."""
     spec = environment.spec
     default = environment.__new__(environment)
     default.options = environment.Options()

@@ -1,6 +1,6 @@
-"""Pictures for `render("png")`: a canvas with smooth edges, sprites from a file, and an image as PNG bytes.
+"""Drawing for `render("png")`: a canvas with anti-aliasing, sprites from a file, and images as PNG bytes.
 
-The same drawing gives the same bytes on every machine: the font is Pillow's own.
+The same drawing gives the same bytes on every machine, because the font is Pillow's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SMALLEST_TEXT = 8
 class Canvas:
     """A picture of `width` x `height` pixels to draw on. All coordinates are pixels of the finished picture.
 
-    It is drawn `smoothing` times larger and reduced at the end, so that edges are smooth. 1 suits straight lines.
+    It is drawn `smoothing` times larger and reduced at the end, for smooth edges. 1 is enough for straight lines.
     """
 
     def __init__(self, width: int, height: int, background: Colour, *, smoothing: int = 3) -> None:
@@ -32,19 +32,19 @@ class Canvas:
         self._draw = ImageDraw.Draw(self._image)
 
     def box(self, left: float, top: float, right: float, bottom: float, fill: Colour, *, radius: float = 0) -> None:
-        """Fills a rectangle, with round corners where a radius is given."""
+        """Fill a rectangle, with rounded corners if `radius` is positive."""
         self._draw.rounded_rectangle(self._scaled(left, top, right, bottom), radius * self._scale, fill)
 
     def ellipse(self, left: float, top: float, right: float, bottom: float, fill: Colour) -> None:
-        """Fills the ellipse that touches the sides of a rectangle."""
+        """Fill the ellipse inscribed in a rectangle."""
         self._draw.ellipse(self._scaled(left, top, right, bottom), fill)
 
     def polygon(self, *points: float, fill: Colour) -> None:
-        """Fills a polygon: x and y of each corner in turn."""
+        """Fill a polygon whose corners are given as x, y, x, y, ..."""
         self._draw.polygon(self._scaled(*points), fill)
 
     def line(self, *points: float, fill: Colour, width: int) -> None:
-        """Draws a line through points: x and y of each in turn."""
+        """Draw a line through points, given as x, y, x, y, ..."""
         self._draw.line(self._scaled(*points), fill, width * self._scale)
 
     def text(
@@ -59,7 +59,18 @@ class Canvas:
         bold: bool = False,
         left: bool = False,
     ) -> None:
-        """Writes one line around a point, or to the right of it, `size` pixels high, or less where a width asks."""
+        """Write one line centred on a point, or to its right if `left`.
+
+        Args:
+            x: horizontal position.
+            y: vertical position of the middle.
+            text: the line.
+            fill: colour.
+            size: font size in pixels. It is reduced until the line fits `width`.
+            width: maximum width in pixels; None: no maximum.
+            bold: whether strokes are thicker.
+            left: whether the text begins at `x`.
+        """
         size *= self._scale
         while width is not None and size > _SMALLEST_TEXT and _font(size).getlength(text) > width * self._scale:
             size -= 1
@@ -69,7 +80,7 @@ class Canvas:
         )
 
     def png(self) -> bytes:
-        """The finished picture as the bytes of a PNG file."""
+        """Return the finished picture as the bytes of a PNG file."""
         return encode_png(self._image.reduce(self._scale))
 
     def _scaled(self, *numbers: float) -> list[float]:
@@ -82,14 +93,14 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def read_sprites(package: str, file: str, names: Sequence[str]) -> dict[str, Image.Image]:
-    """Square pictures by name, out of a PNG file of a package that holds them side by side in this order."""
+    """Return square pictures by name from a package's PNG file that holds them side by side in the order of `names`."""
     strip = Image.open(io.BytesIO(resources.files(package).joinpath(file).read_bytes()))
     size = strip.height
     return {name: strip.crop((place * size, 0, (place + 1) * size, size)) for place, name in enumerate(names)}
 
 
 def encode_png(image: Image.Image) -> bytes:
-    """The image as the bytes of a PNG file. The same picture gives the same bytes."""
+    """Return the image as the bytes of a PNG file. Equal images give equal bytes."""
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", compress_level=6)
     return buffer.getvalue()

@@ -1,7 +1,7 @@
-"""Calls of environments to the outside, such as judges and simulated users: each is made once, and its reply recorded.
+"""External calls of environments, such as judges and simulated users: each is made once, and its reply is recorded.
 
-A call is identified by the episode (environment, version, options, seeds), the turn, its number in the turn, and what
-is asked. A replay, a fork or a retry that comes to the same place finds the reply there and asks nobody.
+A call is identified by the episode (environment, version, options, seeds), the turn, its number in the turn, and the
+request. A replay, fork or retry that reaches the same call reads the recorded reply and makes no call.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ from starpod.env_server.temporary import own_folder
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-"""After which a turn that failed is worth another try."""
+"""Seconds after which a failed turn may be retried."""
 
 
 class EffectFailed(Busy):
-    """What an environment called gave no reply: the turn, or the reset, is as if it had never begun."""
+    """An external call of an environment failed. The turn or reset is undone."""
 
 
 class Journal:
-    """Recorded replies: a file for each in a folder.
+    """Recorded replies, one file each in a folder.
 
-    folder: the same for all servers that are to find them; None: one of this process's own, which goes with it.
-    counts: calls by environment and by `asked`, `recorded` (found in the journal) and `failed`.
-    Raises OSError if the folder cannot be made.
+    Attributes:
+        durable: whether the folder was given, and so can be shared by servers. Otherwise it ends with this process.
+        counts: calls by environment and outcome: `asked`, `recorded` (found in the journal) and `failed`.
+
+    Raises:
+        OSError: the folder cannot be created.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -50,9 +53,10 @@ class Journal:
 
     @contextlib.contextmanager
     def recording(self, environment: Environment, turn: int | None) -> Iterator[None]:
-        """Lets the environment make calls in a turn, or (None) in a reset.
+        """Let the environment make calls in a turn, or in a reset if `turn` is None.
 
-        Raises EffectFailed if one failed, whatever the environment made of it: a failure must not become a reward.
+        Raises:
+            EffectFailed: a call failed, even if the environment caught it, because a failure must not become a reward.
         """
         number = 0
         failure: EffectFailed | None = None
@@ -83,16 +87,16 @@ class Journal:
             "version": spec.version,
             "options": environment.options.model_dump(mode="json"),
             "seed": environment.seed,
-            # A start depends on the seed alone, and the members of a group share it.
+            # The start depends only on the seed, and the members of a group share it.
             "dynamics_seed": None if turn is None else environment.dynamics_seed,
             "turn": turn,
             "number": number,
             "request": request,
         }
         with self._open(json.dumps(call, sort_keys=True)) as file:
-            # Whoever comes to the same call waits here until it has a reply.
+            # A concurrent identical call waits here until the reply is recorded.
             fcntl.flock(file, fcntl.LOCK_EX)
-            with contextlib.suppress(ValueError):  # empty, or cut off when its writer was killed
+            with contextlib.suppress(ValueError):  # the file is empty, or truncated because its writer was killed
                 reply = json.load(file)["reply"]
                 self._count(spec.id, "recorded")
                 return reply
@@ -110,7 +114,7 @@ class Journal:
             file.write(entry)
             file.flush()
             os.fsync(file.fileno())
-            # As a later reader finds it: a tuple is a list there.
+            # Return what a later reader gets, for example lists instead of tuples.
             return json.loads(entry)["reply"]
 
     @contextlib.contextmanager

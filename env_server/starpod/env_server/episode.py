@@ -1,4 +1,4 @@
-"""One session's environment with its limits: turns in, transitions out. Knows nothing of sessions or the wire."""
+"""An environment with its limits: turns in, transitions out. It does not depend on sessions or the wire."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from starpod.v1.values import EndReason, Image, Part
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Selection of what observations carry beyond their own parts."""
+    """Selection of optional fields of observations."""
 
     valid_actions: bool = False
     state_key: bool = False
@@ -36,7 +36,7 @@ class Want:
     image: bool = False
 
     plain: bool = field(init=False)
-    """Whether nothing but the state key is wanted: the common case."""
+    """Whether at most the state key is wanted, which is the common case."""
 
     def __post_init__(self) -> None:
         plain = not (self.valid_actions or self.expert_action or self.score or self.image)
@@ -44,7 +44,7 @@ class Want:
 
 
 class Extras(NamedTuple):
-    """Parts of an observation that are there only if they are wanted, or if several agents play."""
+    """Optional parts of an observation: present if wanted, or if several agents play."""
 
     valid_actions: Sequence[Any] | None = None
     expert_action: Any | None = None
@@ -53,11 +53,11 @@ class Extras(NamedTuple):
 
 
 Pictures = dict[bytes, bytes]
-"""Pictures by what else tells one state from another: equal states of a group are drawn once."""
+"""PNG by state key and observation digest, so that equal states of a group are drawn once."""
 
 
 class Details(NamedTuple):
-    """Parts of a transition that are there only if the environment gives them."""
+    """Optional parts of a transition: present if the environment sets them."""
 
     reward_parts: Mapping[str, float] | None = None
     criteria: Mapping[str, bool] | None = None
@@ -65,7 +65,7 @@ class Details(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """Observation of the agent. `parts` is a plain str for the common case of one text."""
+    """Observation of the agent. `parts` is a plain str in the common case of one text."""
 
     parts: str | Sequence[Part]
     state_key: bytes = b""
@@ -73,10 +73,10 @@ class Observation(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """The result of one turn: its observation, flat, and what led to it. `outcomes` has one entry per sub-action; None
-    stands for one that was never tried because the episode was over or a limit met.
+    """The result of one turn, with the observation's fields inlined.
 
-    A tuple with the rare fields set apart, because one is made per step.
+    `outcomes` has one entry per sub-action. None marks a sub-action that was not tried, because the episode was over or
+    a limit was reached. It is a tuple with rare fields in `details`, because one is created per step.
     """
 
     parts: str | Sequence[Part]
@@ -90,7 +90,7 @@ class Transition(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it holds nothing but a text, numbers and flags: nothing that anybody could change."""
+        """Whether it holds only a text, numbers and flags, so that nobody can change it."""
         return type(self.parts) is str and self.extras is None and self.details is None
 
     @property
@@ -111,7 +111,7 @@ class EpisodeOver(Exception):
 
 
 class TooLate(RuntimeError):
-    """The environment gave up in a turn that had already changed it: a bug, unless the turn is undone."""
+    """The environment raised Busy or Unavailable after the turn had changed it: a bug, unless the turn is undone."""
 
     def __init__(self, error: Busy | Unavailable) -> None:
         super().__init__(
@@ -122,17 +122,17 @@ class TooLate(RuntimeError):
 
 
 _DEEPEST_INFO = 25
-"""Nesting of `info`: protobuf reads 100 messages within one another, and a level of a Struct takes three."""
+"""Maximum nesting of `info`: protobuf parses 100 nested messages, and a level of a Struct takes three."""
 _UNLIMITED = 2**62
-_NONE = EndReason.NONE  # a member is found by a look-up, which is slower than all else that ends a turn
+_NONE = EndReason.NONE  # looking up an enum's member is slower than all other work that ends a turn
 _new_tuple = tuple.__new__
 
 
 class Episode:
     """An episode of an environment instance, with its limits.
 
-    Every method leaves the episode as it was if the arguments are wrong. An exception out of the environment's own
-    code may leave it in any state: the caller gives the session up.
+    Every method leaves the episode unchanged if its arguments are wrong. An exception from the environment's code may
+    leave it in any state, and the session is then lost.
     """
 
     __slots__ = ("actions", "end_reason", "environment", "limits", "names", "seed", "several", "turns")
@@ -148,9 +148,9 @@ class Episode:
         self.end_reason = EndReason.NONE
 
     def reset(self, seed: int, dynamics_seed: int) -> None:
-        """Starts an episode. `seed` fixes the initial state, `dynamics_seed` the random transitions (64-bit each)."""
+        """Start an episode. `seed` fixes the initial state, `dynamics_seed` the random transitions (64 bits each)."""
         environment = self.environment
-        # First, as in a copy: the same state has its names in the same order, and is the same bytes.
+        # Set these first, so that attributes have the same order as in a copy and equal states give equal bytes.
         self.seed = environment.seed = seed
         environment._dynamics = None
         environment.dynamics_seed = dynamics_seed
@@ -159,10 +159,12 @@ class Episode:
         environment.reset(random.Random(derive_seed(seed, "start")))
 
     def turn(self, actions: Sequence[Any], want: Want) -> Transition:
-        """Plays the sub-actions in order until one ends the episode or a limit is met.
+        """Execute the sub-actions in order, until one ends the episode or a limit is reached.
 
-        Raises EpisodeOver if the episode has ended, Busy or Unavailable if the environment does so
-        before anything has changed.
+        Raises:
+            EpisodeOver: the episode has ended.
+            Busy: the environment raised it before anything changed.
+            Unavailable: the environment raised it before anything changed.
         """
         if self.end_reason:
             raise EpisodeOver
@@ -194,7 +196,7 @@ class Episode:
                 share, terminated, truncated, success, _, _, shares, criteria, info = outcome
                 reward += share
                 if info is not None or shares is not None or criteria is not None:
-                    if outcome is UNKNOWN_NAME:  # its info brings it here, where looking costs other steps nothing
+                    if outcome is UNKNOWN_NAME:  # checked only if there is info, so that other steps pay nothing
                         played -= 1
                     else:
                         details = _merge(details, outcome)
@@ -222,7 +224,7 @@ class Episode:
                 parts, extras = environment.observe(), None
             else:
                 parts, extras = self._extras(want)
-            # Half the cost of calling Transition, and there is one per step.
+            # Half the cost of calling Transition, which matters once per step.
             return _new_tuple(Transition, (parts, state_key, extras, reward, outcomes, end, success, details))
         except (Busy, Unavailable) as error:
             if played == before and turns == self.turns:
@@ -234,9 +236,9 @@ class Episode:
             raise
 
     def undoable_turn(self, actions: Sequence[Any], want: Want) -> Transition:
-        """Plays a turn of an environment with `slow_render`: Busy or Unavailable leave the episode as it was.
+        """Execute a turn of an environment with `slow_render`. Busy or Unavailable leave the episode unchanged.
 
-        Costs a copy of the state, which is little beside a picture or a wait.
+        It costs a copy of the state, which is little compared with a picture or a wait.
         """
         if not want.image and self.environment.spec.concurrency is Concurrency.INLINE:
             return self.turn(actions, want)
@@ -248,7 +250,7 @@ class Episode:
             raise late.error from None
 
     def recorded_turn(self, actions: Sequence[Any], want: Want, journal: Journal) -> Transition:
-        """Plays a turn of an environment with `effects`: EffectFailed leaves the episode as it was."""
+        """Execute a turn of an environment with `effects`. EffectFailed leaves the episode unchanged."""
         before = self.fork(None)
         try:
             with journal.recording(self.environment, self.turns):
@@ -258,9 +260,9 @@ class Episode:
             raise
 
     def observe(self, want: Want, pictures: Pictures | None = None) -> Observation:
-        """The present observation, with what is wanted of valid actions, state key, expert action, score and image.
+        """Return the present observation with the wanted optional fields.
 
-        pictures: those of other members of the group are taken from there, and new ones added.
+        `pictures` holds pictures of other members of the group. Matching ones are reused, and new ones are added.
         """
         environment = self.environment
         state_key = environment.state_key() if want.state_key else b""
@@ -274,7 +276,7 @@ class Episode:
         self.end_reason = before.end_reason
 
     def _spell(self, action: Any) -> str | None:
-        """The action's name as the spec writes it, whatever its case; None if it is none."""
+        """Return the action's name in the spec's spelling, ignoring case, or None if it is not an action."""
         if not isinstance(action, str):
             return None
         action = action.strip()
@@ -304,7 +306,7 @@ class Episode:
         )
 
     def fork(self, dynamics_seed: int | None) -> Episode:
-        """An independent copy; with `dynamics_seed` it gets a new stream of transitions, else a copy of this one."""
+        """Return an independent copy. If `dynamics_seed` is set, it gets a new random stream for its transitions."""
         copied = self.environment.copy()
         if dynamics_seed is not None:
             copied.dynamics_seed = dynamics_seed
@@ -315,11 +317,12 @@ class Episode:
         return episode
 
     def save(self) -> bytes:
-        """The whole episode as bytes. Raises StateError if the environment's state cannot be encoded."""
+        """Return the whole episode as bytes. Raises StateError if the environment's state cannot be encoded."""
         environment = self.environment
         return encode(
             {
-                # Only what was given: options may ask which were (model_fields_set), and refuse some beside others.
+                # Save only options that were given: validators may check model_fields_set, and refuse some options
+                # beside others.
                 "options": environment.options.model_dump(mode="json", exclude_unset=True),
                 "limits": [self.limits.max_turns, self.limits.max_actions_per_turn, self.limits.max_actions],
                 "seed": self.seed,
@@ -333,7 +336,7 @@ class Episode:
 
     @classmethod
     def load(cls, environment: type[Environment], data: bytes) -> Episode:
-        """The episode that `save` wrote. Raises StateError if the bytes are not one of this environment."""
+        """Return the episode that `save` wrote. Raises StateError if the bytes are no episode of this environment."""
         saved = SavedEpisode.read(environment, data)
         instance = environment()
         instance.options, instance.seed = saved.options, saved.seed
@@ -341,7 +344,7 @@ class Episode:
             instance.set_state(saved.state)
             if instance.options is not saved.options or any(_is_code(environment, name) for name in vars(instance)):
                 raise ValueError("the state holds what is no state")
-        except (Exception, SystemExit) as error:  # an environment's own code, on bytes that anybody may have made
+        except (Exception, SystemExit) as error:  # the environment's code runs on untrusted bytes here
             raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
         episode = cls(instance, saved.limits)
         episode.seed, episode.turns, episode.actions = saved.seed, saved.turns, saved.actions
@@ -351,7 +354,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class SavedEpisode:
-    """A saved episode, checked; read without running any code of the environment but its options."""
+    """A validated saved episode. Reading it runs no code of the environment except its options."""
 
     options: EnvironmentOptions
     limits: Limits
@@ -364,7 +367,7 @@ class SavedEpisode:
 
     @classmethod
     def read(cls, environment: type[Environment], data: bytes) -> SavedEpisode:
-        """Raises StateError if the bytes are not an episode of this environment."""
+        """Read a saved episode. Raises StateError if the bytes are not an episode of this environment."""
         saved = decode(data)
         try:
             max_turns, max_actions_per_turn, max_actions = (_whole(limit, 32) for limit in saved["limits"])
@@ -389,7 +392,7 @@ def _whole(value: Any, bits: int) -> int:
 
 
 def _is_code(environment: type[Environment], name: str) -> bool:
-    """Whether a name in an instance would hide a method of its class, or what describes it."""
+    """Return whether an instance attribute of this name would hide a method or the description of its class."""
     return name in ("spec", "Options") or callable(getattr(environment, name, None))
 
 
@@ -400,7 +403,7 @@ def _finite(what: str, value: float | None) -> Any:
 
 
 def _expect_json(info: Mapping[str, Any]) -> None:
-    """Raise ValueError for numbers in `info` that JSON does not have, and for deeper nesting than clients read."""
+    """Raise ValueError if `info` holds a number that JSON cannot express, or is nested too deeply for clients."""
     level: list[Any] = [info]
     for _ in range(_DEEPEST_INFO):
         below: list[Any] = []
@@ -418,7 +421,7 @@ def _expect_json(info: Mapping[str, Any]) -> None:
 
 
 def _merge(details: Details | None, outcome: Outcome) -> Details:
-    """The turn's details with one more outcome's: reward parts add up, later criteria and info win."""
+    """Add an outcome to the turn's details. Reward parts are added up; later criteria and info replace earlier ones."""
     parts, criteria, info = details or Details()
     if outcome.reward_parts is not None:
         parts = dict(parts or {})

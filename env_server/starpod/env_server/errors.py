@@ -1,4 +1,4 @@
-"""Failed calls: a gRPC code, a reason of the protocol's table, and google.rpc details that say what to do."""
+"""Failed calls: a gRPC code, a reason from the protocol's table, and google.rpc details with advice."""
 
 from __future__ import annotations
 
@@ -41,30 +41,28 @@ _TABLE: dict[str, tuple[int, Advice]] = {
 assert {f"ERROR_REASON_{name}" for name in _TABLE} == set(pb.ErrorReason.keys()[1:])
 
 
-# A trailer of more than 8 KiB is dropped by gRPC, and the whole error with it.
+# gRPC drops a trailer above 8 KiB, and the whole error with it.
 _MAX_MESSAGE = 1_500
 _MAX_VALUE = 512
 MAX_VIOLATIONS = 20
-"""Of a BAD_ARGUMENT that are told, as far as they fit."""
+"""Maximum number of violations that a BAD_ARGUMENT lists. Fewer are listed if they do not fit."""
 _VIOLATIONS_BYTES = 3_072
 
 
 @dataclass(eq=False)
 class CallError(Exception):
-    """A call that failed.
-
-    reason: a name of the protocol's ErrorReason, without prefix; it decides the gRPC code and the advice.
-    message: one readable sentence: what was wrong and how to mend it.
-    metadata: the keys that the protocol names for the reason.
-    retry_after: seconds, for OVERLOADED.
-    violations: (field path, what is wrong with it), for BAD_ARGUMENT.
-    """
+    """A call that failed."""
 
     reason: str
+    """Name of the protocol's ErrorReason, without its prefix. It determines the gRPC code and the advice."""
     message: str
+    """One sentence that says what was wrong and how to fix it."""
     metadata: dict[str, str] = field(default_factory=dict)
+    """Values of the keys that the protocol defines for the reason."""
     retry_after: float | None = None
+    """Seconds after which to retry, for OVERLOADED."""
     violations: Sequence[tuple[str, str]] = ()
+    """Pairs of field path and problem, for BAD_ARGUMENT."""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"
@@ -75,7 +73,7 @@ class CallError(Exception):
         return _TABLE[self.reason][0]
 
     def status(self) -> status_pb2.Status:
-        """The error as it travels."""
+        """Return the error as a google.rpc.Status."""
         metadata = {name: shorten(value, _MAX_VALUE) for name, value in self.metadata.items()}
         details = [
             error_details_pb2.ErrorInfo(
@@ -100,9 +98,9 @@ class CallError(Exception):
 
 
 def shorten(text: str, limit: int) -> str:
-    """The beginning of a text that somebody else wrote: an error travels as a header, and headers have a size.
+    """Return the beginning of a text from outside, because an error is sent as a header, whose size is limited.
 
-    limit: bytes as HTTP/2 sends them, where everything but printable ASCII takes three for one.
+    `limit` counts bytes in HTTP/2, which sends three for each byte that is not printable ASCII.
     """
     text = text[:limit].encode(errors="replace").decode()
     left = limit
@@ -122,7 +120,7 @@ def _pack(
 
 
 def release(error: BaseException) -> None:
-    """Frees what an exception that was answered holds: its frames, and with them the request, in cycles."""
+    """Free the frames of an exception that was answered. They hold the request, and form reference cycles."""
     known: BaseException | None = error
     while known is not None:
         traceback.clear_frames(known.__traceback__)
@@ -132,7 +130,7 @@ def release(error: BaseException) -> None:
 
 
 def place_of(error: BaseException) -> str:
-    """File and line at which an author's code raised, such as `vault.py, line 9`; empty if it was our own alone."""
+    """Return file and line of the author's code that raised, such as `vault.py, line 9`; empty if only our code did."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}, line {error.lineno}"
     ours = os.path.dirname(__file__) + os.sep
@@ -140,21 +138,21 @@ def place_of(error: BaseException) -> str:
     theirs = [call for call in calls if not call[0].startswith((ours, "<"))]
     if not theirs:
         return ""
-    file = theirs[0][0]  # what it called further, such as the standard library, is not where to look
+    file = theirs[0][0]  # functions that it called, such as the standard library's, are not where to look
     return f"{os.path.basename(file)}, line {[line for name, line in theirs if name == file][-1]}"
 
 
 def bad_argument(path: str, problem: str) -> CallError:
-    """BAD_ARGUMENT about one field of the request."""
+    """Return BAD_ARGUMENT about one field of the request."""
     return CallError("BAD_ARGUMENT", f"{path}: {problem}", violations=[(path, problem)])
 
 
 def overloaded(limit: str, message: str, retry_after: float) -> CallError:
-    """OVERLOADED at the named limit, with the seconds after which to try again."""
+    """Return OVERLOADED for the named limit, with the seconds after which to retry."""
     return CallError("OVERLOADED", message, {"limit": limit}, retry_after=retry_after)
 
 
 def unsupported(environment: type[Environment], capability: str, problem: str) -> CallError:
-    """UNSUPPORTED: the environment lacks a capability."""
+    """Return UNSUPPORTED for a capability that the environment lacks."""
     spec = environment.spec
     return CallError("UNSUPPORTED", f"{spec.id} {spec.version} {problem}", {"capability": capability})

@@ -1,4 +1,4 @@
-"""What one tenant may take of a worker: sessions, work per second, streams, the event loop's time; and what it has."""
+"""The limits and usage of one tenant on a worker: sessions, calls per second, streams, and time of the event loop."""
 
 from __future__ import annotations
 
@@ -13,38 +13,37 @@ from dataclasses import dataclass
 from starpod.env_server.errors import CallError, overloaded
 
 loop_time = time.thread_time
-"""What tenants take of the event loop is CPU time: a machine that lets the server wait is not their doing."""
+"""Clock for tenants' usage: CPU time of the event-loop thread, so that tenants are not charged while the OS preempts
+the server."""
 _RETRY_SECONDS = 0.5
 SLICE_SECONDS = 0.01
-"""For so long a call that has much to do keeps the event loop before others have it."""
+"""A long call yields to the event loop after this many seconds."""
 UNNAMED = "unnamed"
-"""How metrics call tenants without a name: nothing that is made of a token leaves the server."""
+"""Name of tenants without a name in metrics. Nothing derived from a token leaves the server."""
 RECEIVED_SECONDS = 4e-9
-"""Of the event loop's time that a byte of a request takes before anybody sees it, about."""
+"""Approximate time of the event loop for receiving one byte of a request, before any code of ours runs."""
 BYTES_OF_A_CALL = 65_536
-"""So many bytes of a request count as one more call."""
+"""This many bytes of a request count as one more call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one tenant may take of one worker; 0 means no limit but the worker's own.
-
-    sessions: alive at once.
-    calls_per_second: unary calls, calls on streams and rows of columns together. A call that makes a group counts as
-        its members, and each 64 KiB of a request as one call more. One second's worth may come at once.
-    streams: connected at once.
-    """
+    """Limits of one tenant on one worker; 0 means no limit but the worker's own."""
 
     sessions: int = 0
+    """Maximum number of live sessions."""
     calls_per_second: float = 0.0
+    """Maximum rate of unary calls, calls on streams and rows of columns, in total. A call that creates a group counts
+    once per member, and each 64 KiB of a request counts as one more call. Bursts may have one second's worth."""
     streams: int = 0
+    """Maximum number of connected streams."""
 
 
 UNLIMITED = Quota()
 
 
 class Working:
-    """Counts what happens inside, which must not wait, as the tenant's time of the event loop."""
+    """Context that charges its time in the event loop to the tenant. Code inside must not await."""
 
     __slots__ = ("_started", "_tenant")
 
@@ -60,11 +59,12 @@ class Working:
 
 
 class Tenant:
-    """Whose sessions they are. `name` is for people and metrics; `id` tells tenants apart.
+    """The owner of sessions. `id` identifies the tenant; `name` is for people and metrics.
 
-    spent: seconds of the event loop's time, of any beginning: LoopShare compares tenants by it.
-    free: up to where it may be spent without waiting for others.
-    seen: when it last called, in seconds of the monotonic clock.
+    Attributes:
+        spent: seconds of the event loop's time, from an arbitrary start. LoopShare compares tenants by it.
+        free: value of `spent` up to which the tenant need not wait for others.
+        seen: monotonic time of the latest call, in seconds.
     """
 
     __slots__ = (
@@ -101,16 +101,16 @@ class Tenant:
         self._refilled = time.monotonic()
 
     def change_quota(self, quota: Quota) -> None:
-        """Apply other limits. Calls that were taken at the old rate cost as many seconds at the new one."""
+        """Apply a new quota. A debt of calls takes as many seconds to clear as before."""
         before, after = self.quota.calls_per_second, quota.calls_per_second
         if before and after:
             self._level *= after / before
-        elif after:  # what was taken without a limit is no debt
+        elif after:  # calls without a limit leave no debt
             self._level = max(1.0, after)
         self.quota = quota
 
     def check_sessions(self, count: int) -> None:
-        """Raises OVERLOADED if `count` more sessions are more than the tenant may have."""
+        """Raise OVERLOADED if `count` more sessions would exceed the quota."""
         limit = self.quota.sessions
         if limit and self.sessions + count > limit:
             raise self._refuse(
@@ -118,10 +118,10 @@ class Tenant:
             )
 
     def take_calls(self, count: int = 1, size: int = 0) -> None:
-        """Counts calls of `size` bytes against the rate. Raises OVERLOADED with the seconds after which there is room.
+        """Count calls of `size` bytes in total against the rate. Raises OVERLOADED with the seconds to wait.
 
-        A batch is taken whole as long as anything is left, so that it may be larger than what a second allows: the
-        calls after it wait the longer.
+        A batch is accepted whole if any budget is left. It may exceed a second's worth, and later calls then wait
+        longer.
         """
         rate = self.quota.calls_per_second
         if not rate:
@@ -135,12 +135,12 @@ class Tenant:
         self._level -= count + size // BYTES_OF_A_CALL
 
     def charge(self, count: int) -> None:
-        """Counts what a call that was let in turns out to ask for besides."""
+        """Count additional calls that a request, once parsed, turned out to contain."""
         self._level -= count
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Counts one stream while it lasts. Raises OVERLOADED if the tenant has too many."""
+        """Count a stream while the context lasts. Raises OVERLOADED if the tenant has too many."""
         limit = self.quota.streams
         if limit and self.streams >= limit:
             raise self._refuse("token_streams", f"all {limit} streams of this token are connected; end one")
@@ -156,27 +156,27 @@ class Tenant:
 
 
 class LoopShare:
-    """Shares the event loop's time among the tenants that call at the same time.
+    """Fair division of the event loop's time among tenants that call concurrently.
 
-    While others call too, the calls of a tenant that wants much take turns of a slice each, and among such tenants
-    whoever has had least is next. gRPC accepts one call in a round of the loop, so before each turn the loop works off
-    the calls that have come: who wants little waits for few turns of others, however many calls came before. A tenant
-    that is alone has all of the loop.
+    If others call too, heavy tenants take turns of one slice each, and the tenant that has used least goes next. gRPC
+    accepts one call per round of the event loop, so the loop accepts all calls that have arrived before each turn. A
+    light tenant therefore waits for few turns of others, however many calls came before. A single tenant gets the whole
+    loop.
     """
 
     _WINDOW_SECONDS = 0.1
     _OTHERS_SECONDS = 1.0
-    """A tenant that has not called for so long takes nothing from others."""
+    """A tenant that has not called for this many seconds does not count."""
     _LITTLE_SECONDS = 0.01
-    """Who takes no more of a window wants little."""
+    """Seconds per window that a tenant may use without waiting."""
     _MOST_SECONDS = 0.1
-    """For so much at most a tenant pays later that it took at once, and as much may it be ahead of another."""
+    """Maximum usage at once that is charged to later windows, and maximum lead over another tenant, in seconds."""
     _QUIET_SECONDS = 0.002
-    """No call has been accepted for so long: none waits."""
+    """If no call was accepted for this many seconds, none is waiting."""
     _HELD_SECONDS = 0.02
-    """Turns are held back for so long at most, or who only makes calls would keep others from theirs."""
+    """Maximum delay of a turn, so that a tenant that only sends calls cannot block the turns of others."""
     _ROUNDS = 3
-    """From what comes on a connection until its coroutine has gone on."""
+    """Rounds of the event loop from data on a connection until its coroutine has run."""
 
     def __init__(self) -> None:
         self._ends = 0.0
@@ -187,11 +187,11 @@ class LoopShare:
         self._turns: asyncio.Task[None] | None = None
 
     def accepted(self) -> None:
-        """A call has been accepted, whosever it is."""
+        """Note that a call has been accepted, of any tenant."""
         self._accepted = time.monotonic()
 
     def exceeded(self, tenant: Tenant) -> bool:
-        """Whether a call of the tenant, which comes now, has to `wait`."""
+        """Note a call of the tenant, and return whether it has to `wait`."""
         now = time.monotonic()
         tenant.seen = now
         self._tenants.add(tenant)
@@ -200,7 +200,7 @@ class LoopShare:
         return tenant.spent > tenant.free and not self._alone
 
     async def wait(self, tenant: Tenant) -> None:
-        """Waits until it is the tenant's turn, if it has to. Its calls go on in the order in which they came."""
+        """Wait until it is the tenant's turn, if it has to. Its calls continue in the order of arrival."""
         if not self.exceeded(tenant):
             return
         async with tenant.queue:
@@ -215,7 +215,7 @@ class LoopShare:
                 self._waiting.pop(tenant, None)
 
     async def pause(self, tenant: Tenant) -> None:
-        """Lets others have the event loop in the middle of a long call."""
+        """Let others use the event loop in the middle of a long call."""
         await asyncio.sleep(0)
         await self.wait(tenant)
 
@@ -231,7 +231,7 @@ class LoopShare:
                 turn = self._waiting.pop(tenant)
                 if not turn.done():
                     turn.set_result(None)
-                await asyncio.sleep(0)  # it has its slice
+                await asyncio.sleep(0)  # the tenant uses its slice
         self._turns = None
 
     def _begin_window(self, now: float) -> None:

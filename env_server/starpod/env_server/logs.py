@@ -1,4 +1,4 @@
-"""Logs on standard error: readable lines, or one JSON object per line."""
+"""Logs on standard error, as readable lines or as one JSON object per line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-# What environments and callers wrote ends up in logs, and logs in terminals: no escapes, and no lines of their own.
+# Environments and callers write texts that end up in logs, and then in terminals: escape control characters.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 class JSONFormatter(logging.Formatter):
-    """One object per record: time, level, logger, message, exception, and every extra field."""
+    """Log format of one JSON object per record: time, level, logger, message, exception, and every extra field."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -31,7 +31,7 @@ class JSONFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, message, then the extra fields."""
+    """Log format of one line per record: time, level and message, followed by the extra fields."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
@@ -45,7 +45,7 @@ class TextFormatter(logging.Formatter):
 
 
 def configure_logs(style: Literal["text", "json"], level: str) -> None:
-    """Sends the records of this process to standard error."""
+    """Send the log records of this process to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)

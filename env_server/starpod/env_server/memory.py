@@ -1,4 +1,4 @@
-"""The memory of a process that serves requests of all sizes for months: garbage, and what is given back."""
+"""Memory management of a long-running server: garbage collection, and returning free memory to the system."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _FREE_BYTES = 2**20
 
 
 def settle() -> None:
-    """Sets a process up to serve. For a whole process: programs call it, once everything is loaded.
+    """Tune garbage collection and malloc for serving. Programs call it once, after everything is loaded.
 
-    What is loaded stays, and is not looked at again by the collector. What comes is looked at every 50,000 objects, not
-    every 700, since almost nothing that a call leaves behind is a cycle. A look at everything that is alive takes
-    milliseconds, and comes after ten of those in turn: it frees cycles that environments make.
+    Objects loaded so far are excluded from collection. Later ones are collected every 50,000 objects instead of 700,
+    because calls leave almost no cycles. Environments do make cycles, which full collections free. A full collection
+    takes milliseconds and runs after ten collections of the middle generation.
 
-    glibc would take the largest message so far for usual, and keep as much free at the end of each thread's heap.
+    glibc would adapt its thresholds to the largest message so far, and keep that much free at the end of each thread's
+    heap.
     """
     if mallopt := getattr(_LIBRARY, "mallopt", None):
         mallopt(_TRIM_THRESHOLD, 2 * _FREE_BYTES)
@@ -28,6 +29,6 @@ def settle() -> None:
 
 
 def give_back() -> None:
-    """Gives memory that is not in use back to the system, where the C library is glibc."""
+    """Return unused memory to the system, if the C library is glibc."""
     if trim := getattr(_LIBRARY, "malloc_trim", None):
         trim(0)

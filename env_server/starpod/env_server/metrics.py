@@ -1,4 +1,4 @@
-"""What Prometheus reads. Counting is plain arithmetic on the hot path; families are made when they are scraped."""
+"""Metrics for Prometheus. The hot path only counts; families are built when they are scraped."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from prometheus_client.registry import Collector
 from starpod.env_server.limits import Tenant
 
 STEP_SECONDS = (5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 30.0)
-"""Upper bounds of the step latency buckets: from inline environments to slow ones."""
+"""Upper bounds of the step latency buckets, from inline environments to slow ones."""
 
 
 class Tenants(Protocol):
-    """Whoever knows the tenants."""
+    """An object that lists the tenants."""
 
     @property
     def tenants(self) -> Sequence[Tenant]: ...
@@ -45,18 +45,22 @@ class Metrics(Collector):
         self.calls_in_flight = 0
         self.streams = 0
         self.hang_ups: Counter[str] = Counter(grpc=0, http=0)
-        """Calls by transport whose caller went away, or gave up, before the reply: no failure of the server."""
+        """Number of calls by transport whose caller left or gave up before the reply. They are no failures of the
+        server."""
         self.tenants: Tenants | None = None
         self.effects: Counter[tuple[str, str]] = Counter()
 
     def host(self, environment: str) -> None:
-        """An environment is served. All that is counted of its sessions begins with 0: who watches a rate must see the
-        first event, and who scales by sessions must not take an idle server for one that tells nothing."""
+        """Initialize the counters of an environment with 0.
+
+        Otherwise a rate would miss the first event, and an autoscaler could not tell an idle server from one without
+        metrics.
+        """
         for counter in (self._live, self._opened, self._reaped, self._lost):
             counter[environment] += 0
 
     def step(self, environment: str, seconds: float) -> None:
-        """One turn of an environment took so long, the environment's own work alone."""
+        """Count one turn, with the seconds that the environment itself took."""
         histogram = self._steps.get(environment)
         if histogram is None:
             histogram = self._steps[environment] = _Histogram()
@@ -64,7 +68,7 @@ class Metrics(Collector):
         histogram.sum += seconds
 
     def steps(self, environment: str, count: int, sample: list[float]) -> None:
-        """Many turns at once, of which a sample was timed; it stands for all of them."""
+        """Count many turns, of which a sample was timed."""
         if not sample:
             return
         histogram = self._steps.get(environment)
@@ -77,21 +81,21 @@ class Metrics(Collector):
         histogram.sum += sum(sample) * weight
 
     def live(self, environment: str, change: int) -> None:
-        """Sessions came (+) or went (-)."""
+        """Count opened (positive `change`) or ended (negative) sessions."""
         self._live[environment] += change
         if change > 0:
             self._opened[environment] += change
 
     def reaped(self, environment: str) -> None:
-        """A lease ran out."""
+        """Count an expired lease."""
         self._reaped[environment] += 1
 
     def lost(self, environment: str) -> None:
-        """An environment crashed, hung or raised, and took its session along."""
+        """Count a session lost because its environment crashed, hung or raised."""
         self._lost[environment] += 1
 
     def error(self, method: str, reason: str) -> None:
-        """A call failed, for a reason of the protocol's table."""
+        """Count a failed call by its reason in the protocol's table."""
         self._errors[method, reason] += 1
 
     def collect(self) -> Iterator[Metric]:
@@ -130,7 +134,7 @@ class Metrics(Collector):
         yield from self._of_tenants()
 
     def _of_tenants(self) -> Iterator[Metric]:
-        """By name; those without one together. Nothing of a token."""
+        """Yield metrics by tenant name. Tenants without a name are added up, and nothing of a token is shown."""
         refused: Counter[tuple[str, str]] = Counter()
         sessions: Counter[str] = Counter()
         streams: Counter[str] = Counter()
@@ -154,7 +158,7 @@ class Metrics(Collector):
         yield counter
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
-        """Serves /metrics on a thread of its own; returns what stops it."""
+        """Serve /metrics on a new thread, and return a function that stops it."""
         registry = CollectorRegistry()
         registry.register(self)
         server, _ = start_http_server(port, host, registry)

@@ -1,4 +1,4 @@
-"""The options of `starpod serve`, by what they configure. Each group of options becomes fields of ServerConfig."""
+"""The options of `starpod serve`, grouped by purpose. Each group is converted to fields of ServerConfig."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _option(*names: str, **settings: Any) -> click.Option:
 class Group:
     """Options that configure one thing.
 
-    build: takes their values, checks what they mean together and returns fields of ServerConfig. Raises UsageError.
+    `build` takes their values, checks their combination and returns fields of ServerConfig. It raises UsageError.
     """
 
     options: Sequence[click.Option]
@@ -35,7 +35,7 @@ class Group:
 
 
 def read_options(values: Fields) -> Fields:
-    """Return the fields of ServerConfig, and `wanted`, that the values of all options mean. Raises UsageError."""
+    """Return the fields of ServerConfig, and `wanted`, for the values of all options. Raises UsageError."""
     found = dict(values)
     for group in GROUPS:
         found |= group.build(**{str(option.name): found.pop(str(option.name)) for option in group.options})
@@ -47,7 +47,7 @@ def read_options(values: Fields) -> Fields:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to host beside the environments that are named. hosted: `FAMILY:NAME` each."""
+    """Environments to host in addition to the named ones. `hosted` holds `FAMILY:NAME` texts."""
 
     modules: tuple[str, ...]
     hosted: tuple[str, ...]
@@ -56,7 +56,7 @@ class Wanted:
 
 _LOOPBACK = "127.0.0.1"
 _FORMER_FLAGS = ("gymnasium", "openenv", "skyrl_gym", "reasoning_gym", "textarena", "textworld", "ors", "verifiers")
-"""Families that had flags before --host took FAMILY:NAME. The flags go after version 0.1."""
+"""Families that had flags before --host took FAMILY:NAME. The flags will be removed after version 0.1."""
 
 
 def _hosting(

@@ -1,4 +1,4 @@
-"""Which environments this process hosts: by id and version, several versions of an id at once."""
+"""The environments that this process hosts, by id and version. Several versions of an id may be hosted at once."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _COMPARATOR = re.compile(r"(==|!=|>=|<=|>|<)?\s*(\d+(\.\d+){0,2})")
 
 
 _LOADED_PREFIX = "starpod_environment_"
-"""What the names of modules begin with that were loaded by path."""
+"""Prefix of the names of modules that were loaded by path."""
 
 
 class RegistryError(ValueError):
-    """An environment class or name that cannot be hosted; the message says why and how to fix it."""
+    """An environment class or name that cannot be hosted. The message says why and how to fix it."""
 
 
 def _means(name: str, id: str) -> bool:
-    """Whether a name that somebody gave, perhaps without its version, stands for an id."""
+    """Return whether a user's name, perhaps without its version, refers to an id."""
     return name in (id, id.rpartition("-v")[0])
 
 
 def _load_module(source: str) -> ModuleType:
-    """A module by dotted name, or a Python file or package by path. Raises RegistryError if there is none."""
+    """Load a module by dotted name, or a Python file or package by path. Raises RegistryError if there is none."""
     path = Path(source)
     if path.joinpath("__init__.py").is_file():
         path /= "__init__.py"
@@ -70,7 +70,7 @@ def _load_module(source: str) -> ModuleType:
 
 
 def _place_of_class(environment: type[Environment]) -> str:
-    """File and line of a class, such as `vault.py, line 9`; the name of its module where it has no source."""
+    """Return file and line of a class, such as `vault.py, line 9`, or its module's name if it has no source."""
     try:
         return f"{Path(inspect.getsourcefile(environment) or '').name}, line {inspect.getsourcelines(environment)[1]}"
     except (OSError, TypeError):
@@ -78,12 +78,12 @@ def _place_of_class(environment: type[Environment]) -> str:
 
 
 Reference = tuple[str, ...]
-"""Where another process finds a class: the module (or the file it came from) and the qualified name. Arguments may
-follow: then the name is a function's, which makes the class of them."""
+"""Location of a class for another process: module (or its file) and qualified name. If arguments follow, the name is
+that of a function, which returns the class for them."""
 
 
 def reference_to(environment: type[Environment]) -> Reference:
-    """Reference by which another process finds a class: its own `reference`, where a function made it."""
+    """Return a class's Reference. It is the class's own `reference` if a function created the class."""
     if made := environment.__dict__.get("reference"):
         return tuple(made)
     module = environment.__module__
@@ -94,7 +94,7 @@ def reference_to(environment: type[Environment]) -> Reference:
 
 
 def load_class(reference: Reference) -> type[Environment]:
-    """The class that `reference_to` pointed at."""
+    """Return the class of a Reference."""
     source, name, *arguments = reference
     found: Any = _load_module(source)
     for part in name.split("."):
@@ -107,7 +107,7 @@ def load_class(reference: Reference) -> type[Environment]:
 
 @functools.lru_cache(maxsize=256)
 def parse_version_range(text: str) -> SpecifierSet:
-    """Comparators joined by commas, as OpenRequest.version has them. Raises ValueError on anything else."""
+    """Parse comma-separated comparators, the format of OpenRequest.version. Raises ValueError."""
     if len(text) > _LONGEST_RANGE:
         raise ValueError(f"is longer than {_LONGEST_RANGE} characters")
     parts = []
@@ -132,7 +132,7 @@ class Registry:
             self.add(environment)
 
     def add(self, environment: type[Environment]) -> None:
-        """Adds one class. Raises RegistryError if its spec is not acceptable or already taken."""
+        """Add a class. Raises RegistryError if its spec is not valid, or its id and version are taken."""
         spec = getattr(environment, "spec", None)
         if spec is None:
             raise RegistryError(f"{environment.__qualname__} has no spec: give it a class attribute `spec`")
@@ -158,9 +158,9 @@ class Registry:
 
     @classmethod
     def installed(cls, names: Collection[str] = ()) -> Registry:
-        """Environments that installed packages register in the entry-point group `starpod.environments`.
+        """Return the environments that installed packages register in the entry-point group `starpod.environments`.
 
-        names: what is wanted of it, as for `select`; the rest is not imported, where entry points bear these names.
+        If `names` are given, as for `select`, and entry points have these names, the others are not imported.
         """
         entries = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)
         if names and all(any(_means(name, entry.name) for entry in entries) for name in names):
@@ -172,20 +172,20 @@ class Registry:
             except Exception as error:
                 missing = (getattr(error, "name", None) or "").partition(".")[0]
                 if isinstance(error, ModuleNotFoundError) and entry.extras and missing not in ("", "starpod"):
-                    # Not installed with this extra: nobody's mistake until somebody asks for it.
+                    # Its extra is not installed, which matters only if the environment is requested.
                     distribution = entry.dist.name if entry.dist else "starpod"
                     extras = ",".join(entry.extras)
                     hint = f"pip install '{distribution}[{extras}]'"
-                    if distribution == "starpod":  # no package index has it
+                    if distribution == "starpod":  # starpod is on no package index
                         hint = f"from a clone of the repository: pip install '.[{extras}]'"
                     registry._missing[entry.name] = f"{entry.name} needs the package {missing}; {hint}"
                     continue
-                # One package's broken environment must not keep all the others from being served.
+                # A broken environment of one package must not prevent others from being served.
                 logger.error("cannot load environment %s (%s): %r", entry.name, entry.value, error)
         return registry
 
     def use_stores(self, stores: Sequence[str]) -> None:
-        """Hands what `--store` was given to the classes that use stores. Raises RegistryError if none does."""
+        """Pass the values of `--store` to the classes that use stores. Raises RegistryError if none does."""
         try:
             users = [environment for environment in self if environment.use_stores(stores)]
         except Unavailable as error:
@@ -195,9 +195,10 @@ class Registry:
             raise RegistryError(f"--store: none of {', '.join(self.ids)} uses stores{lacking}")
 
     def prepare(self, asked: Collection[str] = ()) -> Registry:
-        """Lets every class load what it needs; the registry of those that can be hosted here.
+        """Let every class load what it needs, and return a registry of those classes that can be hosted here.
 
-        asked: ids that must not be left out. Raises RegistryError if one of them cannot be hosted.
+        Raises:
+            RegistryError: a class whose id is in `asked` cannot be hosted. Others are skipped.
         """
         ready: list[type[Environment]] = []
         for environment in self:
@@ -213,9 +214,9 @@ class Registry:
         return Registry(ready)
 
     def add_module(self, source: str) -> None:
-        """Adds every Environment class of a module (dotted name), of a Python file or of a package's folder (paths).
+        """Add every Environment class of a module (dotted name), a Python file or a package's folder (paths).
 
-        A package's classes are those that its `__init__.py` names.
+        A package's classes are the ones that its `__init__.py` imports or defines.
         """
         module = _load_module(source)
         own = [
@@ -234,7 +235,7 @@ class Registry:
                 raise RegistryError(f"{_place_of_class(environment)}: {error}") from error
 
     def select(self, names: Sequence[str]) -> Registry:
-        """The registry of the named ids alone; `sokoban` means all its `sokoban-vN`."""
+        """Return a registry of the named ids only. `sokoban` selects all its versions `sokoban-vN`."""
         chosen: list[type[Environment]] = []
         for name in names:
             ids = [id for id in self._versions if _means(name, id)]
@@ -255,7 +256,7 @@ class Registry:
             yield from self._versions[id]
 
     def versions(self, id: str) -> list[type[Environment]]:
-        """All versions of an id, newest first. Raises UNKNOWN_ENVIRONMENT with the nearest ids."""
+        """Return all versions of an id, newest first. Raises UNKNOWN_ENVIRONMENT with the nearest ids."""
         try:
             return self._versions[id]
         except KeyError:
@@ -267,7 +268,7 @@ class Registry:
             ) from None
 
     def find(self, id: str, version_range: str = "") -> type[Environment]:
-        """The newest version of an id within a range. Raises UNKNOWN_ENVIRONMENT or UNKNOWN_VERSION."""
+        """Return the newest version of an id within a range. Raises UNKNOWN_ENVIRONMENT or UNKNOWN_VERSION."""
         versions = self.versions(id)
         if not version_range:
             return versions[0]
@@ -286,7 +287,7 @@ class Registry:
         )
 
     def find_restorer(self, id: str, version: str) -> type[Environment]:
-        """The class that restores a snapshot of this version. Raises INCOMPATIBLE_SNAPSHOT."""
+        """Return the class that restores a snapshot of this version. Raises INCOMPATIBLE_SNAPSHOT."""
         versions = self.versions(id)
         if len(version) <= _LONGEST_RANGE and _VERSION.fullmatch(version):
             for environment in versions:

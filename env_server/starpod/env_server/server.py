@@ -1,4 +1,4 @@
-"""One worker process: a gRPC server with everything it needs, from start to drain."""
+"""One worker process: a gRPC server and its parts, from start to drain."""
 
 from __future__ import annotations
 
@@ -46,21 +46,22 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 _REAP_SECONDS = 1.0
 _SHORT_LIVED_CALLS = 1_000
-"""Calls at once beside those that have limits of their own: those that are being refused."""
+"""Calls at once in addition to those that have their own limits: calls that are being refused."""
 _TRIM_BYTES = 16 * 2**20
-"""Of large requests, after which memory is given back to the system; after fewer, once no more of them come."""
+"""Bytes of large requests after which free memory is returned to the system. Below that, it is returned once no more
+come."""
 _CALLS_PER_CONNECTION = 2_048
 _OTHER_DESCRIPTORS = 1_024
 _IDLE_KEEPALIVES = 2
-"""A connection without a call for so many times `keepalive_seconds` is closed; clients connect again by themselves."""
+"""A connection without a call for this many times `keepalive_seconds` is closed. Clients reconnect by themselves."""
 
 
 class ServerError(RuntimeError):
-    """The server cannot start; the message says why and how to mend it."""
+    """The server cannot start. The message says why and how to fix it."""
 
 
 class EnvironmentServer:
-    """Hosts the environments of a registry on one port. Use as `await start()`, `await drain()`, `await stop()`."""
+    """Server of a registry's environments on one port. Use `await start()`, `await drain()` and `await stop()`."""
 
     def __init__(self, registry: Registry, config: ServerConfig) -> None:
         self.config = config
@@ -106,12 +107,12 @@ class EnvironmentServer:
 
     @property
     def address(self) -> str:
-        """host:port, for clients."""
+        """The address for clients, host:port."""
         return self._at(self.port)
 
     @property
     def http_address(self) -> str:
-        """The URL of HTTP; empty where it is not served."""
+        """The URL for HTTP; empty if HTTP is not served."""
         scheme = "https" if self.config.tls else "http"
         return f"{scheme}://{self._at(self._http.port)}" if self._http else ""
 
@@ -120,7 +121,7 @@ class EnvironmentServer:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def start(self) -> None:
-        """Listens and is ready. Raises ServerError."""
+        """Start to listen and serve. Raises ServerError."""
         limits = self.config.limits
         limit = limits.max_message_bytes or -1
         _allow_descriptors(limits.max_connections + limits.max_processes + _OTHER_DESCRIPTORS)
@@ -128,9 +129,9 @@ class EnvironmentServer:
             options=[
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", limit),
-                # Two servers on one port would share its connections without a word.
+                # Otherwise two servers on one port would silently share its connections.
                 ("grpc.so_reuseport", 0),
-                # A client whose host or network is gone never says so: its streams would stay for ever.
+                # A client whose host or network is down sends nothing, and its streams would stay forever.
                 ("grpc.keepalive_time_ms", int(self.config.keepalive_seconds * 1000)),
                 ("grpc.keepalive_timeout_ms", int(self.config.keepalive_seconds * 500)),
                 ("grpc.http2.ping_timeout_ms", int(self.config.keepalive_seconds * 500)),
@@ -138,14 +139,14 @@ class EnvironmentServer:
                 # Clients may ping through long model turns.
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-                # Our own limit of calls in flight answers with RetryInfo; gRPC's drops calls as CANCELLED, by chance.
+                # Our own limit on calls in flight answers with RetryInfo; gRPC's cancels random calls.
                 ("grpc.server.max_pending_requests", 2**31 - 1),
                 ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
                 *_connection_options(self.config),
-                # Beyond it a client's calls wait in the client.
+                # Further calls of a client wait in the client.
                 ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
             ],
-            # Never met but by floods: calls have their own limits below this one, and are told which.
+            # Only floods reach this limit, because calls have lower limits of their own, which give a reason.
             maximum_concurrent_rpcs=self._calls_limit + 2 * limits.max_health_calls + _SHORT_LIVED_CALLS,
         )
         contract = ContractAdmission(self._service.handlers(), self._open_calls, self.metrics, self.worker.share)
@@ -176,7 +177,7 @@ class EnvironmentServer:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     def _ports(self) -> Iterator[tuple[str, int]]:
-        """The ports that this server is to listen on, by their options."""
+        """Yield the option and port of each port to listen on."""
         yield "port", self.port
         http_port = self.config.http.port if self.config.http else 0
         for option, port in (
@@ -188,7 +189,7 @@ class EnvironmentServer:
                 yield option, port
 
     async def _try_sandbox(self) -> None:
-        """Starts a process of each class: what it lacks is found now, told by Describe, and not by the first caller."""
+        """Start a process of each class, so that missing confinement is known now, and Describe reports it."""
         mode = self.config.sandbox.mode
         confined = [each for each in self.worker.registry if each.spec.concurrency is Concurrency.PROCESS]
         if mode == "off" and confined:
@@ -202,18 +203,18 @@ class EnvironmentServer:
                 logger.warning("a process of %s %s", environment.spec.id, death)
 
     async def drain(self) -> None:
-        """Takes no new sessions and waits until the live ones are closed, at most the configured time."""
+        """Refuse new sessions and wait until the live ones are closed, at most for the configured time."""
         self.worker.draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         deadline = time.monotonic() + self.config.drain_seconds
         while self.worker.live_sessions and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if self.worker.live_sessions:
-            # Their clients find the connection closed, open them elsewhere and replay.
+            # Their clients notice the closed connection, open new sessions elsewhere and replay.
             logger.warning("handing back live sessions", extra={"sessions": self.worker.live_sessions})
 
     async def stop(self, grace: float = 1.0) -> None:
-        """Closes every connection and session."""
+        """Close every connection and session."""
         if self._reaper:
             self._reaper.cancel()
         stopping = [self._http.stop()] if self._http else []
@@ -249,7 +250,7 @@ class EnvironmentServer:
             hint = "from a clone of the repository: pip install '.[http]'"
             raise ServerError(f"--http needs its extra; {hint}") from error
         carried: list[Carried] = [await self._start_mcp()] if http.mcp else []
-        if http.ors:  # last: it takes all other paths
+        if http.ors:  # last, because it claims all other paths
             carried.append(ORSService(self._service, self.worker))
         service = HTTPService(
             self._service,
@@ -308,7 +309,7 @@ class EnvironmentServer:
                     logger.warning("this process stood still; leases go on from there", extra={"seconds": paused})
                     self.worker.extend_leases(list(self._service.tables.values()), paused)
                 reaped = self.worker.reap(list(self._service.tables.values()))
-                await self._bound_connections()  # last: it needs descriptors, which may have run out
+                await self._bound_connections()  # last, because it needs descriptors, which may have run out
             except Exception:
                 logger.exception("the reaper failed; it tries again")
                 continue
@@ -321,7 +322,7 @@ class EnvironmentServer:
 
 
 def _connection_options(config: ServerConfig) -> list[tuple[str, int]]:
-    """Against connections that never become one, that are not used, and floods of them."""
+    """Return options against connections that are never established or not used, and against floods of connections."""
     return [
         ("grpc.server_handshake_timeout_ms", int(config.handshake_seconds * 1000)),
         ("grpc.max_connection_idle_ms", int(_IDLE_KEEPALIVES * config.keepalive_seconds * 1000)),
@@ -337,9 +338,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check_port(host: str, port: int, option: str) -> None:
-    """Binds the port and lets it go again: gRPC would write why it cannot to standard error, and raise without it.
+    """Bind the port and release it. gRPC would write the cause of a failure to standard error instead of raising it.
 
-    Raises ServerError.
+    Raises:
+        ServerError: the port cannot be used.
     """
     problems: list[OSError] = []
     try:
@@ -362,7 +364,7 @@ def _check_port(host: str, port: int, option: str) -> None:
 
 
 def _allow_descriptors(count: int) -> None:
-    """Raises this process's own limit of open files, as far as it may: a connection is a file."""
+    """Raise this process's limit on open files as much as permitted, because each connection takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)

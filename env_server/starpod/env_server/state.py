@@ -1,7 +1,7 @@
-"""States as bytes and back, without pickle: decoding never runs code.
+"""Encode states as bytes and decode them, without pickle: decoding never runs code.
 
-MessagePack with extension types for what environments keep: tuples, sets, big integers, NumPy arrays and scalars,
-`random.Random` streams. Dictionaries keep their order and any hashable keys.
+The format is MessagePack with extension types for tuples, sets, big integers, NumPy arrays and scalars, and
+`random.Random` streams. Dictionaries keep their order and may have any hashable keys.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 _TUPLE, _SET, _FROZENSET, _INT, _ARRAY, _RANDOM, _MAP, _COMPLEX = range(1, 9)
 _INT64 = range(-(2**63), 2**64)
 _DEEPEST = 32
-"""Extension types within each other. Each level is a decoder on the C stack: without a bound a short forged state
-overflows it, which nothing can catch."""
+"""Maximum nesting of extension types. Each level is a decoder on the C stack, so a short forged state could otherwise
+overflow it, which cannot be caught."""
 _DTYPE = re.compile(r"[<>|=]?[biufcmMSU?][0-9]{0,9}(\[[0-9]{0,4}[a-zA-Z]{1,2}\])?")
 
 
@@ -27,7 +27,7 @@ class StateError(ValueError):
 
 
 def encode(state: Any) -> bytes:
-    """Encodes nested plain values. Raises StateError naming the first type that has no encoding."""
+    """Encode nested plain values. Raises StateError, which names the first type without an encoding."""
     try:
         return _pack(state, _DEEPEST)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -35,10 +35,10 @@ def encode(state: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Decodes what `encode` made. Raises StateError on anything else."""
+    """Decode a result of `encode`. Raises StateError for any other bytes."""
     try:
         return _unpack(data, _DEEPEST)
-    except Exception as error:  # msgpack raises many types on hostile input; none may pass
+    except Exception as error:  # msgpack raises many types on hostile input, and none may escape
         raise StateError(f"not an encoded state: {error}") from error
 
 
@@ -56,7 +56,7 @@ def _pack(value: Any, depth: int) -> bytes:
 
 
 def _prepare(value: Any, depth: int) -> Any:
-    """Replaces integers beyond 64 bits, which MessagePack refuses before `default` is asked."""
+    """Replace integers beyond 64 bits, which MessagePack refuses before it calls `default`."""
     if type(value) is int and value not in _INT64:
         return msgpack.ExtType(_INT, str(value).encode())
     if type(value) is list:
@@ -74,7 +74,7 @@ def _encode_extension(depth: int, value: Any) -> Any:
             return msgpack.ExtType(_TUPLE, _pack(list(value), depth - 1))
         case set() | frozenset():
             kind = _SET if isinstance(value, set) else _FROZENSET
-            # Sorted by encoding: equal sets, equal bytes, whatever the hash seed.
+            # Sort by encoding, so that equal sets give equal bytes for every hash seed.
             return msgpack.ExtType(kind, b"".join(sorted(_pack(item, depth - 1) for item in value)))
         case random.Random():
             return msgpack.ExtType(_RANDOM, _pack(list(_flatten_random(value)), depth - 1))
@@ -85,7 +85,7 @@ def _encode_extension(depth: int, value: Any) -> Any:
             return _prepare(value.item(), depth)
         case complex():
             return msgpack.ExtType(_COMPLEX, _pack([value.real, value.imag], depth - 1))
-        case bool() | int() | float() | str() | bytes():  # subclasses: enums and the like
+        case bool() | int() | float() | str() | bytes():  # subclasses, such as enums
             return _prepare(type(value).__mro__[-2](value), depth)
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no encoding")
 

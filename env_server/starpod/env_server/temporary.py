@@ -1,4 +1,4 @@
-"""The temporary folder of this process. Where the process is killed, the next server removes it."""
+"""The temporary folder of this process. If the process is killed, the next server removes it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LOCKED_WITHIN_SECONDS = 60.0
 
 @functools.cache
 def own_folder() -> Path:
-    """Return the folder of this process, which goes with it; what killed processes left is removed first.
+    """Return this process's folder, which is removed at exit. Folders of killed processes are removed first.
 
-    A lock on it tells that its process lives. Forked children hold the lock, too, and share the folder.
+    A lock on the folder shows that its process is alive. Forked children share the folder and the lock.
     """
     remove_left_over(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -31,7 +31,7 @@ def own_folder() -> Path:
 
 
 def remove_left_over(parent: Path) -> None:
-    """Remove the folders in `parent` that are this user's and whose processes are gone."""
+    """Remove this user's folders in `parent` whose processes have ended."""
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()

@@ -1,4 +1,4 @@
-"""Where the time of a call goes in the server: waiting, the environment's own code, and the rest."""
+"""Time of a call in the server: waiting, the environment's own code, and the rest."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ clock = time.perf_counter
 
 
 class Timing:
-    """One call. All in seconds of `clock`.
+    """Times of one call, in seconds of `clock`.
 
-    arrived: when its message came in. began: when an environment first worked for it; 0 while none has.
-    environment: how long environments worked for it.
+    Attributes:
+        arrived: time at which its message arrived.
+        began: time at which an environment first worked for it; 0 if none has.
+        environment: duration of environments' work for it.
     """
 
     __slots__ = ("arrived", "began", "environment")
@@ -28,7 +30,7 @@ class Timing:
         self.environment = 0.0
 
     def trailer(self) -> tuple[tuple[str, str], ...]:
-        """Trailing metadata in the form of the Server-Timing header: durations in milliseconds."""
+        """Return trailing metadata in the format of the Server-Timing header, with durations in milliseconds."""
         queue = self.began - self.arrived if self.began else 0.0
         total = clock() - self.arrived
         return (
@@ -44,7 +46,7 @@ _present: ContextVar[Timing | None] = ContextVar("timing", default=None)
 
 
 def begin(arrived: float) -> Timing:
-    """Starts to count for a call; what runs in this context, and in tasks made in it, counts towards it."""
+    """Start timing a call. Work in this context, and in tasks created in it, counts towards the call."""
     timing = Timing(arrived)
     _present.set(timing)
     return timing
@@ -52,7 +54,7 @@ def begin(arrived: float) -> Timing:
 
 @contextmanager
 def environment_works() -> Iterator[None]:
-    """What happens inside is the environment's work, for the call of this context."""
+    """Count the time inside as the environment's work for the call of this context."""
     timing, started = _present.get(), clock()
     if timing is not None and not timing.began:
         timing.began = started
@@ -64,7 +66,7 @@ def environment_works() -> Iterator[None]:
 
 
 def measured(function: Callable[[], R]) -> Callable[[], R]:
-    """The function, whose time counts towards the call of this context on whatever thread it runs."""
+    """Return the function so that its time, on any thread, counts towards the call of this context."""
     timing = _present.get()
     if timing is None:
         return function

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans that continue the caller's trace (W3C trace context). Off unless an endpoint is given."""
+"""OpenTelemetry spans that continue the caller's trace (W3C trace context). Off by default."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class TracingUnavailable(RuntimeError):
 
 
 class Tracer:
-    """Opens no spans: the default."""
+    """Tracer that opens no spans, the default."""
 
     def span(self, method: str, metadata: Iterable[tuple[str, Any]]) -> AbstractContextManager[None]:
-        """A span around one call."""
+        """Return a context manager that opens a span around one call."""
         return nullcontext()
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Send the remaining spans."""
 
 
 class OpenTelemetryTracer(Tracer):

@@ -1,4 +1,4 @@
-"""The border at which texts of untrusted programs and models come in: what leaves here can be sent and shown."""
+"""Reading of texts from untrusted programs and models. The results can be sent and shown."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 def read_untrusted_json(data: bytes | str) -> Any:
     """Return the value of a JSON text that untrusted code or a model wrote.
 
-    JSON can spell half of a surrogate pair, which is no text that a message can hold. It becomes U+FFFD.
-    Raw newlines in texts are accepted, because models write them.
+    JSON can spell an unpaired surrogate, which no message can hold. It becomes U+FFFD. Raw newlines in texts are
+    accepted, because models write them.
 
     Raises:
-        ValueError: It is no JSON, holds bytes that are not UTF-8, or is nested too deeply.
+        ValueError: the text is not JSON, is not UTF-8, or is nested too deeply.
     """
     text = data.decode() if isinstance(data, bytes) else data
     try:

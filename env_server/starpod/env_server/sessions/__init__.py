@@ -1,1 +1,1 @@
-"""What a session is and does: calls of the contract, and what bounds them."""
+"""Sessions: the contract's calls, and the limits on sessions and requests."""

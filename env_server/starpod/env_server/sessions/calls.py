@@ -1,4 +1,4 @@
-"""What each call of the contract does. Knows messages and sessions, but no connection: unary and stream share it."""
+"""The contract's calls on messages and sessions. Unary calls and Stream share them, so no connection appears here."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from starpod.v1 import environment_pb2 as pb
 
 R = TypeVar("R")
 Make = Callable[[int, list[Session]], Awaitable[pb.Observation]]
-"""Makes a member's session, appends it to the list and returns its first observation."""
+"""Create a member's session, append it to the list and return its first observation."""
 
 
 class Calls:
-    """The verbs of the contract on this process's sessions. One event loop, no locks but the sessions' own."""
+    """The contract's calls on the sessions of this process. Nothing is locked except single sessions."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -68,7 +68,8 @@ class Calls:
             session = Session(environment, host, plan, lease, member)
             made.append(session)
             if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
-                # The start depends on the seed alone, so members of a group copy the first one's search.
+                # The start depends only on the seed, so the other members copy the first one instead of repeating a
+                # slow reset.
                 session.host = await self._guard(session, first.fork(plan.dynamics_seed), "Open")
                 return await self._guard(session, session.host.observe(want, pictures), "Open")
             started = await self._guard(session, host.reset(plan._replace(pictures=pictures)), "Open")
@@ -133,7 +134,7 @@ class Calls:
         lease = self._lease(request.lease_seconds)
         try:
             state = self.worker.seal.open(snapshot.environment_id, snapshot.environment_version, snapshot.state)
-            # Seeds, options and limits belong to the session. The rest is read where the episode will run.
+            # The session needs seeds, options and limits here. The rest is read where the episode will run.
             saved = SavedEpisode.read(environment, state)
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
@@ -156,12 +157,13 @@ class Calls:
         return await self._create(table, members, response, make)
 
     async def _create(self, table: SessionTable, members: range, response: Created, make: Make) -> Created:
-        """Make the sessions of a group, all of them or none, and add them to the response.
+        """Create all sessions of a group or none, and add them to the response.
 
-        make: makes a member's session, appends it to the list and returns its first observation.
+        `make` creates a member's session, appends it to the list and returns its first observation.
 
-        Raises DRAINING or OVERLOADED if none may be made, and TOO_LARGE if the response cannot travel: nobody could
-        ever use or close the sessions that it names.
+        Raises:
+            CallError: DRAINING or OVERLOADED if no session may be created. TOO_LARGE if the response cannot be sent,
+                because nobody could use or close the sessions without their ids.
         """
         self.worker.admit(table, len(members))
         made: list[Session] = []
@@ -169,7 +171,7 @@ class Calls:
         try:
             for member in members:
                 if clock() - began > SLICE_SECONDS:
-                    await self.worker.share.pause(table.tenant)  # others have the event loop meanwhile
+                    await self.worker.share.pause(table.tenant)  # others run meanwhile
                     began = clock()
                 observation = await make(member, made)
                 made[-1].describe(response.sessions.add(), observation)
@@ -188,7 +190,7 @@ class Calls:
         return response
 
     async def _of_snapshot(self, work: Awaitable[R]) -> R:
-        """What an environment trips over in a state that anybody may have made is the state's fault, not its bug."""
+        """Await work on a restored state. Without a snapshot key anybody may have written it: bugs are BAD_ARGUMENT."""
         try:
             return await work
         except EnvironmentBug as bug:
@@ -204,7 +206,7 @@ class Calls:
         limits: Limits,
         lease: float,
     ) -> None:
-        """What the sessions of a reply have in common."""
+        """Fill in the response's fields that its sessions have in common."""
         response.environment_version = environment.spec.version
         response.instructions = instructions
         convert.fill_limits(response.limits, limits)
@@ -255,7 +257,7 @@ class Calls:
     def write_transition(
         self, message: pb.Transition, session: Session, transition: Transition | pb.Transition
     ) -> None:
-        """Writes into an empty message. Raises ENVIRONMENT_BUG, and the session is lost, if it cannot be written."""
+        """Write a transition into an empty message. If this fails, the session is lost and ENVIRONMENT_BUG raised."""
         try:
             convert.fill_transition(message, transition)
         except Exception as error:
@@ -269,7 +271,7 @@ class Calls:
         actions: Sequence[pb.Action | str],
         want: Want | None,
     ) -> Transition | pb.Transition:
-        """One turn, exactly once: what was answered to the same index and actions is answered again."""
+        """Execute a turn exactly once. A repeated call with the same index and actions gets the same reply."""
         async with session.turn_taking():
             if (earlier := session.earlier_reply(epoch, index, actions)) is not None:
                 return earlier
@@ -347,7 +349,7 @@ class Calls:
             raise bad_argument("session_ids", problem)
 
     def _members(self, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
-        """The places in their group of the sessions to create. Raises BAD_ARGUMENT."""
+        """Return the positions in their group of the sessions to create. Raises BAD_ARGUMENT."""
         count = request.count or 1
         if count > self._limits.max_group:
             raise bad_argument("count", f"is {count}; this server creates at most {self._limits.max_group} at a time")
@@ -356,11 +358,11 @@ class Calls:
         return range(request.first_member, request.first_member + count)
 
     async def _options(self, environment: type[Environment], message: struct_pb2.Struct) -> EnvironmentOptions:
-        """The options of an environment. Raises BAD_ARGUMENT."""
+        """Return an environment's options. Raises BAD_ARGUMENT."""
         check_options(message, self._limits)
         values = convert.options_from(message)
         if values and environment.spec.slow_reset:
-            # Its validators may search as long as its resets do.
+            # Validators may search as long as resets do.
             try:
                 return await self.worker.pools.computing.run(functools.partial(parse_options, environment, values))
             except Hung as hung:

@@ -1,4 +1,4 @@
-"""Steps in columns: the hot path. One pass over the rows, no message and no coroutine per step."""
+"""Steps in columns, the hot path: one pass over the rows, without a message or a coroutine per step."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from starpod.env_server.sessions.table import SessionTable
 from starpod.v1 import environment_pb2 as pb
 
 ROWS_AT_ONCE = 512
-"""Rows after which a batch answers and lets others have the event loop: a few milliseconds of inline steps."""
+"""Rows after which a batch sends its replies and yields the event loop, after a few milliseconds of inline steps."""
 
 SAMPLED = 8
-"""One inline step in so many is timed: a clock costs a good part of such a step."""
+"""One in this many inline steps is timed, because reading a clock costs a good part of such a step."""
 
 
 class Rows:
-    """The columns of a request as lists, checked for equal length.
+    """The columns of a request as lists of equal length.
 
-    long: whether a row may hold actions that are longer than what a session keeps.
-    Raises CallError (BAD_ARGUMENT) if the columns do not fit together: then no row can be told from another.
+    Attributes:
+        long: whether a row may hold actions that are longer than a session keeps.
+
+    Raises:
+        CallError: BAD_ARGUMENT if the columns differ in length, so that rows cannot be identified.
     """
 
     __slots__ = ("actions", "call_ids", "epochs", "indices", "long", "session_ids")
 
     def __init__(self, columns: pb.StepColumns) -> None:
-        # Slices: a repeated field is slow to walk through.
+        # Copy the columns, because iterating over a repeated field is slow.
         self.call_ids = columns.call_ids[:]
         self.session_ids = columns.session_ids[:]
         self.epochs = columns.epochs[:]
@@ -66,7 +69,7 @@ class Rows:
         return len(self.call_ids)
 
     def until_repeated(self, start: int, stop: int, sessions: Container[str]) -> int:
-        """The end of the rows from `start` to `stop` in which none of these sessions comes twice."""
+        """Return the end of the rows from `start` in which no session of `sessions` occurs twice; at most `stop`."""
         ids = self.session_ids[start:stop]
         if len(set(ids)) == len(ids):
             return stop
@@ -80,25 +83,26 @@ class Rows:
 
 
 class Transitions:
-    """The answer to a message, while it is collected: transitions that fit travel as columns, all else as replies.
+    """The response to a message while it is collected: plain transitions as columns, everything else as replies.
 
-    environment_seconds: how long environments worked for it.
+    Attributes:
+        environment_seconds: time that environments spent on the message.
     """
 
     __slots__ = ("environment_seconds", "message")
 
     def __init__(self) -> None:
-        # Filled in place: a message that is put into another one is copied.
+        # Fill the message in place: protobuf copies a message that is put into another one.
         self.message = pb.StreamResponse()
         self.environment_seconds = 0.0
 
     def __len__(self) -> int:
-        """How many calls it answers."""
+        """Return the number of calls that it answers."""
         return len(self.message.replies) + len(self.message.transitions.call_ids)
 
     @property
     def columns(self) -> bool:
-        """Whether it holds a batch of rows. It takes no second one: places are counted within the batch."""
+        """Whether it holds a batch of rows. It accepts no second batch, because row numbers count within the batch."""
         return len(self.message.transitions.call_ids) > 0
 
     def take(
@@ -108,11 +112,13 @@ class Transitions:
         transitions: list[Transition],
         session_at: Callable[[int], Session],
     ) -> dict[int, Exception]:
-        """Adds the transitions of a batch, one per call. indices: the steps' own. session_at: whose each is.
+        """Add the transitions of a batch, one per call. `session_at` returns the session of the call at a position.
 
-        A transition that holds more than a text is kept in its session as the bytes of the message: the environment may
-        change what it gave. Returns the places of those that no message can hold, with what is wrong: their
-        environments gave what cannot travel. The others are added.
+        The session keeps the serialized reply of a transition that is more than a text, because the environment may
+        change the objects it returned.
+
+        Returns:
+            The errors of transitions that no message can hold, by position. The others are added.
         """
         before = len(self.message.replies)
         try:
@@ -141,7 +147,7 @@ class Transitions:
     ) -> None:
         if not transitions:
             return
-        # Column by column in C, not row by row: rows that do not fit are rare, and looked for only if there are any.
+        # Transpose in C instead of looping over rows. Rows that need a reply of their own are rare.
         texts, keys, extras, rewards, outcomes, ends, successes, details = zip(*transitions, strict=True)
         count = len(texts)
         if not (extras.count(None) == details.count(None) == count and set(map(type, texts)) == {str}):
@@ -183,7 +189,7 @@ _SUCCESSES = {None: 0, False: 1, True: 2}
 
 
 class Broken(NamedTuple):
-    """A row whose environment raised, or gave what cannot travel: its session cannot go on."""
+    """A row whose environment raised, or returned values that cannot be sent. Its session is lost."""
 
     row: int
     session: Session
@@ -199,10 +205,13 @@ def step_rows(
     metrics: Metrics,
     transitions: Transitions,
 ) -> tuple[list[int], list[Broken], int]:
-    """Steps the rows whose sessions can be stepped here and now, until it has taken SLICE_SECONDS.
+    """Step the rows from `start` to `stop` whose sessions can be stepped inline, until SLICE_SECONDS have passed.
 
-    No session may come twice in them. Returns the others, those that broke a session, and the row to go on from. The
-    others are repeated, late, malformed or of another concurrency class, or their session is busy.
+    No session may occur twice among them.
+
+    Returns:
+        The rows that need the slow path (repeated, late, malformed, of another concurrency class or of a busy session),
+        the rows that broke their session, and the row at which to continue.
     """
     others: list[int] = []
     broken: list[Broken] = []
@@ -242,9 +251,9 @@ def step_rows(
                     transition = episode.turn(actions, session.want)
                     seconds.append(clock() - before)
             except Busy:
-                pass  # nothing has changed; the slow path tries once more and reports
+                pass  # nothing has changed; the slow path retries and reports
             except (Exception, SystemExit) as error:
-                session.host.close()  # no later row may play on in what the exception left
+                session.host.close()  # no later row may step the state that the exception left
                 broken.append(Broken(start + len(done) + len(others) + len(broken), session, error))
                 continue
             else:
@@ -279,7 +288,7 @@ def step_rows(
 
 
 def _fill_reply(reply: pb.Reply, call_id: int, transition: Transition, next_index: int, session: Session) -> None:
-    """Writes the reply to a turn, as a message of its own, into an empty one, and keeps it in the session."""
+    """Write the reply to a turn into an empty message, and keep it in the session."""
     reply.call_id = call_id
     fill_transition(reply.step.transition, transition)
     reply.step.next_step_index = next_index
@@ -287,5 +296,5 @@ def _fill_reply(reply: pb.Reply, call_id: int, transition: Transition, next_inde
 
 
 def _scaled(sample: list[float], count: int) -> float:
-    """The seconds of `count` steps of which a sample was timed."""
+    """Estimate the seconds of `count` steps from a sample of them."""
     return sum(sample) * count / len(sample) if sample else 0.0

@@ -1,8 +1,8 @@
-"""Reads requests, measured before they are read: what a request costs in time and memory is bounded by its size.
+"""Read requests whose size was checked first, so that a request's time and memory are bounded by its bytes.
 
-A request of a few megabytes can hold millions of fields, each of which becomes an object. So a large one is walked over
-as it came, field by field and up to a bound, before protobuf makes messages of it. One that is small cannot hold more
-than the bound, and is not walked.
+A request of a few megabytes can hold millions of fields, and protobuf makes an object of each. A large request is
+therefore scanned field by field, up to a limit, before protobuf parses it. A small request cannot exceed the limit and
+is parsed at once.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from starpod.v1 import environment_pb2 as pb
 M = TypeVar("M", bound=Message)
 
 MAX_FIELDS = 2**18
-"""Of one request, those of the messages in it included; eight bytes of packed numbers count as one."""
+"""Maximum number of fields of a request, including nested messages. Eight bytes of packed numbers count as one."""
 LARGE_BYTES = 65_536
-"""A request that has more leaves holes in memory."""
+"""Requests above this many bytes fragment the heap."""
 OTHER_BYTES = 65_536
-"""Of a unary request, beside what has a limit of its own."""
+"""Bytes that a unary request may have besides the fields that have their own limit."""
 _CREATING = (pb.OpenRequest, pb.ForkRequest, pb.RestoreRequest)
 _ID_BYTES = 68
-"""Of a session's id, with what tells that it is one."""
+"""Bytes of one session id in a message, including its tag and length."""
 _LEAST_BYTES = 2
-"""Of a field on the wire."""
+"""Minimum bytes of a field on the wire."""
 _BYTES_OF_A_CHARACTER = 4
-"""At most, in UTF-8."""
+"""Maximum bytes of a character in UTF-8."""
 _CHUNK = 2**14
-"""Characters of a JSON text that are looked at before it is asked whether these are enough."""
+"""Characters of a JSON text that are scanned between two checks of the limit."""
 _SLICE = 2**14
-"""Fields that are looked at before others have the event loop."""
+"""Fields that are scanned before the event loop serves others."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""One without an end goes to the end of the text: else each quotation mark in it would begin another search."""
+"""Match a JSON string. An unterminated one extends to the end of the text, or each later quotation mark would start
+another scan."""
 
 
 def check_size(kind: type[Message], size: int, limits: ServerLimits) -> None:
-    """Raises BAD_ARGUMENT or TOO_LARGE if a unary request has more bytes than what it may hold can have."""
+    """Raise BAD_ARGUMENT or TOO_LARGE if a unary request has more bytes than its fields' limits allow."""
     if size <= OTHER_BYTES:
         return
     most, field = OTHER_BYTES, "request"
@@ -74,7 +75,7 @@ def snapshot_too_large(size: int, limits: ServerLimits) -> CallError:
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """The request. Raises BAD_ARGUMENT for bytes that are none."""
+    """Parse a request. Raises BAD_ARGUMENT if the bytes are not such a message."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -83,12 +84,12 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def is_large(data: bytes) -> bool:
-    """Whether the request must be measured before it is parsed."""
+    """Return whether a request must be scanned by `measure` before it is parsed."""
     return len(data) > MAX_FIELDS * _LEAST_BYTES
 
 
 def measure(kind: type[Message], data: bytes) -> Iterator[None]:
-    """Walks over a large request, with pauses. Raises BAD_ARGUMENT if it holds more than MAX_FIELDS fields."""
+    """Scan a large request, yielding every 16,384 fields. Raises BAD_ARGUMENT if it has more than MAX_FIELDS fields."""
     left = MAX_FIELDS
     pause = left - _SLICE
     spans = [(0, len(data), _fields(kind.DESCRIPTOR))]
@@ -124,7 +125,7 @@ def measure(kind: type[Message], data: bytes) -> Iterator[None]:
                 case 5:
                     place += 4
                 case _:
-                    return  # groups, which no message of ours has: protobuf refuses them
+                    return  # groups are not used by the contract, and protobuf refuses them
 
 
 _PACKED = object()
@@ -132,7 +133,7 @@ _PACKED = object()
 
 @functools.cache
 def _fields(descriptor: Descriptor) -> dict[int, Any]:
-    """The fields of a message that hold more than one value, by number: the message's descriptor, or _PACKED."""
+    """Return the descriptors of nested messages by field number, and _PACKED for repeated numbers."""
     known: dict[int, Any] = {}
     for field in descriptor.fields:
         if field.type == FieldDescriptor.TYPE_MESSAGE:
@@ -143,7 +144,7 @@ def _fields(descriptor: Descriptor) -> dict[int, Any]:
 
 
 def _varint(data: bytes, place: int, end: int) -> tuple[int, int]:
-    """A number and the place after it. What is cut short, or too long, is left to protobuf to refuse."""
+    """Return a number and the offset after it. Truncated or overlong numbers are left for protobuf to refuse."""
     value = shift = 0
     while place < end:
         byte = data[place]
@@ -156,7 +157,7 @@ def _varint(data: bytes, place: int, end: int) -> tuple[int, int]:
 
 
 def extra_members(request: Message) -> int:
-    """How many sessions more than one an Open, Fork or Restore makes; none for all else."""
+    """Return how many sessions beyond the first an Open, Fork or Restore creates; 0 for other requests."""
     return max(0, request.count - 1) if type(request) in _CREATING else 0  # type: ignore[attr-defined]
 
 
@@ -164,7 +165,7 @@ def extra_members(request: Message) -> int:
 
 
 def check_options(options: struct_pb2.Struct, limits: ServerLimits) -> None:
-    """Raises BAD_ARGUMENT if options hold more bytes or values than the server takes, before they are converted."""
+    """Raise BAD_ARGUMENT if options have more bytes or values than the server accepts, before they are converted."""
     size = options.ByteSize()
     if size > limits.max_options_bytes:
         raise bad_argument("options", f"have {size} bytes; this server takes at most {limits.max_options_bytes}")
@@ -187,9 +188,10 @@ def check_options(options: struct_pb2.Struct, limits: ServerLimits) -> None:
 
 
 def parse_options(environment: type[Environment], values: dict[str, Any]) -> EnvironmentOptions:
-    """Return the options of an environment.
+    """Validate the options of an environment.
 
-    Raises BAD_ARGUMENT that names each wrong option, and lists the options that there are if one is unknown.
+    Raises:
+        CallError: BAD_ARGUMENT. It names each wrong option, and lists the environment's options if one is unknown.
     """
     if not values:
         return _default_options(environment)
@@ -217,7 +219,7 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
 
 
 def _is_rounded(given: Any, taken: Any) -> bool:
-    """Return whether a double that may stand for several whole numbers was taken for one."""
+    """Return whether a double that may be a rounded whole number was accepted as an integer."""
     if isinstance(given, list) and isinstance(taken, list | tuple):
         return any(map(_is_rounded, given, taken))
     return isinstance(given, float) and isinstance(taken, int)
@@ -229,8 +231,8 @@ def _default_options(environment: type[Environment]) -> EnvironmentOptions:
 
 
 def check_actions(actions: Sequence[pb.Action], limits: ServerLimits) -> None:
-    """Raises BAD_ARGUMENT if a Step's actions are more, or larger, than the server takes, before they are converted."""
-    # Not the bytes of more than may be: to measure them takes as long as to read them.
+    """Raise BAD_ARGUMENT if a Step has more or larger actions than the server accepts, before they are converted."""
+    # Measure no more actions than are allowed, because measuring takes as long as reading.
     size = sum(action.ByteSize() for action in actions[: limits.max_step_actions])
     _check_sizes(len(actions), size, limits)
     if size <= limits.max_values:
@@ -247,13 +249,12 @@ def check_actions(actions: Sequence[pb.Action], limits: ServerLimits) -> None:
 
 
 def check_texts(texts: Sequence[str], limits: ServerLimits) -> None:
-    """The same for the texts of a row of columns."""
+    """Raise BAD_ARGUMENT if a row of columns has more or larger actions than the server accepts."""
     _check_sizes(len(texts), count_bytes(texts, limits.max_step_bytes), limits)
 
 
 def count_bytes(texts: Sequence[str], limit: int) -> int:
-    """Return the bytes of the texts in UTF-8, or only a lower bound if that is enough to tell on which side of `limit`
-    they are."""
+    """Return the UTF-8 bytes of the texts, or their characters if that shows on which side of `limit` the bytes are."""
     characters = sum(map(len, texts))
     if characters > limit or characters * _BYTES_OF_A_CHARACTER <= limit:
         return characters
@@ -268,10 +269,10 @@ def _check_sizes(count: int, size: int, limits: ServerLimits) -> None:
 
 
 def count_json(text: str, most: int) -> int:
-    """How many values a JSON text holds at most, keys included. Stops to count beyond `most`."""
+    """Return an upper bound of the number of values in a JSON text, including keys. Counting stops beyond `most`."""
     if (count := _marks(text, 0, len(text), most)) < most:
         return 1 + count
-    # Not those in strings, then. There are no more strings than values, or it is not JSON.
+    # Too many marks: count again without those in strings. Valid JSON has no more strings than values.
     count = place = 0
     for strings, string in enumerate(_STRING.finditer(text)):
         count += _marks(text, place, string.start(), most)
@@ -282,7 +283,7 @@ def count_json(text: str, most: int) -> int:
 
 
 def _marks(text: str, first: int, last: int, most: int) -> int:
-    """How many characters there are with each of which a value begins, but for the first. Stops beyond `most`."""
+    """Count the characters that precede a value other than the first. Counting stops beyond `most`."""
     count = 0
     for start in range(first, last, _CHUNK):
         stop = min(start + _CHUNK, last)

@@ -1,4 +1,4 @@
-"""Replies that are too large for one message, in several; one that is too large by itself becomes an error."""
+"""Split replies that are too large for one message. A single reply that is too large becomes an error."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from starpod.env_server.errors import CallError
 from starpod.v1 import environment_pb2 as pb
 
 ENVELOPE_BYTES = 64
-"""What a stream's message has beside its only reply, at most."""
+"""Maximum bytes of a stream's message besides its only reply."""
 
 
 def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterator[pb.StreamResponse]:
-    """The same replies and rows, `size` bytes in all, in messages of at most `limit` bytes; 0 means no limit."""
+    """Split a response into messages of at most `limit` bytes.
+
+    Args:
+        response: the replies and rows to send.
+        size: bytes of the response.
+        limit: maximum bytes of a message; 0 means no limit.
+    """
     if not limit or size <= limit:
         yield response
         return
@@ -35,7 +41,7 @@ def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterat
 
 
 def too_large(size: int, limit: int) -> CallError:
-    """TOO_LARGE about a reply. The call was worked on; its reply cannot travel."""
+    """Return the TOO_LARGE error for a reply. The call was executed, but its reply cannot be sent."""
     return CallError(
         "TOO_LARGE",
         f"the reply has {size} bytes; this server sends at most {limit} in a message; ask for less at once, or raise "

@@ -1,7 +1,7 @@
-"""Snapshots that only this fleet can have written: a keyed digest inside the opaque state.
+"""Seal snapshots with a keyed digest inside the opaque state, so that only this fleet can have written them.
 
-The digest of the protocol is open to anyone: it finds what was cut or mixed up, and proves nothing. With a key, which
-every server of a fleet is given, a snapshot is restored by any of them and made by nobody else.
+The protocol's own digest has no key: it finds snapshots that were truncated or mixed up, but proves no origin. With a
+key that all servers of a fleet share, each of them restores snapshots of the others, and nobody else can make one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from starpod.env_server.errors import bad_argument
 
 _MARK = b"\xc1starpod\x01"
-"""How a sealed state begins; 0xc1 begins no MessagePack, so no other state does."""
+"""Prefix of a sealed state. No MessagePack starts with 0xc1, so no other state has this prefix."""
 _SHORTEST_KEY = 32
 
 
@@ -22,7 +22,7 @@ class SealKeyError(ValueError):
 
 
 class SnapshotSeal:
-    """Seals with the first key and opens what any of them sealed; without a key, leaves states as they are."""
+    """A seal that uses the first key, and opens states sealed with any key. Without keys, states pass unchanged."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._keys: list[bytes] = []
@@ -39,22 +39,22 @@ class SnapshotSeal:
 
     @property
     def keyed(self) -> bool:
-        """Whether a state that opens was written by a server of ours."""
+        """Whether `open` proves that a server of this fleet wrote the state."""
         return bool(self._keys)
 
     def close(self, environment_id: str, version: str, state: bytes) -> bytes:
-        """The state as it leaves the server."""
+        """Return the sealed state, as it leaves the server."""
         if not self._keys:
             return state
         return _MARK + _tag(self._keys[0], environment_id, version, state) + state
 
     def open(self, environment_id: str, version: str, sealed: bytes) -> bytes:
-        """The state as the environment wrote it. Raises BAD_ARGUMENT if no key of this server has sealed it."""
+        """Return the state as the environment wrote it. Raises BAD_ARGUMENT if no key of this server sealed it."""
         marked = sealed.startswith(_MARK)
         tag, state = sealed[len(_MARK) : len(_MARK) + 32], sealed[len(_MARK) + 32 :]
         if not self._keys:
             return state if marked else sealed
-        # All are compared, so that timing tells nothing.
+        # Compare all keys, so that the timing reveals nothing.
         fits = [hmac.compare_digest(_tag(key, environment_id, version, state), tag) for key in self._keys]
         if not marked or not any(fits):
             raise bad_argument("snapshot.state", "was not written by a server with a snapshot key of this one")

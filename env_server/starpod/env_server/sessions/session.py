@@ -1,4 +1,4 @@
-"""One session: its place in the episode, whose turn it is to be called, and what was answered last."""
+"""One session: its position in the episode, the queue of its calls, and the last reply."""
 
 from __future__ import annotations
 
@@ -18,21 +18,27 @@ from starpod.env_server.processes.hosts import Host, ResetPlan
 from starpod.v1 import environment_pb2 as pb
 
 SHORT_TEXT = 1_024
-"""Characters of a turn's actions that are kept as they are; of longer ones a digest is kept."""
+"""Characters up to which a turn's actions are kept as they are. Longer ones are kept as a digest."""
 _SHORT_BYTES = 64
 
 
 class Session:
     """One live session.
 
-    plan: what decided the present episode. want: the plan's, which every step reads.
-    epoch, next_index: what the next Step must carry. over: whether the episode has ended.
-    last_request, last_reply: the latest turn, or Reset if no turn followed it, for a caller who lost the reply. Of the
-        request a digest, or its actions where they are short texts. The reply is a Transition while that is small, else
-        the message's bytes.
-    lost: why the session can no longer be used; empty while it can. closed: it is in no table any more.
-    touched: monotonic seconds of the latest call. lease: seconds it may rest.
-    pending: calls that wait for or work on it; while there are any, it is not reaped and others queue up.
+    Attributes:
+        plan: seeds, options and limits of the current episode.
+        want: the plan's Want, which every step reads.
+        epoch: epoch that the next Step must carry.
+        next_index: step index that the next Step must carry.
+        over: whether the episode has ended.
+        last_request: the latest turn, or Reset if no turn followed it: a digest, or the actions if they are short
+            texts.
+        last_reply: reply to it, for a caller that lost it: a Transition if it is small, else the serialized message.
+        lost: why the session can no longer be used; empty if it can.
+        closed: whether it has been removed from its table.
+        touched: monotonic time of the latest call, in seconds.
+        lease: seconds after `touched` at which the session expires.
+        pending: number of calls that wait or run. The session is not reaped and further calls queue while it is not 0.
     """
 
     __slots__ = (
@@ -86,7 +92,7 @@ class Session:
         self._waiting: deque[asyncio.Future[None]] | None = None
 
     def turn_taking(self) -> Session:
-        """For `async with`: calls on one session run one at a time, in the order in which they came."""
+        """Return a context manager in which calls on this session run one at a time, in the order of arrival."""
         return self
 
     async def __aenter__(self) -> None:
@@ -103,7 +109,7 @@ class Session:
         except asyncio.CancelledError:
             self.pending -= 1
             if not turn.cancelled():
-                # It was this call's turn already: now it is the next one's.
+                # The turn was passed to this call already: pass it on.
                 self._pass_on()
             raise
 
@@ -122,7 +128,7 @@ class Session:
         self._taken = False
 
     def check(self) -> None:
-        """Raises SESSION_LOST if the session cannot be used any more, UNKNOWN_SESSION if it was closed meanwhile."""
+        """Raise SESSION_LOST if the session can no longer be used, or UNKNOWN_SESSION if it was closed."""
         if self.closed:
             raise unknown_session(self.id)
         if self.lost:
@@ -131,9 +137,10 @@ class Session:
     def earlier_reply(
         self, epoch: int, index: int, actions: Sequence[pb.Action | str]
     ) -> Transition | pb.Transition | None:
-        """Return None if this is the next turn, and the last reply if it is the last turn again.
+        """Return the last reply if this repeats the last turn, or None if this is the next turn.
 
-        Raises SESSION_LOST, UNKNOWN_SESSION, EPISODE_OVER or OUT_OF_ORDER.
+        Raises:
+            CallError: SESSION_LOST, UNKNOWN_SESSION, EPISODE_OVER or OUT_OF_ORDER.
         """
         self.check()
         if epoch == self.epoch:
@@ -145,9 +152,10 @@ class Session:
         raise self.out_of_order(epoch, index)
 
     def earlier_reset(self, request: pb.ResetRequest) -> pb.ResetResponse | None:
-        """Return None if this resets the present episode, and the last reply if it is the last Reset again.
+        """Return the last reply if this repeats the last Reset, or None if this resets the current episode.
 
-        Raises SESSION_LOST, UNKNOWN_SESSION or OUT_OF_ORDER.
+        Raises:
+            CallError: SESSION_LOST, UNKNOWN_SESSION or OUT_OF_ORDER.
         """
         self.check()
         if request.epoch == self.epoch:
@@ -158,21 +166,21 @@ class Session:
         raise self.out_of_order(request.epoch, self.next_index)
 
     def begin_episode(self, plan: ResetPlan) -> None:
-        """Count a new episode, which the host has started."""
+        """Update the session for a new episode that its host has started."""
         self.plan, self.want = plan, plan.want
         self.epoch += 1
         self.next_index = 0
         self.over = False
 
     def keep_turn(self, actions: Sequence[pb.Action | str], transition: Transition | pb.Transition) -> None:
-        """Count a turn that was played, and remember its reply in case the caller asks again."""
+        """Update the session for a turn that was executed, and keep the reply for a repeated call."""
         self.next_index += 1
         self.over = bool(transition.end_reason)
         self.last_request = digest_actions(actions)
         self.last_reply = transition if isinstance(transition, Transition) else transition.SerializeToString()
 
     def out_of_order(self, epoch: int, index: int) -> CallError:
-        """Return EPISODE_OVER if a turn with these numbers would be next, else OUT_OF_ORDER with what was expected."""
+        """Return EPISODE_OVER if the numbers are the next turn's, else OUT_OF_ORDER with the expected numbers."""
         expected = {"expected_epoch": str(self.epoch), "expected_step_index": str(self.next_index)}
         if (epoch, index) == (self.epoch, self.next_index):
             return CallError("EPISODE_OVER", "the episode is over; reset the session first", expected)
@@ -193,13 +201,13 @@ class Session:
         message.observation.CopyFrom(observation)
 
     def lose(self, cause: str) -> None:
-        """Gives the session up and frees what it holds; later calls learn why until its lease runs out."""
+        """Mark the session as lost and free its resources. Later calls get the cause until the lease expires."""
         self.lost = cause
         self.last_request = self.last_reply = None
         self.host.close()
 
     def close(self) -> None:
-        """Frees what it holds; calls that waited for it find it unknown, as later ones do."""
+        """Free the session's resources. Calls that waited for it, and later ones, raise UNKNOWN_SESSION."""
         self.closed = True
         self.lose("closed")
 
@@ -210,9 +218,9 @@ def unknown_session(session_id: str) -> CallError:
 
 
 def digest_actions(actions: Sequence[pb.Action | str]) -> tuple[str, ...] | bytes:
-    """Return what recognises a turn that is sent again: short texts as they are, of all else a digest.
+    """Return a key that recognizes a repeated turn: short texts as they are, otherwise a digest.
 
-    It is made of the request, because an environment may change the actions that it is given.
+    It is computed from the request, because an environment may change the actions that it receives.
     """
     texts = [
         action if isinstance(action, str) else action.text
@@ -229,6 +237,6 @@ def digest_actions(actions: Sequence[pb.Action | str]) -> tuple[str, ...] | byte
 
 
 def digest_request(request: Message) -> bytes:
-    """Identifies a request that is sent again: its bytes where they are few, which is faster, else their digest."""
+    """Return a key that recognizes a repeated request: its bytes if it is short, which is faster, else their digest."""
     data = request.SerializeToString(deterministic=True)
     return data if len(data) <= _SHORT_BYTES else hashlib.sha256(data).digest()

@@ -1,4 +1,4 @@
-"""The table of a tenant's sessions: by id, and by the keys under which they were created."""
+"""The table of a tenant's sessions, by id and by the keys under which they were created."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreRespons
 _MAX_KEY_BYTES = 128
 _SWEEP_SECONDS = 10.0
 _REMEMBERED_BYTES = 256 * 2**20
-"""Replies that one tenant's keys may keep. Keys outlive their sessions by a lease, so nothing else bounds them."""
+"""Maximum bytes of replies stored for one tenant's keys. Nothing else bounds them, because keys outlive their sessions
+by a lease."""
 _RESERVATION_BYTES = 1024
-"""What a key costs beside its reply, roughly."""
+"""Approximate bytes of a key besides its reply."""
 
 
 @dataclass(slots=True)
 class Reservation:
-    """What a key stands for: a digest of the request it came with, and the reply: awaited at first, then serialised."""
+    """A key's request, as a digest, and its reply: pending at first, then serialized."""
 
     request: bytes
     pending: asyncio.Future[Any] | None
@@ -49,7 +50,7 @@ class SessionTable(dict[str, Session]):
         self._ended: dict[str, float] = {}
 
     def find(self, session_id: str) -> Session:
-        """Raises UNKNOWN_SESSION or SESSION_LOST."""
+        """Return a session. Raises UNKNOWN_SESSION or SESSION_LOST."""
         session = self.get(session_id)
         if session is None:
             raise unknown_session(session_id)
@@ -57,16 +58,16 @@ class SessionTable(dict[str, Session]):
         return session
 
     def expired(self, now: float) -> list[Session]:
-        """Sessions whose lease ran out before the last look, and that nobody has called since.
+        """Return the sessions that look expired in this sweep and the previous one.
 
-        At the first look the call that keeps one may lie in a socket, unread, because this process was held up.
+        One sweep is not enough: after a stall of this process, a renewal may still be unread in the socket.
         """
         ended = [session for session in self.values() if now - session.touched > session.lease and not session.pending]
         seen, self._ended = self._ended, {session.id: session.touched for session in ended}
         return [session for session in ended if seen.get(session.id) == session.touched]
 
     def forget_reservations(self, now: float) -> None:
-        """Drops keys whose sessions have been gone for a lease. Looks only now and then: there can be many."""
+        """Drop keys whose sessions ended a lease ago. It runs every 10 seconds only, because there can be many keys."""
         if now - self._swept < _SWEEP_SECONDS:
             return
         self._swept = now
@@ -80,7 +81,7 @@ class SessionTable(dict[str, Session]):
     async def once(
         self, key: str, request: Message, response_type: type[Created], create: Callable[[], Awaitable[Created]]
     ) -> Created:
-        """Runs `create` once per key; the same request under the same key gets the same reply."""
+        """Run `create` once per key. The same request with the same key gets the same reply."""
         if not key:
             return await create()
         if len(key.encode()) > _MAX_KEY_BYTES:
@@ -101,12 +102,12 @@ class SessionTable(dict[str, Session]):
         try:
             response = await create()
         except BaseException as error:
-            # Nothing was created: the key is free again, and whoever waits for it learns the same.
+            # Nothing was created: free the key, and pass the error to calls that wait for it.
             del self.reservations[key]
             broke_off = CallError("SERVER_BUG", f"the call broke off: {type(error).__name__}")
             failure = error if isinstance(error, CallError) else broke_off
             pending.set_exception(failure)
-            pending.exception()  # it may well be that nobody waits
+            pending.exception()  # mark as retrieved: often no call waits
             raise
         reservation.session_ids = tuple(session.session_id for session in response.sessions)
         reservation.lease = max((self[id].lease for id in reservation.session_ids if id in self), default=0.0)

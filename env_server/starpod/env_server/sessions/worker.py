@@ -1,4 +1,4 @@
-"""A server process: what its calls share, which sessions it admits, how they end, and what failures are called."""
+"""A server process: the state that its calls share, the admission and end of sessions, and the errors of failures."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ _RETRY_SECONDS = 0.5
 
 
 class Worker:
-    """One event loop, no locks but the sessions' own.
+    """The sessions of one event loop. Nothing is locked except single sessions.
 
-    draining: takes no new sessions. live_sessions: of all tenants, those in the making among them.
-    large_bytes: of large requests since memory was last given back.
+    Attributes:
+        draining: whether new sessions are refused.
+        live_sessions: number of sessions of all tenants, including those being created.
+        large_bytes: bytes of large requests received since free memory was last returned to the system.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Worker:
     # --- admission -------------------------------------------------------------------------------------------------
 
     def admit(self, table: SessionTable, count: int) -> None:
-        """Counts sessions to be made, all at once: others may be in the making. Raises DRAINING or OVERLOADED."""
+        """Reserve `count` sessions before they are created by concurrent calls. Raises DRAINING or OVERLOADED."""
         if self.draining:
             raise CallError("DRAINING", "this server is going away and takes no new sessions; use another one")
         if self.live_sessions + count > self.limits.max_sessions:
@@ -81,12 +83,12 @@ class Worker:
         self.discount(table, -count)
 
     def discount(self, table: SessionTable, count: int) -> None:
-        """So many sessions are gone, or were never made."""
+        """Uncount sessions that have ended or whose creation failed."""
         self.live_sessions -= count
         table.tenant.sessions -= count
 
     def check_in_flight(self) -> None:
-        """Raises OVERLOADED if as many calls are being worked on as may be."""
+        """Raise OVERLOADED if the maximum number of calls is in flight."""
         limit = self.limits.max_calls_in_flight
         if self.metrics.calls_in_flight >= limit:
             raise overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
@@ -104,13 +106,13 @@ class Worker:
             )
 
     def count_received(self, tenant: Tenant, size: int) -> None:
-        """Counts what a large request costs before anybody sees it."""
+        """Charge a tenant for receiving a large request, which takes the event loop's time before any handler runs."""
         if size > LARGE_BYTES:
             self.large_bytes += size
             tenant.spent += size * RECEIVED_SECONDS
 
     def keep(self, task: asyncio.Task[Any]) -> None:
-        """Holds on to a call whose caller may go away: what was begun is finished, and in flight until it is."""
+        """Keep a call running if its caller goes away, and count it as in flight until it finishes."""
         self._tasks.add(task)
         self.metrics.calls_in_flight += 1
         task.add_done_callback(self._finished)
@@ -122,10 +124,7 @@ class Worker:
     # --- the end of sessions ---------------------------------------------------------------------------------------
 
     def drop(self, table: SessionTable, session: Session) -> None:
-        """Takes a session out of the table and frees what it holds, once the calls that came before are done.
-
-        Nobody waits for that: one of them may hang. Harmless to repeat.
-        """
+        """Remove a session from the table, and free its resources after its earlier calls, without waiting for them."""
         if table.pop(session.id, None) is not None:
             self.discount(table, 1)
             self.metrics.live(session.environment.spec.id, -1)
@@ -137,14 +136,14 @@ class Worker:
             task.add_done_callback(self._tasks.discard)
 
     def extend_leases(self, tables: Sequence[SessionTable], seconds: float) -> None:
-        """For the time in which this process stood still, and nobody could renew anything."""
+        """Extend all leases by the seconds for which this process was stalled and no call could renew them."""
         now = time.monotonic()
         for table in tables:
             for session in table.values():
                 session.touched = min(now, session.touched + seconds)
 
     def reap(self, tables: Sequence[SessionTable]) -> int:
-        """Drops sessions whose lease ran out; returns how many."""
+        """Drop sessions whose lease has expired, and return their number."""
         now = time.monotonic()
         count = 0
         for table in tables:
@@ -156,7 +155,7 @@ class Worker:
         return count
 
     def shut_down(self, tables: Sequence[SessionTable]) -> None:
-        """Drops every session."""
+        """Drop every session and stop the thread pools."""
         for table in tables:
             for session in list(table.values()):
                 self.drop(table, session)
@@ -165,7 +164,7 @@ class Worker:
     # --- failures --------------------------------------------------------------------------------------------------
 
     async def guard(self, session: Session, work: Awaitable[R], verb: str) -> R:
-        """Awaits the environment's own work and turns its failures into errors of the contract."""
+        """Await an environment's work and convert its exceptions to the contract's errors."""
         try:
             return await work
         except EpisodeOver:
@@ -191,13 +190,13 @@ class Worker:
             raise self._bug(session, bug, verb) from bug
 
     def break_off(self, session: Session, error: Exception | SystemExit) -> CallError:
-        """ENVIRONMENT_BUG about a Step that broke, or that cannot be told though it was played: the session is lost."""
+        """Return ENVIRONMENT_BUG for a Step that failed or whose transition cannot be sent. The session is lost."""
         bug = EnvironmentBug.from_exception(error, intact=False)
         bug.__cause__ = error
         return self._bug(session, bug, "Step")
 
     def _bug(self, session: Session, bug: EnvironmentBug, verb: str) -> CallError:
-        """ENVIRONMENT_BUG; gives the session up if its state can no longer be trusted."""
+        """Log a bug of an environment and return ENVIRONMENT_BUG. The session is lost if its state may be corrupt."""
         logger.error("environment bug: %s", bug, extra={"session": session.id, "verb": verb}, exc_info=bug.__cause__)
         if not bug.intact and not session.lost:
             session.lose(f"{bug} in {verb}")
@@ -209,7 +208,7 @@ class Worker:
         )
 
     def as_call_error(self, error: Exception) -> CallError:
-        """The error as the contract has it; anything unforeseen is a bug of the server and is logged."""
+        """Return the contract's error for an exception. An unexpected exception is logged and becomes SERVER_BUG."""
         if isinstance(error, CallError):
             return error
         logger.error("server bug: %r", error, exc_info=error)

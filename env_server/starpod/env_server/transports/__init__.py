@@ -1,1 +1,1 @@
-"""Ways in: gRPC, JSON over HTTP, MCP and ORS, each a mapping onto one service."""
+"""Transports: gRPC, JSON over HTTP, MCP and ORS, each mapped to one service."""

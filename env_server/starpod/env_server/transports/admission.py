@@ -1,7 +1,7 @@
-"""Admission of calls by their headers: tokens, calls at once, and bounds of their own for health and reflection.
+"""Admission of calls by their headers: tokens, limits on open calls, and separate limits for health and reflection.
 
-gRPC asks a generic handler for the method before it reads a request. What is refused here costs the server its headers
-alone, and is told why; gRPC's own limit of calls would refuse every tenant at once, without details.
+gRPC asks a generic handler for the method before it reads the request. A refused call therefore costs the server only
+its headers, and its caller gets the reason. gRPC's own limit on calls would refuse all tenants alike, without details.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ R = TypeVar("R")
 
 _PER_CONNECTION = 16
 _ADDRESS_SHARE = 4
-"""One address may have a quarter of the calls that need no token."""
+"""One address may have one in this many of the calls that need no token."""
 _REQUEST_SECONDS = 5.0
-"""How long the request of a call that needs no token may take to arrive."""
+"""Timeout for receiving the request of a call that needs no token."""
 _REQUEST_BYTES = 4_096
 _READ_AHEAD = 32
-"""Open calls of a tenant whose requests are read as they come, where several have tokens."""
+"""Number of a tenant's open calls up to which requests are read at once, if several tenants have tokens."""
 _BODY_SECONDS = 60.0
-"""How long a request may take to arrive for which others wait."""
+"""Timeout for receiving a request while others wait for it."""
 _READ_AT_ONCE = 4
 _RETRY_SECONDS = 1.0
 
 
 class OpenCalls:
-    """Counts open calls of the contract over all transports, and lets in those with a valid token, up to `limit`.
+    """Count and limit of the contract's open calls over all transports. Calls with a valid token are admitted.
 
-    An open call is one whose headers have come, though its request may never do. Where several tenants have tokens, one
-    may have half of them.
+    A call is open once its headers have arrived, even if its request never does. At most `limit` calls are open; if
+    several tenants have tokens, each may have half of them.
     """
 
     def __init__(self, authenticator: Authenticator, share: LoopShare, limit: int) -> None:
@@ -63,7 +63,7 @@ class OpenCalls:
         self._all = 0
 
     def begin(self, metadata: Iterable[tuple[str, Any]] | None) -> Tenant:
-        """Lets a call in until `end`. Raises UNAUTHENTICATED or OVERLOADED."""
+        """Admit a call until `end`, and return its tenant. Raises UNAUTHENTICATED or OVERLOADED."""
         tenant = self._authenticator.identify(metadata).tenant
         limit = self._limit if self._alone else self._limit // 2
         if self._all >= self._limit or self._open[tenant.id] >= limit:
@@ -76,7 +76,7 @@ class OpenCalls:
 
     @contextmanager
     def hold(self, metadata: Iterable[tuple[str, Any]] | None) -> Iterator[Tenant]:
-        """Lets a call in while the context lasts. Raises as `begin` does."""
+        """Admit a call while the context lasts. Raises UNAUTHENTICATED or OVERLOADED."""
         tenant = self.begin(metadata)
         try:
             yield tenant
@@ -84,12 +84,14 @@ class OpenCalls:
             self.end(tenant)
 
     def in_turn(self, tenant: Tenant) -> bool:
-        """Whether requests of the tenant are read one after the other: it has many calls open, and is not alone."""
+        """Return whether the tenant's requests are read one by one: it has many open calls, and other tenants exist."""
         return not self._alone and self._open[tenant.id] > _READ_AHEAD
 
     async def read(self, tenant: Tenant, receive: Callable[[], Awaitable[R]]) -> R:
-        """A request, after those before it and when it is the tenant's turn: to receive many large ones takes the event
-        loop's time, too. Raises DEADLINE."""
+        """Receive a request after the tenant's earlier ones, when it is the tenant's turn. Raises DEADLINE.
+
+        Receiving many large requests takes the event loop's time, too.
+        """
         async with tenant.reading:
             if self._share.exceeded(tenant):
                 await self._share.wait(tenant)
@@ -107,7 +109,7 @@ class OpenCalls:
 
 
 async def receive_in_time(receive: Callable[[], Awaitable[R]]) -> R:
-    """Awaits `receive` and returns its result. Raises DEADLINE if it takes a minute."""
+    """Return the result of `receive`. Raises DEADLINE after 60 seconds."""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             return await receive()
@@ -116,7 +118,7 @@ async def receive_in_time(receive: Callable[[], Awaitable[R]]) -> R:
 
 
 class ContractAdmission(grpc.GenericRpcHandler):
-    """Admits gRPC calls of the contract as OpenCalls says."""
+    """Handler that admits gRPC calls of the contract according to OpenCalls."""
 
     def __init__(self, contract: grpc.GenericRpcHandler, calls: OpenCalls, metrics: Metrics, share: LoopShare) -> None:
         self._contract = contract
@@ -125,7 +127,7 @@ class ContractAdmission(grpc.GenericRpcHandler):
         self._share = share
 
     def service(self, handler_call_details: Details) -> Handler | None:
-        self._share.accepted()  # of any service: this one is asked first
+        self._share.accepted()  # counts calls of any service, because gRPC asks this handler first
         handler = self._contract.service(handler_call_details)
         if handler is None:
             return None
@@ -144,11 +146,11 @@ class ContractAdmission(grpc.GenericRpcHandler):
 
     def _end(self, tenant: Tenant, call: asyncio.Task[Any]) -> None:
         self._calls.end(tenant)
-        if call.cancelled():  # which gRPC does where the caller is gone, or its deadline has passed
+        if call.cancelled():  # gRPC cancels it if the caller is gone or its deadline has passed
             self._metrics.hang_ups["grpc"] += 1
 
     def _read_in_turn(self, behaviour: Any, write: Any, tenant: Tenant) -> Handler:
-        """The same call, whose request is read in turn."""
+        """Return a handler that runs the same call, but reads its request when it is the tenant's turn."""
 
         async def serve(_: object, context: Context) -> None:
             try:
@@ -156,17 +158,17 @@ class ContractAdmission(grpc.GenericRpcHandler):
             except CallError as error:
                 await _abort(context, error)
             if received[0] is not grpc.aio.EOF:
-                # Not by a name: the frames of what aborts a call are held for a while.
+                # Keep no name for the request: the frames of an aborted call are held for a while.
                 await context.write(await behaviour(received.pop(), context))
 
         return grpc.stream_stream_rpc_method_handler(serve, None, write)
 
 
 class OpenAdmission(grpc.GenericRpcHandler):
-    """Bounds the calls that need no token: health, reflection, and pages and refusals over HTTP.
+    """Limits on calls that need no token: health, reflection, and pages and refusals over HTTP.
 
-    limit: calls that wait (Watch, reflection) at once, and as many that do not (Check). A quarter of them may come from
-    one address, 16 over one connection: who holds all that they can get keeps nobody else from asking.
+    `limit` is the maximum number of open calls that wait (Watch, reflection), and separately of immediate ones (Check).
+    One address may have a quarter of them and one connection 16, so that a single caller cannot lock out the others.
     """
 
     def __init__(self, limit: int) -> None:
@@ -177,7 +179,7 @@ class OpenAdmission(grpc.GenericRpcHandler):
         self._handlers: dict[str, Handler] = {}
 
     def add(self, file: Any, servicer: Any) -> None:
-        """Serves the services of a proto file, given by its descriptor."""
+        """Serve the services of a proto file, given its descriptor."""
         for service in file.services_by_name.values():
             for method in service.methods:
                 self._handlers[f"/{service.full_name}/{method.name}"] = self._handler(method, servicer)
@@ -187,10 +189,10 @@ class OpenAdmission(grpc.GenericRpcHandler):
 
     @asynccontextmanager
     async def take_turn(self, peer: str) -> AsyncIterator[None]:
-        """Counts a stranger's request over HTTP while it is answered. Raises OVERLOADED beyond the bounds.
+        """Count an anonymous HTTP request while it is answered. Raises OVERLOADED.
 
-        Answers, refusals included, begin one in a round of the event loop: who has a thousand connections and repeats
-        each request as soon as it is answered would have all of the loop.
+        One answer, including refusals, begins per round of the event loop. Otherwise a caller with a thousand
+        connections that repeats each request at once would take all of the loop.
         """
         async with self._turn:
             await asyncio.sleep(0)
@@ -218,13 +220,13 @@ class OpenAdmission(grpc.GenericRpcHandler):
             except CallError as error:
                 await _abort(context, error)
 
-        # As a stream whatever the call is: a stream's handler runs before anything is read.
+        # Register every call as a stream, because a stream's handler runs before anything is read.
         kind = message_factory.GetMessageClass(method.input_type)
         write = message_factory.GetMessageClass(method.output_type).SerializeToString
         return grpc.stream_stream_rpc_method_handler(serve, None, write)
 
     def _slot(self, peer: str) -> asyncio.Semaphore:
-        """For reading requests of this address."""
+        """Return the semaphore that bounds how many requests of this address are read at once."""
         address = address_of(peer)[0]
         slot = self._reading.get(address)
         if slot is None:
@@ -233,7 +235,7 @@ class OpenAdmission(grpc.GenericRpcHandler):
 
 
 class _Requests:
-    """The requests of one call. They are read a few at a time per address, since gRPC takes any that fits a message."""
+    """The requests of one call. A few per address are read at once, because gRPC accepts requests of any size."""
 
     def __init__(self, kind: type[Message], context: Context, slot: asyncio.Semaphore) -> None:
         self._kind = kind
@@ -241,7 +243,7 @@ class _Requests:
         self._slot = slot
 
     async def read(self) -> Any:
-        """The next one, or EOF. Raises DEADLINE, and BAD_ARGUMENT for more than any of these services has to say."""
+        """Return the next request, or EOF. Raises DEADLINE, or BAD_ARGUMENT above 4,096 bytes."""
         try:
             async with asyncio.timeout(_REQUEST_SECONDS), self._slot:
                 data = await self.context.read()
@@ -259,7 +261,7 @@ class _Requests:
 
 
 class _Bound:
-    """Calls at once: in all, from one address, over one connection."""
+    """Maximum number of open calls: in total, per address and per connection."""
 
     def __init__(self, limit: int) -> None:
         self._limits = (limit, max(_PER_CONNECTION, limit // _ADDRESS_SHARE), _PER_CONNECTION)
@@ -267,7 +269,7 @@ class _Bound:
 
     @contextmanager
     def hold(self, peer: str) -> Iterator[None]:
-        """Counts a call of a peer (gRPC's name of the connection) while it lasts. Raises OVERLOADED."""
+        """Count a call while the context lasts. `peer` is gRPC's name of its connection. Raises OVERLOADED."""
         keys = ("all", address_of(peer)[0], peer)
         for key, limit, whose in zip(
             keys, self._limits, ("all callers", "your address", "your connection"), strict=True

@@ -1,4 +1,4 @@
-"""Bearer tokens: who calls, until when, and how much he may take."""
+"""Bearer tokens: which tenant calls, until when a token is valid, and the tenant's quota."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ class TokenFileError(ValueError):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Grant:
-    """What a token stands for. `expires`: seconds since the epoch. `revoked`: it has left the token file."""
+    """The rights of a token."""
 
     tenant: Tenant
     expires: float = math.inf
+    """Time at which the token expires, in seconds since the epoch."""
     revoked: bool = False
+    """Whether the token has been removed from the token file."""
 
     def check(self) -> None:
-        """Raises UNAUTHENTICATED if the token does not hold any more."""
+        """Raise UNAUTHENTICATED if the token is no longer valid."""
         if self.revoked or time.time() >= self.expires:
-            # The same words as for a token that never was one: nobody learns which tokens there have been.
+            # Unknown tokens get the same message, so that nobody learns which tokens once existed.
             raise CallError(
                 "UNAUTHENTICATED",
                 "no valid token: send the metadata `authorization: Bearer TOKEN` with a token of this server",
@@ -44,9 +46,9 @@ class Grant:
 
 
 class Authenticator:
-    """Checks the `authorization: Bearer TOKEN` metadata against a token file; without one, lets anyone in.
+    """A check of the `authorization: Bearer TOKEN` metadata against a token file. Without a file, anybody may call.
 
-    default: what a tenant may take whose line in the file says nothing else.
+    `default` is the quota of tenants whose line in the file sets none.
     """
 
     def __init__(self, path: Path | None = None, default: Quota = UNLIMITED) -> None:
@@ -65,22 +67,22 @@ class Authenticator:
 
     @property
     def tenants(self) -> list[Tenant]:
-        """Everyone who has had a token since the start."""
+        """All tenants that have had a token since the start."""
         return [self._anyone.tenant] if self._path is None else list(self._tenants.values())
 
     def identify(self, metadata: Iterable[tuple[str, Any]] | None) -> Grant:
-        """Who calls. Raises UNAUTHENTICATED."""
+        """Return the grant of the caller's token. Raises UNAUTHENTICATED."""
         if self._path is None:
             return self._anyone
         presented = next((value for name, value in metadata or () if name == "authorization"), "")
         scheme, _, token = str(presented).partition(" ")
-        # A look-up by digest: its timing tells nothing that helps to guess a token, and costs the same for any number.
+        # Look up by digest: the timing helps nobody to guess a token, and does not depend on the number of tokens.
         grant = self._grants.get(_digest(token.strip()), self._nobody) if scheme.lower() == "bearer" else self._nobody
         grant.check()
         return grant
 
     def reload(self) -> None:
-        """Reads the file again if it has changed. A file that cannot be used is logged, and the old tokens stay."""
+        """Reload the file if it has changed. If the file cannot be used, log an error and keep the old tokens."""
         if self._path is None:
             return
         try:
@@ -91,7 +93,8 @@ class Authenticator:
             logger.error("the token file changed and cannot be used; the old tokens stay: %s", error)
 
     def _load(self, path: Path) -> None:
-        # Before it is read: a change in between is then read the next time. And said once, not every second.
+        # Take the signature before reading, so that a change in between is noticed next time. An error is then logged
+        # once, not every second.
         self._seen = _signature(path)
         try:
             text = path.read_text(encoding="utf-8-sig")
@@ -103,7 +106,7 @@ class Authenticator:
         for number, token, tenant_id, name, quota, expires in _read_lines(text, path, self._default):
             tenant = tenants.get(tenant_id)
             if tenant is None:
-                # Who was ever there has his sessions again, and what he has taken.
+                # A tenant that returns gets its sessions and its usage back.
                 tenant = tenants[tenant_id] = self._tenants.get(tenant_id) or Tenant(tenant_id, name, quota)
                 quotas[tenant_id] = quota
             elif quotas[tenant_id] != quota:
@@ -117,7 +120,7 @@ class Authenticator:
             again = fresh.get(digest)
             if again is not None and again.tenant is grant.tenant:
                 grant.expires = again.expires
-                fresh[digest] = grant  # streams hold on to it
+                fresh[digest] = grant  # streams refer to it
             else:
                 grant.revoked = True
         self._grants = fresh
@@ -127,7 +130,7 @@ class Authenticator:
 
 
 def _read_lines(text: str, path: Path, default: Quota) -> Iterator[tuple[int, str, str, str, Quota, float]]:
-    """Line number, token, tenant's id, name, quota and expiry of each line that holds a token."""
+    """Yield line number, token, tenant id, name, quota and expiry of each line that has a token."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.strip().startswith("#"):
             continue
@@ -146,7 +149,7 @@ def _read_lines(text: str, path: Path, default: Quota) -> Iterator[tuple[int, st
                 else:
                     raise ValueError("use name=, sessions=, calls-per-second=, streams= or expires=")
             except ValueError as error:
-                # Never the line itself: it holds the token.
+                # Do not show the line, because it contains the token.
                 raise TokenFileError(f"{path}, line {number}: bad setting {key[:20]!r}: {error}") from error
         id = f"name:{name}" if name != UNNAMED else f"token:{_digest(token).hex()}"
         yield number, token, id, name, dataclasses.replace(default, **limits), expires
@@ -159,7 +162,7 @@ def _not_negative(value: float) -> float:
 
 
 def _moment(text: str) -> float:
-    """ISO 8601, UTC unless it says otherwise; a date alone means its first moment."""
+    """Parse an ISO 8601 time, in UTC by default. A date without a time is its first moment."""
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 

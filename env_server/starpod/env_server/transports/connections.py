@@ -1,7 +1,8 @@
-"""Connections of one address: no more than its share, so that one stranger cannot take all that there is room for.
+"""Limits on the connections of one address, so that a single stranger cannot take them all.
 
-gRPC bounds connections in all and closes idle ones, but tells nobody who they are of. The sockets are this process's
-own, so they are counted there, and those beyond the share are shut down, which gRPC takes for a caller who hung up.
+gRPC limits the total number of connections and closes idle ones, but does not tell whose they are. This process
+therefore counts its own sockets, and shuts down those above an address's share. To gRPC, that looks as if the caller
+hung up.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def address_of(peer: str) -> tuple[str, int]:
-    """The address (of IPv6 its network of 64 bits, which one host has) and the port in gRPC's name of a connection."""
+    """Return address and port from gRPC's name of a connection. An IPv6 address is reduced to its /64 network."""
     address, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return _network(address.strip("[]")), int(port) if port.isdecimal() else 0
 
 
 class Connections:
-    """The connections of this process's ports. Call `shut_excess` every second or so: it notes when each one came."""
+    """The connections to this process's ports. Call `shut_excess` every second, because it notes when they began."""
 
     def __init__(self) -> None:
         self._sweeps = 0
@@ -32,17 +33,17 @@ class Connections:
         self._spare = _spare_descriptors()
 
     def shut_excess(self, ports: Sequence[int], limit: int, kept: frozenset[tuple[str, int]]) -> int:
-        """Shut down the newest connections of each address beyond `limit` at a port, and return how many they were.
+        """Shut down the newest connections of each address above `limit` at a port, and return their number.
 
         Args:
-            ports: Ports of this process.
-            limit: Connections that an address may have at each of them.
-            kept: Address and port of those that are shut down last, because a Stream is on them.
+            ports: ports of this process.
+            limit: maximum number of connections of an address to each port.
+            kept: address and port of connections to shut down last, because they carry a Stream.
 
         Raises:
-            OSError: The process has no descriptor left to look at its own.
+            OSError: no file descriptor is left for listing the descriptors.
         """
-        # A server that has run out of descriptors needs this most: these are kept for it.
+        # Free two reserved descriptors: a server that has run out of them needs this sweep most.
         for descriptor in self._spare:
             os.close(descriptor)
         try:
@@ -87,7 +88,7 @@ def _spare_descriptors() -> list[int]:
 
 
 def _duplicate(descriptor: int) -> socket.socket:
-    """A descriptor of our own for the same socket: gRPC may close its own meanwhile. Raises OSError if it is none."""
+    """Duplicate a socket's descriptor, because gRPC may close its own meanwhile. Raises OSError for no socket."""
     if not os.readlink(f"{_DESCRIPTORS}/{descriptor}").startswith("socket:"):
         raise OSError("no socket")
     copy = os.dup(descriptor)

@@ -1,7 +1,7 @@
-"""Runs a coroutine at once; only one that has to wait becomes a task.
+"""Run a coroutine at once, and make a task of it only if it has to wait.
 
-Most calls finish without waiting, and a task costs more than many of them. (Python 3.12 has eager tasks; this does the
-same on 3.11.)
+Most calls finish without waiting, and a task costs more than many of them. Python 3.12 has eager tasks; this module
+does the same on 3.11.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ R = TypeVar("R")
 
 
 def run_eagerly(coroutine: Coroutine[Any, Any, R], tenant: Tenant) -> tuple[R, None] | tuple[None, asyncio.Task[R]]:
-    """Either the result, or the task that goes on with it. Exceptions before the first wait pass through.
+    """Return the coroutine's result, or the task that continues it. Exceptions before the first wait propagate.
 
-    What the coroutine takes of the event loop after its first wait counts as the tenant's. The time before is the
-    caller's to count: of many calls together, since to read the clock of a thread is dear.
+    Time that the coroutine spends in the event loop after its first wait is charged to the tenant. The caller charges
+    the time before it, for many calls together, because reading a thread's clock is slow.
     """
     try:
         waiting_for = coroutine.send(None)

@@ -1,4 +1,4 @@
-"""Requests and replies as JSON (ProtoJSON), with the work per byte of a request bounded before it is parsed."""
+"""Requests and replies as JSON (ProtoJSON). The work per byte of a request is bounded before it is parsed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ M = TypeVar("M", bound=Message)
 _VALUES_OF_AN_ACTION = 4
 _OTHER_VALUES = 1_024
 _LONG_NUMBER = re.compile(r"[0-9]{16}")
-"""In every whole number from 2^53 on."""
+"""Matches in every whole number of at least 2^53."""
 STREAM_VALUES = 32_768
-"""Values in the JSON of one batch."""
+"""Maximum number of JSON values in one batch."""
 _ESCAPED = 2
-"""JSON may have so many bytes for one of the message: escapes and base64."""
+"""Maximum ratio of a text's bytes in JSON to its bytes in the message, because of escapes and base64."""
 
 
 def max_bytes(kind: type[Message], limits: ServerLimits) -> int:
-    """Bytes of the largest body that may hold such a request; 0: no limit. A snapshot grows in base64."""
+    """Return the maximum bytes of a request's body; 0 means no limit. Base64 enlarges snapshots by a third."""
     return limits.max_message_bytes * 4 // 3 if kind is pb.RestoreRequest else limits.max_message_bytes
 
 
@@ -40,7 +40,7 @@ def body_too_large(size: int, most: int) -> CallError:
 
 
 def read_json(kind: type[M], data: bytes, limits: ServerLimits) -> M:
-    """The request in a body. Raises BAD_ARGUMENT; TOO_LARGE for a snapshot beyond what there may be."""
+    """Parse the request in a body. Raises BAD_ARGUMENT, or TOO_LARGE for a snapshot above its limit."""
     if kind is not pb.StreamRequest:
         check_size(kind, len(data) // _ESCAPED, limits)
     try:
@@ -66,10 +66,10 @@ def read_json(kind: type[M], data: bytes, limits: ServerLimits) -> M:
 
 
 def write_json(message: Message) -> bytes:
-    """A message with the names of the proto, fields that have their default value included."""
+    """Return a message as JSON with the proto's field names, including fields with default values."""
     try:
         value = _to_dict(message)
-    except (ValueError, json_format.Error):  # a number that JSON does not have, in a Struct
+    except (ValueError, json_format.Error):  # a Struct holds a number that JSON cannot express
         copy = type(message)()
         copy.CopyFrom(message)
         _spell_numbers(copy)
@@ -92,8 +92,10 @@ def _max_values(kind: type[Message], limits: ServerLimits) -> int:
 
 
 def _check_enum(text: str, kind: type[Message]) -> None:
-    """Raises BAD_ARGUMENT for a `randomness` that is none. Who ignores unknown fields ignores unknown names of an enum,
-    too: the copies would be others than asked."""
+    """Raise BAD_ARGUMENT for an unknown `randomness`.
+
+    A parser that ignores unknown fields also ignores unknown enum names, and would create other copies than requested.
+    """
     given = json.loads(text)
     forks = [given] if kind is pb.ForkRequest else [call.get("fork") for call in given.get("calls") or ()]
     for fork in forks:
@@ -104,7 +106,7 @@ def _check_enum(text: str, kind: type[Message]) -> None:
 
 
 def _check_options(value: Any, inside: bool = False) -> None:
-    """Raises BAD_ARGUMENT for a whole number within `options` that a double does not hold."""
+    """Raise BAD_ARGUMENT for a whole number within `options` that a double cannot represent."""
     if inside and isinstance(value, int) and abs(value) >= EXACT:
         raise bad_argument("options", f"{value} {INEXACT}")
     if isinstance(value, list):
@@ -115,7 +117,7 @@ def _check_options(value: Any, inside: bool = False) -> None:
 
 
 def _spell_numbers(message: Message) -> None:
-    """Spells numbers of Structs that are infinite or none as ProtoJSON spells them elsewhere: as strings."""
+    """Replace infinite and NaN numbers of Structs by strings, as ProtoJSON spells them elsewhere."""
     if isinstance(message, struct_pb2.Value) and not math.isfinite(number := message.number_value):
         message.string_value = "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
     for field, value in message.ListFields():

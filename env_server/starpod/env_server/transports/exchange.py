@@ -1,6 +1,6 @@
-"""One request over HTTP and its response, for every protocol that HTTP carries here.
+"""One HTTP request and its response, for all protocols served over HTTP.
 
-Headers are looked at before the body, the body is bounded, and errors are google.rpc.Status as JSON.
+Headers are checked before the body, the body is bounded, and errors are google.rpc.Status as JSON.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Headers = Sequence[tuple[str, str]]
 
 JSON = "application/json"
 _LINGER_SECONDS = 2.0
-"""How long the rest of a body is received that nobody reads: a connection that is reset loses its response."""
+"""Seconds for which the unread rest of a body is received, because resetting the connection would lose the response."""
 _LENGTH_DIGITS = 20
-"""Digits of a Content-Length. Python refuses to read a number of more than 4,300."""
+"""Maximum digits of a Content-Length. Python refuses to parse more than 4,300."""
 
 _STATUS = {
     code_pb2.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
@@ -41,11 +41,11 @@ _STATUS = {
     code_pb2.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
     code_pb2.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
 }
-"""As google/rpc/code.proto maps them; all others are 500."""
+"""HTTP status of each code, as in google/rpc/code.proto; other codes are 500."""
 
 
 class Refused(Exception):
-    """A request that HTTP has a status of its own for."""
+    """A request that is refused with a specific HTTP status."""
 
     def __init__(self, status: HTTPStatus, error: CallError, headers: Headers = ()) -> None:
         super().__init__(str(error))
@@ -55,9 +55,11 @@ class Refused(Exception):
 
 
 class Exchange:
-    """One request of ASGI and its response.
+    """One ASGI request and its response.
 
-    metadata: its headers, as gRPC calls them. streaming: whether its response has begun as server-sent events.
+    Attributes:
+        metadata: the request's headers, under gRPC's name for them.
+        streaming: whether a response of server-sent events has begun.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,8 +80,11 @@ class Exchange:
     # --- the request -----------------------------------------------------------------------------------------------
 
     def check_host(self, names: Iterable[str]) -> None:
-        """Refuses names that were not given to this server: a page of another site that has its name resolve to our
-        address (DNS rebinding) would be one origin with us. An address cannot be rebound."""
+        """Refuse a host name that this server was not given. Addresses are accepted.
+
+        Another site's page could otherwise let its own name resolve to our address (DNS rebinding), and share our
+        origin.
+        """
         host = self.header("host")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         with contextlib.suppress(ValueError):
@@ -90,7 +95,7 @@ class Exchange:
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, bad_argument("host", problem))
 
     def check_body(self, most: int) -> None:
-        """Refuses, by its headers alone, a body that is not JSON, of unknown length or longer than `most` bytes."""
+        """Refuse, by its headers, a body that is not JSON, lacks a length or exceeds `most` bytes (0: no limit)."""
         kind = self.header("content-type").partition(";")[0].strip().lower()
         if kind != JSON:
             error = bad_argument("content-type", f"is {kind[:80]!r}; send JSON, with content-type: {JSON}")
@@ -106,7 +111,7 @@ class Exchange:
             raise body_too_large(int(length), most)
 
     async def body(self) -> bytes:
-        """The request's body. Raises ConnectionError if its sender is gone."""
+        """Receive the request's body. Raises ConnectionError if the caller has disconnected."""
         data = bytearray()
         more = True
         while more:
@@ -133,20 +138,20 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()) -> None:
-        """Responds with google.rpc.Status as JSON."""
+        """Respond with google.rpc.Status as JSON."""
         more = list(headers)
         if error.retry_after is not None:
             more.append(("retry-after", str(max(1, math.ceil(error.retry_after)))))
         if error.reason == "UNAUTHENTICATED":
             more.append(("www-authenticate", "Bearer"))
         if status is None:
-            too_large = error.reason == "TOO_LARGE"  # which, unlike 429, nobody is to send again
+            too_large = error.reason == "TOO_LARGE"  # unlike 429, it must not be retried
             found = HTTPStatus.REQUEST_ENTITY_TOO_LARGE if too_large else _STATUS.get(error.code)
             status = found or HTTPStatus.INTERNAL_SERVER_ERROR
         await self.respond(write_status(error.status()), status, more)
 
     async def start_events(self) -> None:
-        """Begins a response of server-sent events. Harmless to repeat."""
+        """Begin a response of server-sent events. Repeated calls have no effect."""
         if self.streaming:
             return
         self.streaming = True
@@ -171,23 +176,23 @@ class Exchange:
 
 
 def write_status(status: status_pb2.Status) -> bytes:
-    """An error as JSON."""
+    """Return an error as JSON."""
     return write_json(status)
 
 
 class Carried(Protocol):
-    """Another protocol that HTTP carries beside the contract's own paths. name: for metrics and traces."""
+    """Another protocol over HTTP, beside the contract's own paths. `name` is its name in metrics and traces."""
 
     name: str
 
     def claims(self, path: str) -> bool:
-        """Whether a path that is none of the contract's belongs to this protocol."""
+        """Return whether a path outside the contract belongs to this protocol."""
 
     def admit(self, exchange: Exchange) -> None:
-        """Look at a request's headers before the caller is known. Raises Refused."""
+        """Check a request's headers before the caller is identified. Raises Refused."""
 
     def has_body(self, exchange: Exchange) -> bool:
-        """Whether a POST brings a body, which is then received within bounds."""
+        """Return whether a POST has a body, which is then received within the limits."""
 
     async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
-        """Answer a request. Raises CallError, and Refused for what HTTP has a status of its own for."""
+        """Answer a request. Raises CallError, or Refused for errors that have a specific HTTP status."""

@@ -1,7 +1,7 @@
-"""The environments as a server of the Open Reward Standard: tasks are seeds, calls of tools are turns.
+"""The environments as an Open Reward Standard server: tasks are seeds, and tool calls are turns.
 
-A call's `task_id`, by which the standard has a broken reply asked for again, is the turn's step index: so it is played
-once, however often and however late it is asked for.
+A call's `task_id`, which the standard uses to request a lost reply again, is the turn's step index. A turn is therefore
+executed once, however often its reply is requested.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from starpod.env_server.transports.tools import actions_of, turn_tools, whole_nu
 from starpod.v1 import environment_pb2 as pb
 
 SPLITS = {"train": range(1_000), "test": range(1_000_000, 1_000_200)}
-"""The seeds that are tasks, by the name and type of their split."""
+"""Seeds of the tasks by split. A split's name is also its type."""
 
 _SESSION = "x-session-id"
 _NAME_BYTES = 128
 _PING_SECONDS = 10.0
 _CHUNK = re.compile(r".{1,4096} *")
-"""Clients strip the spaces before a piece."""
+"""A piece of a reply. It begins with no space, because clients strip leading spaces."""
 _INDEX = re.compile(r"[0-9]{1,10}")
 _REASONS = {"EPISODE_OVER": "episode_finished", "BAD_ARGUMENT": "input_validation"}
-"""Of calls that a policy got wrong, in the standard's words."""
+"""The standard's reasons for errors that the policy caused, by the contract's reason."""
 
 Json = dict[str, Any]
 
 
 @dataclass(eq=False)
 class _Played:
-    """The session behind an id of a caller's. prompt: what it began with. turn: one call at a time."""
+    """The session of a caller's id. `prompt` is its first observation, and `turn` admits one call at a time."""
 
     environment: str
     session_id: str = ""
@@ -55,7 +55,7 @@ class _Played:
 
 
 class ORSService:
-    """Answers the standard's paths, which stand at the server's root."""
+    """The service of the standard's paths, which begin at the server's root."""
 
     name = "ORS"
 
@@ -72,11 +72,11 @@ class ORSService:
             exchange.metadata.append(("authorization", f"Bearer {key}"))
 
     def has_body(self, exchange: Exchange) -> bool:
-        """Some of its requests have none. A page of another site cannot send their header."""
+        """Return whether a POST has a body. If not, it must have the session header, which no other site can send."""
         return not (exchange.header("content-length") in ("", "0") and exchange.header(_SESSION))
 
     async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
-        """Raises CallError, and Refused for what is no path of the standard."""
+        """Answer a request. Raises CallError, or Refused for a path outside the standard."""
         self._worker.count_received(tenant, len(body))
         tenant.take_calls(1, len(body))
         if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
@@ -96,7 +96,7 @@ class ORSService:
         await exchange.respond(json.dumps(await self._found(exchange, tenant, environment, last, given)).encode())
 
     async def _found(self, exchange: Exchange, tenant: Tenant, environment: str, last: str, given: Json) -> Any:
-        """The reply to all else."""
+        """Return the reply to a request other than `call` and `create_session`."""
         match exchange.verb, last:
             case "GET", "list_environments":
                 return self._worker.registry.ids
@@ -137,7 +137,7 @@ class ORSService:
     # --- tasks and tools ---------------------------------------------------------------------------------------------
 
     def _id(self, name: str) -> str:
-        """The environment of a path; the only one where there is none in it."""
+        """Return the id of the environment in a path. If the path has none, it is the only environment."""
         if not name and len(ids := self._worker.registry.ids) == 1:
             name = ids[0]
         return self._worker.registry.find(name, "").spec.id
@@ -175,14 +175,14 @@ class ORSService:
         if name is not None and not isinstance(name, str):
             raise bad_argument("env_name", "is no text")
         environment = self._id(name or "")
-        # The id is the key: a repeated request has the same session.
+        # The id is the key of Open, so a repeated request gets the same session.
         fields = {"environment_id": environment, "seed": whole_number("seed", task.get("seed", 0), 2**64), "key": id}
         opening = json.dumps({**fields, "options": task.get("options", {})}).encode()
         reply: pb.OpenResponse = await self._service.ask(
             tenant, read_json(pb.OpenRequest, opening, self._worker.limits)
         )
         session = reply.sessions[0]
-        if session.session_id not in self._service.tables[tenant.id]:  # a key outlives its session
+        if session.session_id not in self._service.tables[tenant.id]:  # keys outlive their sessions
             raise CallError("UNKNOWN_SESSION", "the session of this id was deleted, or its lease expired: use a new id")
         known = self._played.get((tenant.id, id))
         if known is None or known.session_id != session.session_id:
@@ -194,7 +194,7 @@ class ORSService:
         return {"sid": id}
 
     def _forget(self) -> None:
-        """Forgets ids whose session is gone, when there are as many as there may be sessions."""
+        """Forget ids whose session has ended, once there are as many as `max_sessions`."""
         if len(self._played) < self._worker.limits.max_sessions:
             return
         alive = {session_id for table in self._service.tables.values() for session_id in table}
@@ -213,11 +213,11 @@ class ORSService:
                 index = played.step_index if asked is None else asked
                 await exchange.send_event(str(index).encode(), "task_id")
                 work = asyncio.get_running_loop().create_task(self._play(tenant, played, index, name, arguments))
-                self._worker.keep(work)  # who gives up cancels its wait, not the work
+                self._worker.keep(work)  # a caller that gives up cancels its wait, not the work
                 while not (await asyncio.wait({work}, timeout=_PING_SECONDS))[0]:
                     await exchange.send_event(b"", "ping")
             pieces = _CHUNK.findall(json.dumps(work.result()))
-        except Exception as error:  # an event, since the response has begun; a line, since that is all an event has
+        except Exception as error:  # the response has begun, so the error is an event, which is a single line
             told = " ".join(str(self._service.failure("ORS", error)).splitlines())
             await exchange.send_event(told.encode(errors="replace"), "error")
         else:
@@ -226,7 +226,7 @@ class ORSService:
         await exchange.end_events()
 
     async def _play(self, tenant: Tenant, played: _Played, index: int, name: str, arguments: Mapping[str, Any]) -> Json:
-        """A call's result: what the policy got wrong is one, too. Raises CallError where it did nothing wrong."""
+        """Return a call's result, including errors of the policy. Raises CallError for other errors."""
         try:
             actions = actions_of(convert.spec_to(self._worker.registry.find(played.environment, "")), name, arguments)
             step = pb.StepRequest(session_id=played.session_id, epoch=played.epoch, step_index=index, actions=actions)
@@ -295,7 +295,7 @@ def _seed(given: Json) -> int:
 
 
 def _place(given: Json, name: str) -> int | None:
-    """An end of a range of tasks, as a slice has it."""
+    """Return an end of a range of tasks, as in a slice."""
     value = given.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise bad_argument(name, "is no whole number")
@@ -303,7 +303,7 @@ def _place(given: Json, name: str) -> int | None:
 
 
 def _index(given: Json) -> int | None:
-    """The turn that is asked for again; None for a new one."""
+    """Return the index of the turn that is requested again, or None for a new turn."""
     value = given.get("task_id")
     if value is None:
         return None

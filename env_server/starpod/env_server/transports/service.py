@@ -1,4 +1,4 @@
-"""The contract's unary methods and Stream, with who calls, deadlines and errors; and their gRPC handlers."""
+"""The contract's unary methods and Stream, with authentication, deadlines and errors; and their gRPC handlers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Body:
-    """The bytes of a request, held until they are taken. size: of them."""
+    """The bytes of a request, held until they are taken. `size` is their number."""
 
     __slots__ = ("_data", "size")
 
@@ -54,7 +54,7 @@ class Body:
 
 
 class EnvironmentService:
-    """Serves the contract. Each tenant sees its own sessions alone."""
+    """The contract as a service. Each tenant sees only its own sessions."""
 
     def __init__(
         self, calls: Calls, authenticator: Authenticator, tracer: Tracer, endpoints: tuple[str, ...] = ()
@@ -66,10 +66,10 @@ class EnvironmentService:
         self._endpoints = endpoints
         self.tables: dict[str, SessionTable] = {}
         self.stream_peers: Counter[str] = Counter()
-        """gRPC's names of the connections with a Stream."""
+        """Number of Streams by gRPC's name of the connection."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """The calls of the contract. They take bytes: what is in them is looked at when it is the caller's turn."""
+        """Return the gRPC handlers. They receive bytes, because requests are parsed when it is the caller's turn."""
         contract = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
         by_name: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in contract.methods:
@@ -114,11 +114,11 @@ class EnvironmentService:
         for environment, spec in zip(hosted, response.environments, strict=True):
             self._describe_confinement(environment, spec)
             if environment.spec.effects and not self._worker.journal.durable:
-                spec.capabilities.deterministic = False  # what was replied goes with this process
+                spec.capabilities.deterministic = False  # recorded replies are lost with this process
         return response
 
     def _describe_confinement(self, environment: type[Environment], spec: pb.EnvironmentSpec) -> None:
-        """Of class `process` alone."""
+        """Describe the sandbox of an environment of class `process`. Other classes have none."""
         if environment.spec.concurrency is Concurrency.PROCESS:
             spec.confinement.mode = self._worker.sandbox.mode
             if report := ProcessHost.confinements.get(environment):
@@ -132,13 +132,13 @@ class EnvironmentService:
                 await self.stream(context, metadata, context.peer())
                 return
             except grpc.aio.BaseError:
-                raise  # the connection's own, such as a caller who is gone
+                raise  # an error of the connection, such as a caller that is gone
             except Exception as error:
                 failure = self.failure("Stream", error)
             await _abort(context, failure)
 
     async def stream(self, connection: StreamConnection, metadata: Metadata, peer: str) -> None:
-        """Serves a Stream to its end. peer: gRPC's name of the connection. Raises as StreamServer does."""
+        """Serve a Stream until it ends. `peer` is gRPC's name of the connection. Raises as StreamServer.run does."""
         grant = self._authenticator.identify(metadata)
         if self._worker.metrics.streams >= (limit := self._worker.limits.max_streams):
             raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
@@ -168,7 +168,7 @@ class EnvironmentService:
                 return reply
             except Exception as error:
                 failure = self.failure(method, error)
-            body.take()  # the frames of what aborts a call are held for a while
+            body.take()  # the frames of an aborted call are held for a while
             return await _abort(context, failure, timing.trailer())
 
     async def _read(self, kind: type[Message], body: Body, tenant: Tenant) -> Message:
@@ -180,8 +180,17 @@ class EnvironmentService:
         return parse(kind, data)
 
     async def answer(self, method: str, tenant: Tenant, size: int, read: Read) -> Message:
-        """The reply to a unary call. size: bytes of the request; read: makes the request of them, when it is the
-        tenant's turn. Raises CallError, and what `failure` makes one of."""
+        """Return the reply to a unary call.
+
+        Args:
+            method: name of the method.
+            tenant: tenant that calls.
+            size: bytes of the request.
+            read: returns the request, and is called when it is the tenant's turn.
+
+        Raises:
+            CallError: the call failed. Other exceptions are converted by `failure`.
+        """
         if method != "Describe":
             self._worker.check_in_flight()
         self._worker.count_received(tenant, size)
@@ -191,12 +200,12 @@ class EnvironmentService:
         if task is None:
             assert reply is not None
             return reply
-        # A caller who gives up cancels its wait, not the work: it is finished and cached.
+        # A caller that gives up cancels its wait, not the work, which finishes and is cached.
         self._worker.keep(task)
         return await asyncio.shield(task)
 
     async def ask(self, tenant: Tenant, request: Message) -> Any:
-        """The reply to a request of the contract that another protocol's call has become. Raises as `answer` does."""
+        """Return the reply to a request that was made from another protocol's call. Raises as `answer` does."""
 
         async def read(_: Tenant) -> Message:
             return request
@@ -204,7 +213,7 @@ class EnvironmentService:
         return await self.answer(type(request).__name__.removesuffix("Request"), tenant, request.ByteSize(), read)
 
     async def _serve(self, tenant: Tenant, method: str, read: Read) -> Message:
-        """Reads the request and does what it asks for, when it is the tenant's turn."""
+        """Read the request and execute it when it is the tenant's turn."""
         await self._worker.share.wait(tenant)
         request = await read(tenant)
         tenant.charge(extra_members(request))
@@ -218,7 +227,7 @@ class EnvironmentService:
         return table
 
     def failure(self, method: str, error: Exception) -> CallError:
-        """The error as it is told. What the exception holds besides, such as the request, is freed."""
+        """Return the error to send for an exception, and free what the exception refers to, such as the request."""
         failure = self._worker.as_call_error(error)
         self._worker.metrics.error(method, failure.reason)
         release(error)

@@ -1,4 +1,4 @@
-"""The Stream call: batches in, batches out, out of order as calls finish."""
+"""The Stream call: batches in, batches out, and replies in the order in which calls finish."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ logger = logging.getLogger(__name__)
 
 VERBS = ("open", "reset", "step", "render", "fork", "snapshot", "restore", "renew", "close")
 CALLS_AT_ONCE = 65_536
-"""Calls and rows in one message: six bytes can be a row, and each is answered."""
+"""Maximum number of calls and rows in one message. A row may take only six bytes, and each gets a reply."""
 _MESSAGE_BYTES = 512 * 1024
-"""What a message of many rows may have, about. Buffers of many megabytes cost more than they save."""
+"""Approximate maximum bytes of a message of many rows. Larger buffers cost more than they save."""
 _UNSENT_BYTES = 8 * 2**20
-"""Replies that wait for a caller who does not read; while there are more, nothing further of his is read."""
+"""Bytes of unsent replies above which nothing more is read from the caller, which does not read fast enough."""
 _CREATING = ("open", "fork", "restore")
 _BULKY = ("render", "snapshot")
 _BULKY_AT_ONCE = 16
-"""Calls in flight on one stream whose replies may be as large as a message. Those beyond are refused: to wait with
-them would keep all other sessions waiting, or change the order of a session's calls."""
+"""Maximum number of large replies (render, snapshot) in flight per stream. Further calls are refused, because queueing
+them would block other sessions or reorder one session's calls."""
 _RAGGED_ROWS = 4_096
-"""Columns that do not fit together end the stream if they are longer: the errors would be more than the rows."""
+"""Columns of different lengths end the stream if they are longer than this, because the errors would be larger than the
+rows."""
 _RETRY_SECONDS = 0.1
 
 
 class StreamConnection(Protocol):
-    """Transport of a Stream. Both methods may wait; `read` returns grpc.aio.EOF at the caller's end."""
+    """Transport of a Stream. Both methods may wait. `read` returns grpc.aio.EOF when the caller has half-closed."""
 
     async def read(self) -> Any: ...
 
@@ -51,7 +52,7 @@ class StreamConnection(Protocol):
 
 
 class StreamServer:
-    """One connected stream. Its calls outlive it: what was received is finished and cached even if nobody listens."""
+    """One connected stream. Calls that have begun finish, and their replies are cached, even if the connection ends."""
 
     def __init__(self, calls: Calls, table: SessionTable, connection: StreamConnection, grant: Grant) -> None:
         self._calls = calls
@@ -65,17 +66,18 @@ class StreamServer:
         self._bulky = 0
         self._room = asyncio.Event()
         self._writing = asyncio.Lock()
-        # With their sizes: measuring a reply takes as long as writing it.
+        # Store sizes, because measuring a reply takes as long as serializing it.
         self._finished: list[tuple[pb.Reply, Timing, int]] = []
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
-        """Until the client half-closes and everything is answered, or the stream breaks.
+        """Serve the stream until the client half-closes and all calls are answered, or until the connection breaks.
 
-        Raises UNAUTHENTICATED once the token does not hold any more, TOO_LARGE for a batch beyond all limits, and
-        BAD_ARGUMENT for bytes that are no message, or one of too many fields: then it cannot be said which calls they
-        were.
+        Raises:
+            CallError: UNAUTHENTICATED if the token is no longer valid, TOO_LARGE if a batch exceeds all limits,
+                BAD_ARGUMENT if a message cannot be parsed or has too many fields, so that its calls cannot be
+                identified.
         """
         share = self._worker.share
         self._worker.metrics.streams += 1
@@ -131,7 +133,8 @@ class StreamServer:
                 await self._keep_up()
             with self._tenant.working:
                 begun = self._start_slice(calls, begun, arrived, transitions)
-            # A message for every slice would cost more than the slice. None waits for the tenant's next turn.
+            # Collect slices, because a message for each would cost more than the slice. But send before the tenant has
+            # to wait for its next turn.
             if (
                 transitions.message.ByteSize() > _MESSAGE_BYTES
                 or len(transitions) >= ROWS_AT_ONCE
@@ -152,9 +155,9 @@ class StreamServer:
             return
         total = len(rows)
         if not total:
-            await self._write(transitions, arrived)  # the calls beside empty columns
+            await self._write(transitions, arrived)  # calls that came with empty columns
         limits = self._worker.limits
-        # The bytes of a row are looked at only where one may have too many.
+        # Measure rows only if the message is long enough for one of them to exceed the limit.
         large = size > limits.max_step_bytes
         most = min(ROWS_AT_ONCE, 1 + total * _MESSAGE_BYTES // max(1, size))
         stop, late = 0, clock() + SLICE_SECONDS
@@ -175,7 +178,7 @@ class StreamServer:
                 for row in others:
                     self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
             over = clock() > late
-            # Rows that repeat a session come one by one: a message for each would cost more than they do.
+            # Rows that repeat a session run one by one, and a message for each would cost more than the rows.
             if over or stop == total or transitions.columns or len(transitions) >= ROWS_AT_ONCE:
                 await self._write(transitions, arrived)
                 transitions = Transitions()
@@ -184,17 +187,17 @@ class StreamServer:
                 late = clock() + SLICE_SECONDS
 
     async def _pause(self) -> None:
-        """Lets others have the event loop in the middle of a long batch."""
+        """Yield the event loop in the middle of a long batch."""
         await self._worker.share.pause(self._tenant)
 
     async def _keep_up(self) -> None:
-        """Waits while the caller does not take what was done for him: it would pile up."""
+        """Wait until the caller has read enough replies. Otherwise they would pile up."""
         while self._unsent > _UNSENT_BYTES:
             self._room.clear()
             await self._room.wait()
 
     async def _refuse(self, message: pb.StreamRequest, error: CallError, arrived: float) -> None:
-        """Answers every call and row of a message with the same error."""
+        """Answer all calls and rows of a message with the same error."""
         self._worker.metrics.error("Stream", error.reason)
         status = error.status()
         call_ids = [*(call.call_id for call in message.calls), *message.steps.call_ids]
@@ -209,10 +212,7 @@ class StreamServer:
     def _start_slice(
         self, calls: Sequence[tuple[pb.Call, str | None]], start: int, arrived: float, transitions: Transitions
     ) -> int:
-        """Starts calls until they have taken SLICE_SECONDS or their replies are enough for a message.
-
-        Returns the place to go on from.
-        """
+        """Start calls for SLICE_SECONDS or until their replies fill a message. Return the index to continue at."""
         late, size = clock() + SLICE_SECONDS, 0
         for place in range(start, len(calls)):
             call, verb = calls[place]
@@ -233,7 +233,7 @@ class StreamServer:
         transitions: Transitions,
         bulky: bool = False,
     ) -> None:
-        """Runs a call; its reply goes to `transitions` if it is there at once, else out by itself later."""
+        """Run a call. Its reply is added to `transitions` if it is available at once; otherwise it is sent later."""
         metrics = self._worker.metrics
         try:
             self._worker.check_in_flight()
@@ -300,7 +300,7 @@ class StreamServer:
         return failure.status()
 
     async def _flush(self) -> None:
-        """Sends what finishes later. While one batch is being written the next one gathers."""
+        """Send replies of calls that finish later. While one batch is written, the next one is collected."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -330,7 +330,7 @@ class StreamServer:
             self._rows_at_once = max(1, min(ROWS_AT_ONCE, count * _MESSAGE_BYTES // size))
 
     async def _send(self, response: pb.StreamResponse) -> int:
-        """Sends the message, in several where it is too large for one. Returns its size."""
+        """Send the message, split if it is too large, and return its size."""
         size, limit = response.ByteSize(), self._worker.limits.max_message_bytes
         if not limit or size <= limit:
             await self._connection.write(response)

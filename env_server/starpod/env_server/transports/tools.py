@@ -1,4 +1,4 @@
-"""Turns as calls of tools, for protocols that have no other actions: MCP and the Open Reward Standard."""
+"""Turns as tool calls, for protocols that have no other actions: MCP and the Open Reward Standard."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ STEP = "step"
 
 
 def turn_tools(spec: pb.EnvironmentSpec, taken: Collection[str] = (STEP,)) -> Iterator[tuple[str, str, Schema]]:
-    """Name, description and JSON Schema of each: `step` for texts, then the environment's own.
+    """Yield name, description and JSON Schema of each tool: `step` for texts, then the environment's own tools.
 
-    taken: names that mean something else; an environment's own tool of such a name is left to `step`.
+    Args:
+        spec: the environment.
+        taken: names with another meaning. The environment's own tools of these names must be called through `step`.
     """
     space = spec.action_space
     if space.names or space.grammar or not space.tools:
@@ -35,14 +37,14 @@ def turn_tools(spec: pb.EnvironmentSpec, taken: Collection[str] = (STEP,)) -> It
 
 
 def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]) -> list[pb.Action]:
-    """The turn that a call of a tool means. Raises BAD_ARGUMENT: for `name` where it is no tool of the environment."""
+    """Return the turn that a tool call stands for. Raises BAD_ARGUMENT, about `name` if there is no such tool."""
     if tool == STEP:
         actions = arguments.get("actions")
         if not isinstance(actions, list) or not all(isinstance(each, str) for each in actions):
             raise bad_argument("actions", "is no list of texts")
         try:
             return [pb.Action(text=each) for each in actions]
-        except UnicodeEncodeError as error:  # JSON can spell it, and so can a model
+        except UnicodeEncodeError as error:  # JSON, and so a model, can spell it
             raise bad_argument("actions", "holds half of a surrogate pair") from error
     if tool in (each.name for each in spec.action_space.tools):
         return [pb.Action(tool_call=pb.ToolCall(name=tool, arguments_json=json.dumps(dict(arguments))))]
@@ -50,7 +52,7 @@ def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]
 
 
 def whole_number(name: str, value: object, end: int) -> int:
-    """Return the value of an argument that is a whole number from 0 to below `end`. Raises BAD_ARGUMENT."""
+    """Return an argument's value, which must be an integer from 0 to `end` - 1. Raises BAD_ARGUMENT."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
         raise bad_argument(name, f"is no whole number from 0 to {end - 1}")
     return value

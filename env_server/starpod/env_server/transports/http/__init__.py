@@ -1,1 +1,1 @@
-"""The contract as JSON over HTTP: the same calls, admission and limits as gRPC's, in the same event loop."""
+"""The contract as JSON over HTTP, with the same calls, admission and limits as gRPC, in the same event loop."""

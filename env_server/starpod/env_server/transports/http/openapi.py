@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of the routes, made from the proto's descriptors."""
+"""The OpenAPI 3.1 description of the routes, generated from the proto's descriptors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FIELD_OF_PATH = {
 
 @functools.cache
 def openapi() -> bytes:
-    """The description, as JSON."""
+    """Return the description as JSON."""
     schemas: dict[str, Schema] = {}
     for message in (status_pb2.Status, error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo):
         _reference(message.DESCRIPTOR, schemas)
@@ -96,12 +96,12 @@ def _operation(route: Route, schemas: dict[str, Schema]) -> Schema:
 
 
 def _reference(message: Descriptor, schemas: dict[str, Schema]) -> Schema:
-    """A reference to the schema of a message, which is added with those that it uses."""
+    """Return a reference to a message's schema, and add the schema and its dependencies to `schemas`."""
     if known := _WELL_KNOWN.get(message.full_name):
         return known
     name = message.full_name.removeprefix(f"{pb.DESCRIPTOR.package}.")
     if name not in schemas:
-        schemas[name] = {"type": "object"}  # a message may hold itself
+        schemas[name] = {"type": "object"}  # messages may be recursive
         schemas[name]["properties"] = {field.name: _of_field(field, schemas) for field in message.fields}
     return {"$ref": f"#/components/schemas/{name}"}
 

@@ -1,4 +1,4 @@
-"""The page for people at /docs: what is served, an episode with curl, and every path and message, without a script."""
+"""The page at /docs for human readers: environments, an episode with curl, paths and messages, without scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ summary { cursor: pointer; padding: 6px 0; } details { border-bottom: 1px solid 
 table { border-collapse: collapse; margin: 4px 0 12px 16px; } td { padding: 2px 16px 2px 0; vertical-align: top; }
 """
 _URL = "http://url-of-this-server.invalid"
-"""Stands in the page that is made once for the URL by which a caller knows the server."""
+"""Placeholder in the prepared page for the URL by which a caller reaches the server."""
 _EPISODE = """curl {url}/v1/environments/{id}
 curl {url}/v1/sessions:open -H 'content-type: application/json' -d '{{"environment_id": "{id}", "seed": 7}}'
 curl {url}/v1/sessions/SESSION:step -H 'content-type: application/json' \\
@@ -28,13 +28,13 @@ curl {url}/v1/sessions:close -H 'content-type: application/json' -d '{{"session_
 
 
 class Page:
-    """The page of a server, made once: strangers may ask for it as often as they like."""
+    """The /docs page of a server. It is prepared once, because anybody may request it often."""
 
     def __init__(self, environments: Sequence[type[Environment]]) -> None:
         self._pieces = [piece.encode() for piece in _write(environments).split(_URL)]
 
     def at(self, url: str) -> bytes:
-        """Return the page for a caller who knows the server by this URL."""
+        """Return the page for a caller that reaches the server by this URL."""
         return escape(url).encode().join(self._pieces)
 
 
@@ -88,7 +88,7 @@ def _fields(schema: dict[str, Any]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """A type in words, with a link to the message that it is."""
+    """Return a type in words, with a link if it is a message."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f'<a href="#{name}">{name}</a>'

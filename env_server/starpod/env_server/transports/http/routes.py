@@ -1,7 +1,7 @@
-"""The paths of the contract's methods, by the rules of google.api.http: custom verbs after a colon.
+"""Paths of the contract's methods, by the rules of google.api.http, with custom verbs after a colon.
 
-A call of one session is `POST /v1/sessions/{session_id}:step`, any other `POST /v1/sessions:open`, with the request's
-other fields in the body. Describe is `GET /v1/environments`, or `/v1/environments/{environment_id}`.
+A call on one session is `POST /v1/sessions/{session_id}:step`, any other is `POST /v1/sessions:open`. The body holds
+the request's other fields. Describe is `GET /v1/environments` or `/v1/environments/{environment_id}`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ _ENVIRONMENTS = "/v1/environments"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way to call a method.
-
-    path: with the name of the field that a part of it gives in braces. field: that field; empty if there is none.
-    """
+    """One HTTP method and path for a method of the contract."""
 
     method: MethodDescriptor
     verb: str
     path: str
+    """Path, with the name of the field it contains in braces."""
     field: str = ""
+    """Name of the field that the path contains; empty if there is none."""
 
     @property
     def name(self) -> str:
@@ -42,7 +41,7 @@ class Route:
 
 
 def routes() -> Iterator[Route]:
-    """All of them, in the order of the proto."""
+    """Yield all routes in the order of the proto."""
     for method in pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods:
         if method.name == "Describe":
             yield Route(method, "GET", _ENVIRONMENTS)
@@ -57,7 +56,7 @@ ROUTES = {route.path: route for route in routes()}
 
 
 def find(path: str) -> tuple[Route, str] | None:
-    """The route of a path as it came, percent signs and all, and the value of its field."""
+    """Return the route of a raw (percent-encoded) path and the value of its field, or None."""
     if route := ROUTES.get(path):
         return route, ""
     if path.startswith(f"{_ENVIRONMENTS}/"):

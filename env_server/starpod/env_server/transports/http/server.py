@@ -1,4 +1,4 @@
-"""A uvicorn server in the worker's event loop, with bounds on connections that uvicorn leaves open."""
+"""A uvicorn server in the worker's event loop, with limits on connections that uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from starpod.env_server.config import ServerConfig
 
 _HEADERS_BYTES = 65_536
-"""Of one request, beyond what came with its first byte."""
+"""Maximum bytes of one request's headers, not counting the packet in which they begin."""
 _STARTED_SECONDS = 0.01
 
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to whoever runs the event loop."""
+        """Leave signals to the owner of the event loop."""
         yield
 
 
 class _Protocol(HttpToolsProtocol):
-    """Closes connections beyond `max_connections`, and those whose headers are long, or not there after `seconds`.
+    """Connection that is closed if there are `max_connections` others, or its headers are long or late (`seconds`).
 
-    on_hang_up: called with the number of requests on a connection that its caller closed without their responses.
+    `on_hang_up` is called with the number of unanswered requests if the caller closes a connection.
     """
 
     max_connections: int
@@ -54,8 +54,8 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
-        # uvicorn tells this to the newest request alone. Others, which a caller sent before their responses came, would
-        # write to a closed connection, which is an error in uvloop.
+        # uvicorn informs only the newest request. Pipelined earlier ones would write to a closed connection, which is
+        # an error in uvloop.
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -87,7 +87,7 @@ class _Protocol(HttpToolsProtocol):
             self._unanswered.append(self.cycle)
 
     def _forget_answered(self) -> None:
-        """Drops the requests whose response is complete. Responses come in the order of their requests."""
+        """Drop the requests whose response is complete. Responses have the order of their requests."""
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
 
@@ -101,9 +101,9 @@ class _Protocol(HttpToolsProtocol):
 
 
 class HTTPServer:
-    """Serves an ASGI application on a port. Use as `await start()`, `await stop()`.
+    """Server of an ASGI application on a port. Use `await start()` and `await stop()`.
 
-    on_hang_up: called with the number of requests that were left when their caller closed the connection.
+    `on_hang_up` is called with the number of unanswered requests if a caller closes its connection.
     """
 
     def __init__(self, app: Any, config: ServerConfig, port: int, on_hang_up: Callable[[int], None]) -> None:
@@ -145,14 +145,14 @@ class HTTPServer:
             await asyncio.sleep(_STARTED_SECONDS)
 
     async def stop(self) -> None:
-        """Closes every connection, those with a call a second later."""
+        """Close idle connections at once, and others after a second."""
         self._server.should_exit = True
         if self._task:
             await self._task
 
 
 def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket for each address of the host, on the same port (0: any free one). Raises OSError."""
+    """Yield a listening socket for each address of the host, on the same port (0: any free port). Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, _, _, _, address in dict.fromkeys(found):
         listener = socket.create_server((address[0], port), family=family, backlog=1_024)

@@ -1,4 +1,4 @@
-"""The ASGI application of the contract: the same calls and admission as over gRPC, with JSON in and out."""
+"""The ASGI application of the contract, with the same calls and admission as gRPC, and JSON bodies."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
 
 class HTTPService:
-    """Serves the contract's methods, their health and the protocols that are carried beside them.
+    """ASGI application for the contract's methods, health, and the other protocols over HTTP.
 
-    hosts: names that a Host header may have, besides addresses.
+    `hosts` are the names that a Host header may have besides addresses.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HTTPService:
         await self._call(exchange, route.name, work)
 
     async def _answer_anyone(self, exchange: Exchange, scope: Scope) -> None:
-        """Answers a request that needs no token."""
+        """Answer a request that needs no token."""
         if exchange.path == HEALTH:
             await self._health(exchange, scope["query_string"])
         elif exchange.path == OPENAPI:
@@ -112,7 +112,7 @@ class HTTPService:
     async def _refuse(
         self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
     ) -> None:
-        """Refuses a request that anybody can make, within the bounds of those that need no token."""
+        """Refuse a request that anybody can send, within the limits on calls without a token."""
         try:
             async with self._open.take_turn(exchange.peer):
                 await exchange.fail(error, status, headers)
@@ -120,7 +120,7 @@ class HTTPService:
             await exchange.fail(beyond)
 
     async def _call(self, exchange: Exchange, name: str, work: Work) -> None:
-        """Do a call's work for its tenant, and answer with what it returns, if anything, or with its error."""
+        """Run a call for its tenant, and respond with its result, if any, or its error."""
         timing = begin(clock())
         status: HTTPStatus | None = None
         with self._service.tracer.span(name, exchange.metadata):
@@ -140,7 +140,7 @@ class HTTPService:
             if exchange.streaming:
                 await exchange.send_event(write_status(failure.status()), "error")
                 await exchange.end_events()
-            elif failure.reason == "UNAUTHENTICATED":  # as any request of a stranger
+            elif failure.reason == "UNAUTHENTICATED":  # as an anonymous request
                 await self._refuse(exchange, failure, status, timing.trailer())
             else:
                 await exchange.fail(failure, status, timing.trailer())
@@ -159,7 +159,7 @@ class HTTPService:
             return self._write(reply)
 
     async def _stream(self, exchange: Exchange, tenant: Tenant) -> None:
-        """A Stream of one message, whose replies come as events while they finish."""
+        """Serve a Stream of one message, and send its replies as events when they finish."""
         body = await self._receive(exchange, None, tenant)
         await self._worker.share.wait(tenant)
         with tenant.working:
@@ -184,7 +184,7 @@ class HTTPService:
 
     def _write(self, reply: Message) -> bytes:
         if isinstance(reply, pb.DescribeResponse):
-            # What holds over HTTP.
+            # Correct what differs over HTTP.
             reply.capabilities.stream = False
             reply.endpoints[:] = self._endpoints
         size, limit = reply.ByteSize(), self._worker.limits.max_message_bytes
@@ -193,7 +193,7 @@ class HTTPService:
         return write_json(reply)
 
     async def _health(self, exchange: Exchange, query: bytes) -> None:
-        """As grpc.health.v1: of a service, or of all."""
+        """Respond with the health of a service, or of all, like grpc.health.v1."""
         service = query.decode("latin-1").partition("service=")[2]
         if service not in ("", _SERVICE, *self._worker.registry.ids):
             await exchange.fail(CallError("UNKNOWN_ENVIRONMENT", f"this server has no service {service[:80]!r}"))
@@ -205,7 +205,7 @@ class HTTPService:
 
 
 class _Events:
-    """A Stream's connection: one message in, server-sent events out."""
+    """A Stream's connection over HTTP: one message in, server-sent events out."""
 
     def __init__(self, exchange: Exchange, request: bytes) -> None:
         self._exchange = exchange

@@ -1,1 +1,1 @@
-"""Environments as MCP servers: the action space as tools, beside reset, observe, fork and close."""
+"""Environments as MCP servers: the action space as tools, with the tools reset, observe, fork and close."""

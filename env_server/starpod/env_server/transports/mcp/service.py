@@ -1,7 +1,7 @@
-"""The MCP server of a worker: tool calls become calls of the contract, on a session for each name in the URL.
+"""The MCP server of a worker: tool calls become the contract's calls, with a session for each name in the URL.
 
-Programs may bring what no tool has an argument for: further fields of the request, as ProtoJSON in `_meta`. Then the
-reply is in the result's `_meta`.
+Programs may set further fields of the contract's request, which no tool argument covers, as ProtoJSON in `_meta`. The
+reply is then in the result's `_meta`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _CALLER = "starpod.caller"
 _MCP_SESSION = b"mcp-session-id"
 _TOOL_CALL, _INITIALIZE = b'"tools/call"', b'"initialize"'
 _REQUEST = "starpod.v1/request"
-"""Key of `_meta`: fields of the contract's request."""
+"""Key in `_meta` of further fields of the contract's request."""
 Fields = Mapping[str, Any]
 M = TypeVar("M", bound=Message)
 
 
 def _method(body: bytes) -> object:
-    """The method that a message names. None if the body is no message, of which the SDK tells the caller."""
+    """Return the method of a message, or None if the body is not a message, which the SDK reports to the caller."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):
@@ -61,18 +61,19 @@ def _method(body: bytes) -> object:
 
 @dataclass(eq=False)
 class _Played:
-    """The session behind a name, and what was last asked of it in which MCP session.
-
-    turn: one call at a time, in the order in which they come. forked: the Fork that made it, and its reply.
-    """
+    """The session of a name and its last result."""
 
     session_id: str = ""
     epoch: int = 0
     step_index: int = 0
     last: bytes = b""
+    """Digest of the last call, including its MCP session and request id."""
     result: CallToolResult | None = None
+    """Result of the last call."""
     forked: tuple[pb.ForkRequest, pb.ForkResponse] | None = None
+    """Fork that created the session, and its reply."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Admits one call at a time, in the order of arrival."""
 
     def stands_at(self, session: pb.Session) -> bool:
         return (self.session_id, self.epoch, self.step_index) == (session.session_id, session.epoch, session.step_index)
@@ -80,7 +81,7 @@ class _Played:
 
 @dataclass(frozen=True)
 class _Caller:
-    """A caller, the environment that it plays, and the name of its session. mcp_session: the id of MCP's, if any."""
+    """A caller, its environment and the name of its session. `mcp_session` is MCP's session id, if any."""
 
     tenant: Tenant
     environment: str
@@ -89,7 +90,7 @@ class _Caller:
 
 
 class MCPService:
-    """Serves MCP's streamable HTTP at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME. Use while `run` runs."""
+    """The service of MCP's streamable HTTP at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME, while `run` runs."""
 
     name = "MCP"
 
@@ -97,19 +98,19 @@ class MCPService:
         self._service = service
         self._worker = worker
         self._played: dict[tuple[str, str, str], _Played] = {}
-        # The SDK tells of each request of the older protocol as of a session that ends.
+        # The SDK logs each request of the older protocol as the end of a session.
         logging.getLogger("mcp.server.streamable_http").setLevel(logging.WARNING)
         server: Server[Any] = Server(
             "starpod", version=server_version(), on_list_tools=self._list_tools, on_call_tool=self._call_tool
         )
-        # Stateless: what the SDK would hold for a session of MCP is of no use to these tools, and would have to be
-        # bounded for each token beside the sessions of environments.
+        # Stateless, because these tools do not need the SDK's sessions, which would need a limit per token besides the
+        # limit on environments' sessions.
         self._manager = StreamableHTTPSessionManager(
             server, json_response=True, stateless=True, max_request_body_size=worker.limits.max_message_bytes
         )
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Serves until it is cancelled."""
+        """Serve until cancelled."""
         async with self._manager.run():
             ready.set()
             await asyncio.Event().wait()
@@ -121,15 +122,15 @@ class MCPService:
         return True
 
     def admit(self, exchange: Exchange) -> None:
-        """Refuses what is no request of MCP here, by its headers. Raises Refused."""
+        """Refuse a request that is not MCP's, by its headers. Raises Refused."""
         if exchange.verb != "POST":
             problem = f"is {exchange.verb[:20]}; there are no streams and sessions of MCP here to get or delete"
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, bad_argument("method", problem), (("allow", "POST"),))
 
     async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
-        """Answers a request whose body has been received. Raises OVERLOADED, UNKNOWN_ENVIRONMENT and BAD_ARGUMENT."""
+        """Answer a request whose body has been received. Raises OVERLOADED, UNKNOWN_ENVIRONMENT or BAD_ARGUMENT."""
         scope, send = exchange.scope, exchange.send
-        if _TOOL_CALL not in body:  # which count as the calls that they become
+        if _TOOL_CALL not in body:  # tool calls are counted as the contract's calls that they become
             self._worker.count_received(tenant, len(body))
             tenant.take_calls(1, len(body))
         if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
@@ -148,7 +149,7 @@ class MCPService:
         async def receive() -> dict[str, Any]:
             nonlocal sent
             if sent:
-                await asyncio.Event().wait()  # until it is cancelled: the caller is not watched
+                await asyncio.Event().wait()  # until cancelled: the connection is not watched
             sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -157,7 +158,8 @@ class MCPService:
                 message["headers"] = [*message["headers"], (_MCP_SESSION, uuid.uuid4().hex.encode())]
             await send(message)
 
-        # A client of the older protocol gets an id as it begins, and sends it with all else: its name, without a NAME.
+        # A client of the older protocol gets a session id at the start and sends it with later requests. The id serves
+        # as the session's name if the URL has no NAME.
         beginning = not mcp_session and _INITIALIZE in body and _method(body) == "initialize"
         await self._manager.handle_request(scope, receive, send_named if beginning else send)
 
@@ -170,7 +172,7 @@ class MCPService:
     async def _call_tool(self, context: Any, params: CallToolRequestParams) -> CallToolResult:
         caller: _Caller = context.request.scope[_CALLER]
         work = asyncio.get_running_loop().create_task(self._play(caller, context.request_id, params))
-        self._worker.keep(work)  # who gives up cancels its wait, not the work
+        self._worker.keep(work)  # a caller that gives up cancels its wait, not the work
         return await asyncio.shield(work)
 
     async def _play(self, caller: _Caller, request_id: Any, params: CallToolRequestParams) -> CallToolResult:
@@ -201,7 +203,7 @@ class MCPService:
     async def _call(
         self, caller: _Caller, played: _Played, tool: str, arguments: Fields, more: Fields
     ) -> tuple[Message, CallToolResult]:
-        """The reply of the contract, and the result that shows it. more: fields of the request beside the arguments."""
+        """Return the contract's reply and the result that shows it. `more` holds further fields of the request."""
         match tool:
             case "reset":
                 return await self._reset(caller, played, arguments, more)
@@ -226,7 +228,7 @@ class MCPService:
         return reply, result_of(reply.transition.observation, facts, reply.transition)
 
     def _read(self, kind: type[M], played: _Played, fields: Fields) -> M:
-        """A request about the session. Raises BAD_ARGUMENT."""
+        """Return a request on the session. Raises BAD_ARGUMENT."""
         return read_json(kind, json.dumps({**fields, "session_id": played.session_id}).encode(), self._worker.limits)
 
     async def _reset(
@@ -267,7 +269,7 @@ class MCPService:
         place = {"epoch": played.epoch, "step_index": played.step_index}
         fork = _expect_one(self._read(pb.ForkRequest, played, {**place, **more}))
         if copy is played or await self._alive(caller, copy):
-            # Asked again, such as after a lost reply, while nobody has played the copy: it is what was asked for.
+            # A repeated Fork, for example after a lost reply, returns the existing copy while nobody has played it.
             if copy.forked is None or copy.forked[0] != fork or not copy.stands_at(copy.forked[1].sessions[0]):
                 raise bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
             reply = copy.forked[1]
@@ -286,7 +288,7 @@ class MCPService:
         )
 
     async def _ask(self, caller: _Caller, request: Message) -> Any:
-        """The reply to a call of the contract, by the same way as over gRPC."""
+        """Return the reply to a call of the contract, which takes the same path as over gRPC."""
         if getattr(request, "session_id", "-") == "":
             raise CallError("UNKNOWN_SESSION", "no episode has begun: call reset")
 
@@ -305,7 +307,7 @@ class MCPService:
         return played
 
     def _forget(self) -> None:
-        """Forgets names whose session is gone: there are no more names than sessions."""
+        """Forget names whose session has ended. There are no more names than sessions."""
         alive = {session_id for table in self._service.tables.values() for session_id in table}
         self._played = {
             key: played for key, played in self._played.items() if played.session_id in alive or played.turn.locked()
@@ -319,7 +321,7 @@ class MCPService:
 
 
 def _expect_one(request: Any) -> Any:
-    """The Open or Fork. Raises BAD_ARGUMENT where it makes several sessions."""
+    """Return the Open or Fork. Raises BAD_ARGUMENT if it creates several sessions."""
     if request.count > 1:
         raise bad_argument("count", f"is {request.count}; a name is that of one session")
     return request

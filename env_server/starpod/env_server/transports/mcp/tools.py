@@ -1,4 +1,4 @@
-"""The tools of an environment and the results of calling them, in MCP's words."""
+"""The tools of an environment, and the results of calling them, in MCP's types."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ OWN = (_RESET, turns.STEP, _OBSERVE, _FORK, _CLOSE)
 
 
 def list_tools(spec: pb.EnvironmentSpec) -> list[Tool]:
-    """The tools of an environment. An environment's own tool of a name that is taken is left to `step`."""
+    """Return an environment's tools. Its own tool whose name is reserved must be called through `step`."""
     options = json.loads(spec.options_schema_json or "{}")
-    definitions = options.pop("$defs", {})  # to which options refer from the schema's root
+    definitions = options.pop("$defs", {})  # options refer to them from the schema's root
     pictures = "png" in spec.render_modes
     beginning: Schema = {
         "seed": {"type": "integer", "minimum": 0, "description": "Fixes the start."},
@@ -55,9 +55,9 @@ def list_tools(spec: pb.EnvironmentSpec) -> list[Tool]:
 def result_of(
     observation: pb.Observation | None, facts: dict[str, Any], message: Message | None = None, text: str = ""
 ) -> CallToolResult:
-    """The result of a call: the observation's parts as content, all else as a line of JSON and as structured content.
+    """Return a call's result: observation parts as content, facts as a line of JSON and as structured content.
 
-    message: a Transition, whose fields but the observation are facts, too.
+    If `message` is a Transition, its fields other than the observation are added to the facts.
     """
     if message is not None:
         facts = {**json.loads(write_json(message)), **facts}
@@ -70,7 +70,7 @@ def result_of(
 
 
 def meta_of(reply: Message) -> dict[str, Any]:
-    """A reply of the contract as a result's `_meta`."""
+    """Return a reply of the contract as a result's `_meta`."""
     return {_REPLY: json.loads(write_json(reply))}
 
 
@@ -81,7 +81,7 @@ def picture_of(reply: pb.RenderResponse) -> CallToolResult:
 
 
 def failure_of(error: CallError) -> CallToolResult:
-    """An error with the contract's details."""
+    """Return an error with the contract's details as a result."""
     status = json.loads(write_json(error.status()))
     return CallToolResult(content=[TextContent(text=str(error))], structured_content=status, is_error=True)
 
