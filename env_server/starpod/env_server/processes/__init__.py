@@ -1,1 +1,1 @@
-"""Where episodes run: threads, processes of their own, and the workers of a server."""
+"""Places where episodes run: threads, separate processes, and the workers of a server."""

@@ -1,8 +1,8 @@
-"""Runs code that nobody trusts, such as a model's, in a process of its own that gave up all rights before.
+"""Run untrusted code, such as a model's, in a process that has given up all rights before.
 
-The process is forked from the server's fork server, loads a runner (a Python file that is trusted), confines itself as
-sandbox.py says, without any file or network, and hands the runner what it is to work on. What it sends back is bytes
-that may be anything: whoever reads them must not believe them. So the answers that a test expects stay outside.
+The process is forked from the server's fork server, loads a runner (a trusted Python file), and confines itself with
+sandbox.py, without any file or network. Then it passes the work to the runner. Its reply may be any bytes, and must not
+be trusted. Expected answers of tests therefore have to stay outside the process.
 """
 
 from __future__ import annotations
@@ -22,36 +22,44 @@ from starpod.env_server.processes.forking import fork_context, leave_fork_server
 from starpod.env_server.sandbox.sandbox import Sandbox, close_inherited, confine, end_with_parent
 
 _NEEDED = frozenset({"memory", "CPU time", "files", "network", "processes"})
-"""What must hold, or nothing is run."""
+"""Limits without which nothing is run."""
 _WAITING = 10.0
-"""Seconds on the clock for each second of computing: a machine may be busy, and a program may sleep."""
+"""Wall-clock seconds per CPU second, because the machine may be busy and a program may sleep."""
 _ENDING = 1.0
-"""Seconds in which a process that closed its end of the pipe has to end."""
+"""Seconds that a process has to exit after it closed its end of the pipe."""
 _UNCONFINED, _FINISHED = 97, 0
 
 
 class Confined(NamedTuple):
-    """What came of a run.
-
-    reply: what the process sent, whoever wrote it. ended: `finished`, `time`, or `died` for every other end.
-    """
+    """The result of a run."""
 
     reply: bytes
+    """Bytes that the process sent. Untrusted code may have written them."""
     ended: str
+    """`finished`, `time` if it ran out of time, or `died` for any other end."""
 
 
 class Unconfined(RuntimeError):
-    """This system cannot confine a process: nothing was run."""
+    """This system cannot confine a process, so nothing was run."""
 
 
 def run_confined(
     runner: str, work: bytes, *, cpu_seconds: float = 2.0, memory_bytes: int = 256 * 2**20, most_reply: int = 2**20
 ) -> Confined:
-    """Runs `main(work, reply)` of a Python file, where `reply(data)` sends the bytes back and ends the process.
+    """Run `main(work, reply)` of a Python file, in which `reply(data)` sends the bytes back and ends the process.
 
-    Blocks: call it on a thread. The runner imports all that it needs when it is loaded: no file can be read later.
-    cpu_seconds: of computing; ten times as long on the clock. memory_bytes: address space beyond what starting takes.
-    most_reply: bytes of the reply that are read. Raises Unconfined where the system cannot confine it.
+    It blocks, so call it on a thread. The runner must import everything when it is loaded, because it can read no file
+    later.
+
+    Args:
+        runner: path of the Python file.
+        work: bytes for `main`.
+        cpu_seconds: CPU time; ten times as long on the wall clock.
+        memory_bytes: address space in addition to what starting takes.
+        most_reply: maximum number of bytes of the reply that are read.
+
+    Raises:
+        Unconfined: the system cannot confine the process.
     """
     context = fork_context()
     reader, writer = context.Pipe(duplex=False)
@@ -72,14 +80,14 @@ def run_confined(
             process.join(10)
     if process.exitcode == _UNCONFINED:
         raise Unconfined(f"code that nobody trusts cannot be confined here: {(reply or b'').decode(errors='replace')}")
-    # The kernel kills what has used up its time, and nobody else does so then.
+    # After `cpu_seconds`, only the kernel sends SIGKILL, because the CPU time is used up.
     if reply is None or not ended or (process.exitcode == -signal.SIGKILL and time.monotonic() - began >= cpu_seconds):
         return Confined(b"", "time")
     return Confined(reply, "finished" if process.exitcode == _FINISHED else "died")
 
 
 def _read(reader: Connection, deadline: float, most: int) -> bytes | None:
-    """What comes until the other end is closed, or until it is too much; None if the deadline passes before."""
+    """Read until the other end is closed or `most` bytes have come. Returns None if the deadline passes first."""
     data = b""
     while len(data) < most:
         ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
@@ -96,7 +104,7 @@ def _read(reader: Connection, deadline: float, most: int) -> bytes | None:
 
 
 def _child_main(writer: Connection, runner: str, work: bytes, sandbox: Sandbox) -> None:
-    """Loads the runner, gives up all rights, and lets it work."""
+    """Load the runner, give up all rights, and call the runner's `main`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_fork_server()
     end_with_parent()

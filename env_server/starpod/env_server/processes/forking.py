@@ -1,4 +1,4 @@
-"""The fork server from which processes of environments and of untrusted code start.
+"""The fork server that starts processes of environments and of untrusted code.
 
 It imports once what every child needs, so that a child starts in milliseconds.
 """
@@ -13,23 +13,23 @@ from multiprocessing.context import ForkServerContext
 from starpod.env_server.temporary import own_folder
 
 _preloaded = ["starpod.env_server.processes.process_host", "decimal", "heapq", "statistics", "string", "typing"]
-"""Modules that the fork server imports, until its first child; the latter ones for untrusted programs."""
+"""Modules that the fork server imports before its first child. The last five are for untrusted programs."""
 
 _OURS = "starpod"
-"""Value of PYTHONSAFEPATH that we set, as opposed to the user. Python heeds any value."""
+"""Value of PYTHONSAFEPATH that shows that we set it, not the user. Any value works for Python."""
 
 
 def fork_context() -> ForkServerContext:
-    """The context that makes processes of the fork server, which the first one starts."""
-    # Environments iterate over sets of text, and the same seed must give the same episode in every process.
+    """Return the multiprocessing context whose processes come from the fork server, and start the server if needed."""
+    # Environments iterate over sets of text, and a seed must give the same episode in every process.
     os.environ.setdefault("PYTHONHASHSEED", "0")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_preloaded)
-    # Else the sockets of a killed server stay in a folder of multiprocessing's, which nobody can tell from others'.
+    # Otherwise the sockets of a killed server stay in a folder of multiprocessing, which is not recognizable as ours.
     config = process.current_process()._config  # type: ignore[attr-defined]
     if "tempdir" not in config:
         config["tempdir"] = str(own_folder())
-    # Without this a queue.py in the working folder would be imported instead of the standard library's.
+    # Without this, a queue.py in the working folder would replace the standard library's module.
     os.environ.setdefault("PYTHONSAFEPATH", _OURS)
     try:
         forkserver.ensure_running()
@@ -39,12 +39,12 @@ def fork_context() -> ForkServerContext:
 
 
 def preload(*modules: str) -> None:
-    """Have the fork server import these modules, too, so that its children need not. Too late for one that runs."""
+    """Let the fork server import these modules, too, so that children need not. No effect once the server runs."""
     _preloaded.extend(name for name in modules if name not in _preloaded)
 
 
 def warm_up() -> None:
-    """Starts the fork server and waits until it has imported what is preloaded, so that no session waits for that."""
+    """Start the fork server and wait for its imports, so that no session has to wait for them."""
     first = fork_context().Process(target=_nothing, daemon=True)
     first.start()
     first.join()
@@ -55,12 +55,12 @@ def _nothing() -> None:
 
 
 def leave_fork_server() -> None:
-    """Lets this child end with the server: the fork server ends with it, unless a child keeps its pipe open."""
+    """Let this child end with the server. The fork server does not exit while a child keeps its pipe open."""
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     _forget_safe_path()
 
 
 def _forget_safe_path() -> None:
-    """Remove the variable that only the fork server needs: a program of an environment imports from its own folder."""
+    """Remove the variable, which only the fork server needs. Programs of environments import from their own folder."""
     if os.environ.get("PYTHONSAFEPATH") == _OURS:
         del os.environ["PYTHONSAFEPATH"]

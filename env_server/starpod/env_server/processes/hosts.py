@@ -1,4 +1,4 @@
-"""Where an episode runs: in the event loop, on a thread, or in a process of its own. One Host per session."""
+"""Places where an episode runs: the event loop, a thread or a separate process. Each session has one Host."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ R = TypeVar("R")
 _COMPUTING_THREADS = 2
 _PICTURE = Want(image=True)
 _REHEARSED = 16
-"""Actions that a restored state must bear."""
+"""Number of actions tried on a restored state."""
 
 
 class HostDied(Exception):
-    """What ran the episode, a process or a thread, is gone; the text says how it went."""
+    """The process or thread that ran the episode is gone. The text says why."""
 
 
 class StateTooLarge(Exception):
-    """A state that cannot be handed out; the text says how large it is, and what may be."""
+    """A state that is too large to send. The text gives its size and the maximum."""
 
 
 class EnvironmentBug(Exception):
-    """The environment's own code raised. `intact` tells whether the session can go on."""
+    """The environment's code raised an exception. `intact` says whether the session can continue."""
 
     def __init__(self, exception: str, message: str, *, intact: bool) -> None:
         super().__init__(f"{exception}: {message}")
@@ -58,12 +58,12 @@ class EnvironmentBug(Exception):
 
     @classmethod
     def of_copy(cls, death: HostDied) -> EnvironmentBug:
-        """The process of a copy died in a fork: the original goes on, and must not be taken for lost."""
+        """Return the bug for a copy whose process died in a fork. The original continues and is not lost."""
         return cls(type(death).__name__, f"the copy's process {death}", intact=True)
 
 
 class ResetPlan(NamedTuple):
-    """Everything that decides a new episode; and pictures that were drawn already, if it is one of a group."""
+    """Everything that determines a new episode, and pictures already drawn for its group."""
 
     options: EnvironmentOptions
     limits: Limits
@@ -74,25 +74,23 @@ class ResetPlan(NamedTuple):
 
 
 class Started(NamedTuple):
-    """What a new episode begins with: its first observation, and the instructions with the options in force."""
+    """The beginning of a new episode: its first observation, and instructions for its options."""
 
     observation: pb.Observation
     instructions: str
 
 
 class Pools(NamedTuple):
-    """The threads that environments run on.
-
-    waiting: for what waits or releases the interpreter. computing: for what does neither, which are few threads: each
-    that computes keeps the event loop from the interpreter for a while.
-    """
+    """The threads on which environments run."""
 
     waiting: ThreadPool
+    """Threads for work that waits or releases the interpreter lock."""
     computing: ThreadPool
+    """Two threads for other work, which keeps the interpreter lock from the event loop for a while."""
 
     @classmethod
     def of(cls, threads: int, seconds: float) -> Pools:
-        """`seconds`: how long one call may take."""
+        """Create the pools. A call may take `seconds`."""
         return cls(
             ThreadPool(threads, seconds, "environment"),
             ThreadPool(_COMPUTING_THREADS, seconds, "computing"),
@@ -104,10 +102,10 @@ class Pools(NamedTuple):
 
 
 class Host(Protocol):
-    """Runs one episode. Calls come one at a time. Any of them may raise HostDied or EnvironmentBug."""
+    """Runner of one episode. Calls come one at a time, and any of them may raise HostDied or EnvironmentBug."""
 
     episode: Episode | None
-    """The episode, where it may be stepped in the event loop; else None."""
+    """The episode if it may be stepped in the event loop, else None."""
 
     async def reset(self, plan: ResetPlan) -> Started: ...
     async def turn(self, actions: list[Action], want: Want) -> Transition | pb.Transition: ...
@@ -123,9 +121,9 @@ class Host(Protocol):
 def start_episode(
     environment: type[Environment], plan: ResetPlan, journal: Journal | None = None
 ) -> tuple[Episode, Started]:
-    """A new episode of the class, as planned. A fresh instance each time: nothing of an old episode can linger.
+    """Start a new episode in a fresh instance, so that no state of an old episode remains.
 
-    journal: for an environment with `effects`.
+    `journal` records the effects of an environment with `effects`.
     """
     instance = environment()
     instance.options = plan.options
@@ -137,7 +135,7 @@ def start_episode(
 
 
 def instructions_of(episode: Episode) -> str:
-    """Raises TypeError or UnicodeEncodeError if they are no text that can travel."""
+    """Return the instructions. Raises TypeError or UnicodeEncodeError if they are not text that can be sent."""
     instructions = episode.environment.instructions()
     if not isinstance(instructions, str):
         raise TypeError(f"instructions() returned a {type(instructions).__name__}, not a str")
@@ -146,7 +144,7 @@ def instructions_of(episode: Episode) -> str:
 
 
 def expect_playable(episode: Episode) -> None:
-    """Raise StateError for a state on which its environment fails, where a new episode does not."""
+    """Raise StateError if the environment fails on the state but not on a new episode."""
     try:
         _rehearse(episode)
     except (Busy, Unavailable):
@@ -157,15 +155,15 @@ def expect_playable(episode: Episode) -> None:
             _rehearse(
                 start_episode(environment, ResetPlan(episode.environment.options, episode.limits, 0, 0, Want()))[0]
             )
-        except (Exception, SystemExit):  # a bug of its own: the step that meets it tells
+        except (Exception, SystemExit):  # a bug of the environment, which the step that meets it will report
             return
         raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
 
 
 def _rehearse(episode: Episode) -> None:
-    """Do on a copy what may be asked of an episode next: valid actions in turn, named ones first, and pictures in text.
+    """Try on a copy what may be called next: text rendering, and valid actions in turn, beginning with named ones.
 
-    Nothing that searches, as experts and scores do: in a forged state a search may have no end.
+    Experts and scores are not tried, because they may search, and a search in a forged state may not end.
     """
     copy = episode.fork(None)
     environment = copy.environment
@@ -180,9 +178,9 @@ def _rehearse(episode: Episode) -> None:
 
 
 class LocalHost:
-    """Classes `inline` and `thread`: the episode lives in this process.
+    """Host for classes `inline` and `thread`: the episode is in this process.
 
-    Turns of class `thread` run on threads, and so does what the environment calls slow, and all that draws a picture.
+    Turns of class `thread` run on threads, and so do slow resets and drawing.
     """
 
     __slots__ = ("_environment", "_episode", "_journal", "_pools", "_threaded", "_want", "episode")
@@ -204,8 +202,8 @@ class LocalHost:
         self._take(episode, want)
 
     async def reset(self, plan: ResetPlan) -> Started:
-        # A new episode, swapped in only when it has started and can be told: a reset that raises leaves the old one as
-        # it was.
+        # Swap in the new episode only after it has started and its observation is converted. If reset raises, the old
+        # one stays unchanged.
         work = functools.partial(start_episode, self._environment, plan, self._journal)
         pool = self._drawing_pool(plan.want) or (self._pools.computing if self._environment.spec.slow_reset else None)
         episode, started = await self._run(work, intact=True, pool=pool)
@@ -242,11 +240,11 @@ class LocalHost:
         return await self._run(self._live().save, intact=True)
 
     async def load(self, data: bytes, *, rehearse: bool = False) -> None:
-        """Take over a saved episode. Raises StateError if it is not one.
+        """Load a saved episode. Raises StateError if it is not one.
 
         Args:
-            data: What `save` returned.
-            rehearse: Whether anybody may have written it: the environment then tries it, which costs milliseconds.
+            data: what `save` returned.
+            rehearse: whether anybody may have written it. The environment then tries it, which costs milliseconds.
         """
 
         def work() -> Episode:
@@ -271,20 +269,21 @@ class LocalHost:
         return self._episode
 
     def _take(self, episode: Episode | None, want: Want) -> None:
-        """Goes on with another episode; it may be stepped in the event loop only if nothing in a step is slow."""
+        """Continue with another episode. It may be stepped in the event loop only if no part of a step is slow."""
         self._want = want
         self._episode = episode
         self.episode = None if self._threaded or want.image else episode
 
     def _drawing_pool(self, want: Want) -> ThreadPool | None:
-        """Where that is drawn which is wanted; None where nothing is."""
+        """Return the pool that draws the wanted picture, or None if none is wanted."""
         if not want.image:
             return None
         return self._pools.waiting if self._environment.spec.slow_render else self._pools.computing
 
     async def _run(self, function: Callable[[], R], *, intact: bool, pool: ThreadPool | None = None) -> R:
         def work() -> R:
-            # Here, not around `await`: a StopIteration cannot leave a thread, and SystemExit would end the server.
+            # Catch exceptions here, not around `await`: StopIteration cannot leave a thread, and SystemExit would end
+            # the server.
             try:
                 return function()
             except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):

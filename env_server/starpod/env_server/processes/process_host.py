@@ -1,7 +1,7 @@
-"""Class `process`: an episode in a process of its own, so that a crash, a leak or a hang costs one session alone.
+"""Class `process`: an episode in a separate process, so that a crash, leak or hang costs only one session.
 
-Parent and child exchange frames over a socket pair. Never pickle: the parent must be able to read what comes, whatever
-the child has become. Before it plays, the child gives up what sandbox.py says.
+Parent and child exchange frames over a socket pair. They do not use pickle, because the child may have been
+compromised. Before the episode starts, the child gives up the rights listed in sandbox.py.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _BUFFER_BYTES = 2**20
-"""Of what a child sends beyond what was asked; the rest waits in its own socket."""
+"""Bytes that are buffered here if a child sends more than was requested. The rest waits in its socket."""
 
 _LONGEST_WAIT = 86_400.0
 _LATE = 0.1
-"""Seconds by which a timer of a process that does not stand still is not late."""
+"""Maximum delay in seconds of a timer in a process that is not stalled."""
 M = TypeVar("M", pb.ResetResponse, pb.Observation, pb.Transition)
 
 
 class ProcessHost:
-    """Runs one episode in a child process.
+    """Host that runs one episode in a child process.
 
-    `alive` counts the hosts that are not closed: from when one is made, so that opens under way cannot together exceed
-    the limit of processes.
+    `alive` counts the hosts that are not closed, from their creation, so that concurrent opens cannot exceed the limit
+    on processes together.
     """
 
     episode: Episode | None = None
     alive = 0
     confinements: ClassVar[dict[type[Environment], Report]] = {}
-    """What held for the latest process of each environment."""
+    """Confinement of the latest process of each environment."""
 
     def __init__(self, environment: type[Environment], sandbox: Sandbox) -> None:
         self._environment = environment
@@ -88,7 +88,8 @@ class ProcessHost:
 
     async def reset(self, plan: ResetPlan) -> Started:
         limits = plan.limits
-        options = plan.options.model_dump(mode="json", exclude_unset=True)  # as in a snapshot: what was given
+        # only options that were given, as in a snapshot
+        options = plan.options.model_dump(mode="json", exclude_unset=True)
         arguments = [options, [limits.max_turns, limits.max_actions_per_turn, limits.max_actions]]
         data = await self._call("reset", *arguments, plan.seed, plan.dynamics_seed, _want_flags(plan.want))
         started = self._message(pb.ResetResponse, data)
@@ -115,14 +116,14 @@ class ProcessHost:
         return str(await self._call("instructions"))
 
     async def save(self) -> bytes:
-        """The whole episode as bytes. Raises StateTooLarge."""
+        """Return the whole episode as bytes. Raises StateTooLarge."""
         data = await self._call("save")
         if not isinstance(data, bytes):
             raise self._distrust("no bytes for a state")
         return data
 
     async def load(self, data: bytes, *, rehearse: bool = False) -> None:
-        """Take over a saved episode. Raises StateError if it is not one. What it breaks is its own process."""
+        """Load a saved episode. Raises StateError if it is not one. A forged state can only break its own process."""
         await self._call("load", data)
 
     async def fork(self, dynamics_seed: int | None) -> ProcessHost:
@@ -153,7 +154,7 @@ class ProcessHost:
             threading.Thread(target=_reap, args=(process,), daemon=True).start()
 
     async def try_out(self) -> None:
-        """Starts a process and ends it. Raises HostDied if it cannot be had."""
+        """Start a process and end it. Raises HostDied if it does not start."""
         try:
             await self._start()
         finally:
@@ -170,21 +171,21 @@ class ProcessHost:
             raise self._distrust(f"a {what} of {wrong[0]}")
 
     def _distrust(self, sent: str) -> HostDied:
-        """For an answer that no environment gives: the process is not what it was."""
+        """Kill the process and return HostDied, because it sent a reply that no environment sends."""
         self.close()
         return HostDied(f"sent {sent}, so it was killed")
 
     async def _call(self, verb: str, *arguments: Any) -> Any:
         if self._process is None:
             await self._start()
-        # A task of its own under `wait`: the caller's coroutine may have been begun outside of any task.
+        # A separate task, because the caller's coroutine may have been started outside of any task.
         exchange = asyncio.create_task(self._exchange(frame(encode([verb, *arguments]))))
         late = True
         with environment_works():
             while late and not exchange.done():
                 due = time.monotonic() + self._timeout
                 await asyncio.wait({exchange}, timeout=self._timeout)
-                # This process stood still: its child may have done so too, and has its time from now on.
+                # If this process was stalled, its child may have been, too, and gets the full time again.
                 late = time.monotonic() - due > _LATE
         if not exchange.done():
             exchange.cancel()
@@ -239,7 +240,7 @@ class ProcessHost:
             self._note(Report(**json.loads(text)))
 
     def _note(self, report: Report) -> None:
-        """Keeps what holds for an environment's processes, and logs it when it changes."""
+        """Store the confinement of an environment's processes, and log it if it changed."""
         if self.confinements.get(self._environment) != report:
             self.confinements[self._environment] = report
             level = logging.WARNING if report.missing else logging.INFO
@@ -281,7 +282,7 @@ def _want_flags(want: Want) -> list[bool]:
 
 
 def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbox) -> None:
-    """Serves one episode until the parent hangs up."""
+    """Serve one episode until the parent closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sandbox.mode == "off":
         os.dup2(2, 1)  # standard output belongs to the server
@@ -315,12 +316,12 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
         except Exception as error:
             reply = pack_error("bug", str(error), type(error).__name__)
         _send(stream, reply)
-    # No clean-up of whatever the environment has become: the process ends here.
+    # Skip all clean-up, because the environment may be in any state.
     os._exit(0)
 
 
 def _confine(sandbox: Sandbox, environment: type[Environment]) -> bytes:
-    """The greeting, when everything is given up that can be."""
+    """Give up all rights that can be given up, and return the greeting."""
     if sandbox.mode == "off":
         return pack_result("off")
     module_file = getattr(sys.modules[environment.__module__], "__file__", None)
@@ -338,7 +339,7 @@ def _send(stream: Any, reply: bytes) -> None:
 def _answer(
     environment: type[Environment], episode: Episode | None, verb: str, arguments: list[Any]
 ) -> tuple[Episode | None, Any]:
-    """The episode after the call, and the call's result."""
+    """Return the episode after the call, and the call's result."""
     match verb, arguments:
         case "reset", [options, limits, seed, dynamics_seed, want]:
             wanted = Want(*want)

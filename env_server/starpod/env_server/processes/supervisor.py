@@ -1,4 +1,4 @@
-"""`--workers N`: one process per port; a crashed one is started again on its port, and the others never notice."""
+"""`--workers N`: one process per port. A crashed worker is restarted on its port without affecting the others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from queue import Empty, SimpleQueue
 logger = logging.getLogger(__name__)
 
 _RESTART_SECONDS = (0.1, 5.0)
-"""First and longest pause before a crashed worker is started again; a worker that lived for a minute starts anew."""
+"""First and longest pause before a crashed worker is restarted. It is reset after a worker has run for a minute."""
 _MERCY_SECONDS = 10.0
-"""How much longer than it should a worker may take to end."""
+"""Seconds after which a worker that should have ended is killed."""
 _OVERRIDDEN = ("--port", "--workers", "--metrics-port", "--health-port", "--http", "--endpoints", "--http-endpoints")
 
 
@@ -34,7 +34,7 @@ class _Worker:
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def wait_until_ready(self) -> str:
-        """The worker's one line; empty if it ended instead."""
+        """Return the worker's ready line, or an empty string if it ended instead."""
         assert self.process is not None and self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -50,9 +50,9 @@ def supervise(
     http_port: int | None,
     drain_seconds: float,
 ) -> int:
-    """Runs the workers until a signal; returns the exit status.
+    """Run the workers until a signal arrives, and return the exit status.
 
-    arguments: the command line after the program's name, which the workers get too, each with its own port.
+    `arguments` is the command line after the program's name. Each worker gets it with its own port.
     """
     with contextlib.ExitStack() as stack:
         ports = stack.enter_context(_ports(host, port, workers))
@@ -77,14 +77,14 @@ def supervise(
 
 
 def _run(group: Sequence[_Worker], title: str, drain_seconds: float) -> int:
-    """Runs the workers until a signal; returns the exit status."""
-    signals: SimpleQueue[int] = SimpleQueue()  # which a signal handler may fill, unlike what waits on a lock
+    """Run the workers until a signal arrives, and return the exit status."""
+    signals: SimpleQueue[int] = SimpleQueue()  # a signal handler may fill it, unlike queues with a lock
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda number, _: signals.put(number))
     first: int = signal.SIGTERM
     try:
         line = ""
-        # The first alone: what is wrong for all is then said once, and what is built on first use is built once.
+        # Start the first worker alone, so that a common error is reported once, and caches are built once.
         for workers_now in (group[:1], group[1:]):
             for worker in workers_now:
                 worker.start()
@@ -101,14 +101,14 @@ def _run(group: Sequence[_Worker], title: str, drain_seconds: float) -> int:
 
 
 def _next(signals: SimpleQueue[int], seconds: float) -> int | None:
-    """The next signal, if there is one within so many seconds."""
+    """Return the next signal, or None if none arrives within `seconds`."""
     with contextlib.suppress(Empty):
         return signals.get(timeout=seconds)
     return None
 
 
 def _watch(group: Sequence[_Worker], signals: SimpleQueue[int]) -> int:
-    """Starts again what crashes until there is a signal; returns it."""
+    """Restart crashed workers until a signal arrives, and return the signal."""
     while (number := _next(signals, 0.05)) is None:
         for worker in group:
             assert worker.process is not None
@@ -130,19 +130,19 @@ def _watch(group: Sequence[_Worker], signals: SimpleQueue[int]) -> int:
 
 
 def _end(group: Sequence[_Worker], first: int, signals: SimpleQueue[int], drain_seconds: float) -> None:
-    """Passes the first signal on, and those that follow: SIGTERM drains the workers, any other ends them at once."""
+    """Pass on the first signal and later ones. SIGTERM drains the workers, any other signal ends them at once."""
     running = [worker.process for worker in group if worker.process is not None]
     deadline = _pass_on(first, running, drain_seconds)
     while any(process.poll() is None for process in running) and time.monotonic() < deadline:
         if _next(signals, 0.05) is not None:
-            # Not once more the same: a second SIGTERM is lost on a worker that has not looked at the first.
+            # Send SIGINT, because a second SIGTERM is lost if a worker has not handled the first.
             deadline = _pass_on(signal.SIGINT, running, 0.0)
     for process in running:
         process.kill()
 
 
 def _pass_on(number: int, processes: Sequence[subprocess.Popen[str]], seconds: float) -> float:
-    """Sends a signal to all; returns when those are to be killed that needed longer than so many seconds."""
+    """Send a signal to all workers, and return the time at which the remaining ones are to be killed."""
     for process in processes:
         process.send_signal(number)
     return time.monotonic() + seconds + _MERCY_SECONDS
@@ -150,12 +150,15 @@ def _pass_on(number: int, processes: Sequence[subprocess.Popen[str]], seconds: f
 
 @contextlib.contextmanager
 def _ports(host: str, port: int, workers: int) -> Iterator[list[int]]:
-    """Consecutive ports from `port` on; without one, from a free one on, and then nobody else is given them while the
-    workers are down: a socket that does not listen holds each, and as it may be reused, gRPC can listen on its port."""
+    """Yield consecutive ports, beginning with `port` or, if it is 0, with a free one.
+
+    Free ports stay reserved while workers are down: a socket that does not listen holds each of them, and because it
+    allows reuse, gRPC can listen on the port.
+    """
     if port:
         yield list(range(port, port + workers))
         return
-    # Consecutive, so that whoever starts a supervisor again at its first port has all of them again.
+    # Consecutive ports let a restarted supervisor get all of them again from its first port.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for tries_left in reversed(range(100)):
         first = 0
@@ -175,7 +178,7 @@ def _ports(host: str, port: int, workers: int) -> Iterator[list[int]]:
 
 
 def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The arguments less the given options and their values; and less the subcommand's name."""
+    """Return the arguments without the given options, their values, and the subcommand's name."""
     kept: list[str] = []
     rest = iter(arguments)
     for argument in rest:

@@ -1,7 +1,7 @@
-"""A pool of threads that gives up those that hang: what runs on one can be waited for with a limit.
+"""A thread pool that abandons hanging threads, so that a caller waits for a limited time.
 
-A thread cannot be killed. One that has worked on the same call for too long is left behind and another takes its place,
-up to a bound; the call's session is lost. If it ever returns, its result is dropped and it ends.
+A thread cannot be killed. If a call takes too long, its thread is abandoned and replaced, up to a limit, and its
+session is lost. If the thread ever returns, its result is dropped and it ends.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 THREAD_NAME = "starpod pool"
-"""How the names of all threads of pools begin."""
+"""Prefix of the names of all pool threads."""
 REPLACEMENTS = 4
-"""Threads that may be left behind at a time, for each of the pool's."""
+"""Maximum number of abandoned threads at a time, per thread of the pool."""
 _LATE = 0.1
-"""Seconds by which a timer of a process that does not stand still is not late."""
+"""Maximum delay in seconds of a timer in a process that is not stalled."""
 _RETRY_SECONDS = 5.0
 
 
 class Hung(Exception):
-    """The call did not end in time; its thread goes on without anybody who waits for it."""
+    """The call did not end in time. Its thread continues, but nobody waits for it."""
 
 
 class _Work:
@@ -45,9 +45,9 @@ class _Work:
 
 
 class ThreadPool:
-    """Runs functions on at most `size` threads, in the order in which they came. To be used in one event loop.
+    """Pool that runs functions on at most `size` threads, in order of arrival. Use it in a single event loop.
 
-    seconds: how long one may take, from when a thread takes it up.
+    A function may take `seconds` from when a thread starts it.
     """
 
     def __init__(self, size: int, seconds: float, name: str) -> None:
@@ -59,10 +59,15 @@ class ThreadPool:
         self._threads = 0
         self._busy = 0
         self.abandoned = 0
-        """Threads that were left behind and have not returned."""
+        """Number of abandoned threads that have not returned."""
 
     async def run(self, function: Callable[[], R]) -> R:
-        """The function's result. Raises what it raises; Hung; and Busy if so many hang that no thread is left."""
+        """Return the function's result, or raise its exception.
+
+        Raises:
+            Hung: the function took too long.
+            Busy: all threads hang.
+        """
         work = _Work(function)
         with self._lock:
             room = self._size + REPLACEMENTS * self._size - self.abandoned
@@ -83,7 +88,7 @@ class ThreadPool:
         return result
 
     def shut_down(self) -> None:
-        """Ends the threads that have nothing to do, and the others when they are done."""
+        """End the idle threads now, and the others when they finish."""
         for _ in range(self._threads):
             self._queue.put(None)
 
@@ -95,7 +100,7 @@ class ThreadPool:
             if work.done.done() or begun is None:
                 continue
             if time.monotonic() - due > _LATE:
-                work.started = time.monotonic()  # this process stood still, and the thread may have done so too
+                work.started = time.monotonic()  # this process was stalled, and the thread may have been, too
                 continue
             self._abandon(work)
 
@@ -123,7 +128,7 @@ class ThreadPool:
         return Busy(f"all threads hang, {self.abandoned} of them; see the server's log", _RETRY_SECONDS)
 
     def _start(self) -> None:
-        # A daemon, so that Python does not wait for it; `starpod serve` looks for those that hang by their name.
+        # A daemon thread, so that Python does not wait for it. `starpod serve` finds hanging threads by their name.
         threading.Thread(target=self._serve, name=f"{THREAD_NAME} {self._name}", daemon=True).start()
 
     def _serve(self) -> None:
@@ -141,7 +146,7 @@ class ThreadPool:
                     self.abandoned -= 1
                     return
                 self._busy -= 1
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
                 work.loop.call_soon_threadsafe(_settle, work.done, result, error)
             del work, result, error
 

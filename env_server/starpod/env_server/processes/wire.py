@@ -1,7 +1,7 @@
-"""What a process of class `process` may say to the server: read without trust, whatever the process has become.
+"""Replies of a process of class `process`, which are parsed without trust, because the process may be compromised.
 
-A frame is four bytes of length and a body; a reply's body is one letter and what it stands for. Nothing nests, so that
-a reply costs the server what its bytes cost. (Requests are state-encoded: the child trusts the server.)
+A frame is a length of four bytes and a body. A reply's body is one letter and its value. Nothing is nested, so the cost
+of a reply is proportional to its bytes. Requests are encoded as states, because the child trusts the server.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 
 LENGTH = struct.Struct("<I")
 MAX_REPLY = 64 * 2**20
-"""Bytes of one reply: as much as a message holds by default."""
+"""Maximum bytes of one reply, large enough for a message of the default maximum size."""
 _MAX_ERROR = 2**16
 _MAX_TEXT = 2_000
 
 
 class BadReply(ValueError):
-    """These bytes are no reply."""
+    """Bytes that are not a valid reply."""
 
 
 class TooLarge(ValueError):
-    """A result that no reply can hold."""
+    """A result that is too large for a reply."""
 
 
 def frame(body: bytes) -> bytes:
-    """With the length in front."""
+    """Return the body with its length in front."""
     return LENGTH.pack(len(body)) + body
 
 
 def pack_result(value: str | bytes | None) -> bytes:
-    """A call that succeeded. Raises TooLarge."""
+    """Encode the result of a call. Raises TooLarge."""
     match value:
         case None:
             return b"n"
@@ -48,12 +48,12 @@ def pack_result(value: str | bytes | None) -> bytes:
 
 
 def pack_error(kind: str, message: str, detail: Any = None) -> bytes:
-    """A call that failed; `kind` says how."""
+    """Encode the failure of a call. `kind` is its type."""
     return b"e" + json.dumps([kind, message[:_MAX_TEXT], detail]).encode()
 
 
 def unpack(body: bytes) -> tuple[str, Any, Any]:
-    """("ok", result, None), or a failure's kind, message and detail. Raises BadReply."""
+    """Return ("ok", result, None), or a failure's kind, message and detail. Raises BadReply."""
     letter, rest = body[:1], body[1:]
     try:
         match letter:
@@ -73,7 +73,7 @@ def unpack(body: bytes) -> tuple[str, Any, Any]:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The next body. Raises BadReply if it says to be larger than any reply."""
+    """Return the next body. Raises BadReply if its length exceeds MAX_REPLY."""
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if length > MAX_REPLY:
         raise BadReply(f"it says to have {length} bytes; at most {MAX_REPLY} are read")

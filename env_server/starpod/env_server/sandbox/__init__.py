@@ -1,1 +1,1 @@
-"""What confines a process that runs untrusted code."""
+"""Confinement of processes that run untrusted code."""

@@ -1,4 +1,4 @@
-"""Landlock: a process gives up every file but those it names. Needs no rights. Linux 5.13 and later."""
+"""Landlock: a process gives up access to all files except those it names. It needs no rights. Linux 5.13 or later."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from collections.abc import Iterable
 _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 _GET_VERSION, _PATH_BENEATH = 1, 1
 _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1 << 1, 1 << 2, 1 << 3
-# Rights on files that each version of the interface knows; all are given up, but for those granted.
+# Rights on files that each version of the interface knows. All except the granted ones are given up.
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _NETWORK, _SCOPES = 0b11, 0b11  # TCP bind and connect; abstract sockets and signals
 
 
 def confine(readable: Iterable[str], writable: Iterable[str] = ()) -> tuple[list[str], str]:
-    """Leaves this thread and what it starts only these paths and what is below them; needs PR_SET_NO_NEW_PRIVS.
+    """Restrict this thread and its children to these paths and everything below them.
 
-    Returns what it gave up, and why it could not, or "".
+    PR_SET_NO_NEW_PRIVS must be set.
+
+    Returns:
+        The names of what was given up, and the reason if that failed, else "".
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE, None, ctypes.c_size_t(0), _GET_VERSION)
@@ -44,7 +47,7 @@ def confine(readable: Iterable[str], writable: Iterable[str] = ()) -> tuple[list
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str, allowed: int) -> None:
-    with contextlib.suppress(OSError):  # what is not there need not be allowed
+    with contextlib.suppress(OSError):  # a path that does not exist need not be allowed
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if not stat.S_ISDIR(os.fstat(place).st_mode):

@@ -1,7 +1,7 @@
-"""Namespaces of a process's own: a root that holds nothing but what it may read, and a user that nobody shares.
+"""Linux namespaces for a process: a root with only the files that it may read, and a user that no other process has.
 
-Landlock refuses to open other files, but not to look at their names, sizes and times. In a root of its own they are not
-there. Root needs no more than that; another user first takes a user namespace, which some systems do not allow.
+Landlock prevents opening other files, but not reading their names, sizes and times. In a separate root they do not
+exist. Root needs only a mount namespace. Other users first need a user namespace, which some systems do not allow.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CLONE_TREE, _TREE_RECURSIVE, _EMPTY_PATH, _FROM_EMPTY_PATH = 1, 0x8000, 0x1000, 0x4
 _READ_ONLY, _NO_SET_USER = 0x1, 0x2
 _PER_USER_NAMESPACE = (5, 14)
-"""Linux since when a namespace counts the threads of its users by itself."""
+"""Linux version since which a user namespace counts its threads separately."""
 _WORKPLACES = ("/tmp", "/mnt", "/var", "/usr")
 
 
 def own_user_namespace() -> str:
-    """Moves this process into a user namespace in which it stays who it is; needs to be its only thread.
+    """Move this process into a user namespace with its user id unchanged. It must have only one thread.
 
-    Returns why it could not, or "".
+    Returns:
+        The reason if it failed, else "".
     """
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.geteuid(), os.getegid()
@@ -43,15 +44,18 @@ def own_user_namespace() -> str:
 
 
 def counts_threads() -> bool:
-    """Whether RLIMIT_NPROC counts the threads of a user namespace alone."""
+    """Return whether RLIMIT_NPROC counts only the threads of a user namespace."""
     major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in platform.release().split(".")[:2])
     return (major, minor) >= _PER_USER_NAMESPACE
 
 
 def own_root(paths: Iterable[str]) -> str:
-    """Gives this process a root with these files and folders alone, at their places, all read-only.
+    """Give this process a root that holds only these files and folders, at their paths, read-only.
 
-    Needs CAP_SYS_ADMIN in its user namespace. Returns why it could not, or "".
+    It needs CAP_SYS_ADMIN in its user namespace.
+
+    Returns:
+        The reason if it failed, else "".
     """
     if platform.machine() not in _PIVOT_ROOT:
         return f"not on {platform.machine()}"
@@ -60,7 +64,7 @@ def own_root(paths: Iterable[str]) -> str:
         _check(libc.unshare(_NEW_MOUNTS), "unshare")
         _check(libc.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None), "mount")
         with contextlib.ExitStack() as stack:
-            # Before anything is mounted over them.
+            # Open the trees before anything is mounted over them.
             trees = [(path, stack.enter_context(_tree(libc, path))) for path in _outermost(paths)]
             place = next(place for place in _WORKPLACES if os.path.isdir(place))
             _check(libc.mount(b"tmpfs", place.encode(), b"tmpfs", 0, b"mode=755,size=1m"), "mount")
@@ -80,7 +84,7 @@ def own_root(paths: Iterable[str]) -> str:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Those that exist and are in no other, each once."""
+    """Return the existing paths without duplicates and without paths inside others."""
     kept: list[str] = []
     for path in sorted({os.path.normpath(path) for path in paths if os.path.exists(path)}):
         if not any(path.startswith(f"{other}/") for other in kept):
@@ -90,7 +94,7 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _tree(libc: ctypes.CDLL, path: str) -> Iterator[int]:
-    """A descriptor of what is mounted at a path and below it."""
+    """Yield a descriptor of the mounts at a path and below it."""
     flags = _CLONE_TREE | _TREE_RECURSIVE | os.O_CLOEXEC
     tree = libc.syscall(_OPEN_TREE, -100, os.fsencode(path), flags)
     _check(tree, f"open_tree {path}")
@@ -101,7 +105,7 @@ def _tree(libc: ctypes.CDLL, path: str) -> Iterator[int]:
 
 
 def _make(path: str, mode: int) -> None:
-    """What is mounted on: a folder or a file, empty, and the folders above it."""
+    """Create an empty folder or file as a mount point, and its parent folders."""
     if stat.S_ISDIR(mode):
         os.makedirs(path, exist_ok=True)
     else:

@@ -1,8 +1,8 @@
-"""What a process of class `process` gives up before it plays: files, network, processes, memory, rights.
+"""Rights that a process of class `process` gives up before it plays: files, network, processes, memory, privileges.
 
-The environment is loaded and prepared first, as it was in the server itself; from then on whatever it runs, a model's
-code above all, has only what is left here. Each means that the system lacks is named in the report, never skipped in
-silence: `best-effort` goes on without it, `require` does not start.
+The environment is loaded and prepared first, with the server's rights. Everything it runs later, above all a model's
+code, is confined. The report names every measure that the system lacks. `best-effort` continues without it, `require`
+does not start.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MODES = ("require", "best-effort", "off")
 _SET_NO_NEW_PRIVILEGES, _SET_PARENT_DEATH_SIGNAL = 38, 1
 _MAX_THREADS = 64
 _FIRST_USER, _FIRST_USER_OF_CONTAINER = 1_000_000_000, 10_000
-"""Each process gets the user id of this plus its process id, which no account has and no other process that lives.
-Users of rootless containers often end at 65,536: there the ids begin lower, and come again."""
+"""A process's user id is this plus its process id, which no account and no other live process has. Users of rootless
+containers often end at 65,536. There the ids begin lower, and can repeat."""
 _CAP_KILL = 5
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "OMP_NUM_THREADS"})
 _ITSELF = "/proc/self"
@@ -39,38 +39,42 @@ _SYSTEM_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """How a process of class `process` is confined.
-
-    memory_bytes: address space beyond what the environment takes to start. cpu_seconds: of the process's whole life.
-    open_files: descriptors. libraries: whether it may read the files of Python, the system and the environment, which
-    importing takes. readable: further paths that it may read.
-    """
+    """Confinement of a process of class `process`."""
 
     mode: Literal["require", "best-effort", "off"] = "best-effort"
+    """Whether missing measures prevent the start (`require`), are reported (`best-effort`), or nothing is confined
+    (`off`)."""
     memory_bytes: int = 4096 * MEBIBYTE
+    """Address space in addition to what the environment takes to start."""
     cpu_seconds: int = 3600
+    """CPU seconds of the process's whole life."""
     open_files: int = 256
+    """Maximum number of file descriptors."""
     libraries: bool = True
+    """Whether it may read the files of Python, the system and the environment, which imports need."""
     readable: tuple[str, ...] = ()
+    """Further paths that it may read."""
 
 
 UNTRUSTING = Sandbox()
 
 
 OPTIONAL = frozenset({"names of files"})
-"""What `require` goes without: many containers allow no mounts. Descriptions of environments tell it."""
+"""Measures that `require` does not demand, because many containers allow no mounts. Describe reports them."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What holds, and what does not with the reason, by name."""
+    """The measures that were applied."""
 
     applied: list[str] = field(default_factory=list)
+    """Names of the applied measures."""
     missing: dict[str, str] = field(default_factory=dict)
+    """Reason by name of each missing measure."""
 
     @property
     def lacking(self) -> list[str]:
-        """What `require` demands and is missing."""
+        """Missing measures that `require` demands."""
         return [text for name, text in zip(self.missing, self.reasons, strict=True) if name not in OPTIONAL]
 
     @property
@@ -88,7 +92,7 @@ class Report:
 
 
 def close_inherited(keep: int) -> None:
-    """Closes every descriptor but the standard ones, which come from nowhere and go nowhere, and one."""
+    """Close every descriptor except `keep` and the standard ones, which are redirected to /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
@@ -97,13 +101,13 @@ def close_inherited(keep: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when the one that forked it ends. A change of user undoes it."""
+    """Let the kernel kill this process when its parent ends. A change of user reverts it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def confine(sandbox: Sandbox, module_file: str | None) -> Report:
-    """Gives up what the sandbox says, for the rest of this process's life. `module_file`: the environment's own."""
+    """Apply the sandbox to this process permanently. `module_file` is the environment's file."""
     report = Report()
     _scrub()
     report.note(["environment variables"], "")
@@ -137,9 +141,10 @@ def confine(sandbox: Sandbox, module_file: str | None) -> Report:
 
 
 def _own_namespaces(report: Report, paths: list[str], began: str) -> str:
-    """A root of its own; for another user than root first a user namespace, which bounds threads by itself.
+    """Give the process its own root. Users other than root first need a user namespace, which also limits threads.
 
-    Returns why it does not bound them, or "".
+    Returns:
+        The reason why it does not limit threads, else "".
     """
     if os.geteuid() == 0:
         report.note(["names of files"], began or namespaces.own_root(paths))
@@ -152,22 +157,24 @@ def _own_namespaces(report: Report, paths: list[str], began: str) -> str:
 
 
 def _scrub() -> None:
-    """Removes the server's environment variables, also from where the kernel shows them as they were at the start."""
+    """Remove the server's environment variables, also from the memory where the kernel shows the original ones."""
     for name in set(os.environ) - _KEPT_VARIABLES:
         del os.environ[name]
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/stat") as file:
             fields = file.read().rpartition(")")[2].split()
         start, end = int(fields[47]), int(fields[48])
-        os.environ.update(
-            dict(os.environ)
-        )  # copies of the strings elsewhere, before the place where they were is overwritten
+        os.environ.update(dict(os.environ))  # copy the strings before their original memory is overwritten
         if 0 < start < end:
             ctypes.memset(start, 0, end - start)
 
 
 def _leave_root(report: Report) -> bool:
-    """Another user, if this one is root and Python can be read by others; no capabilities in any case."""
+    """Drop all capabilities, and change to another user if this one is root and others can read Python's files.
+
+    Returns:
+        Whether the user was changed.
+    """
     own_user = False
     if os.geteuid() == 0:
         user = _free_user()
@@ -208,7 +215,7 @@ def _has_capability(number: int) -> bool:
 
 
 def _problem_of_reading(user: int) -> str:
-    """Why another user could not go on importing what this process has not imported yet, or ""."""
+    """Return why another user could not import modules that are not loaded yet, or ""."""
     places = _python_paths()
     try:
         os.seteuid(user)
@@ -227,7 +234,7 @@ def _limit(sandbox: Sandbox, threads: int | None) -> None:
             used = int(file.read().split()[0]) * resource.getpagesize()
         _lower(resource.RLIMIT_AS, used + sandbox.memory_bytes)
     if threads is not None:
-        _lower(resource.RLIMIT_NPROC, threads)  # counted per user, so only where no other process has the same
+        _lower(resource.RLIMIT_NPROC, threads)  # counted per user, so only if no other process has the same user
     _lower(resource.RLIMIT_CPU, sandbox.cpu_seconds)
     _lower(resource.RLIMIT_NOFILE, sandbox.open_files)
     _lower(resource.RLIMIT_FSIZE, 0)
@@ -241,6 +248,6 @@ def _lower(which: int, value: int) -> None:
 
 
 def _python_paths() -> list[str]:
-    """Where modules come from. Not the working folder: it may hold anything."""
+    """Return the folders of modules, without the working folder, which may hold anything."""
     places = {sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path))}
     return sorted(place for place in places if os.path.exists(place) and place not in ("/", os.getcwd()))

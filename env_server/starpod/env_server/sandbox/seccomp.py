@@ -1,7 +1,7 @@
-"""A seccomp filter: no sockets, no processes, no reach into others, no change of a file's metadata. Linux alone.
+"""A seccomp filter against sockets, processes, access to other processes, and changes of file metadata. Linux only.
 
-The filter is a short BPF program over the number and the arguments of each system call (seccomp(2)). What is refused
-fails with EPERM, so that a program that tries can go on. On an architecture without a table there is no filter.
+The filter is a short BPF program on the number and arguments of each system call (seccomp(2)). Refused calls fail with
+EPERM, so the program can continue. Architectures without a table get no filter.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54
 _ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38, 0x80000000
 _NUMBER, _ARCHITECTURE = 0, 4
 _ARGUMENTS = (16, 24, 32)
-"""Where the lower halves of the first arguments are: all that the calls below look at fits them."""
+"""Offsets of the lower halves of the first arguments. They are sufficient for all values that are checked below."""
 _NEW_THREAD = 0x00010000
 _X32 = 0x40000000
 _NEXT_NUMBER = 470
-"""The first that Linux 6.18 has not: what later kernels add is absent until somebody has looked at it."""
+"""First call number that Linux 6.18 does not have. Calls of later kernels are absent until somebody has reviewed
+them."""
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-# Name: number on x86_64, on aarch64 (-1: it has none).
+# Number of each call on x86_64 and on aarch64 (-1: it does not exist there).
 _REFUSED = {
-    # Sockets, and io_uring, which can make them without a call.
+    # Sockets, and io_uring, which can create them without a system call.
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -38,7 +39,7 @@ _REFUSED = {
     "vfork": (58, -1),
     "execve": (59, 221),
     "execveat": (322, 281),
-    # Other processes: their memory, their files, their signals, their priority.
+    # Access to other processes: memory, files, signals, priority.
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -55,7 +56,7 @@ _REFUSED = {
     "sched_setparam": (142, 118),
     "ioprio_set": (251, 30),
     "tkill": (200, 130),
-    # What outlives the process: System V memory, queues and semaphores; keys.
+    # Objects that outlive the process: System V memory, queues and semaphores; keys.
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
@@ -63,7 +64,7 @@ _REFUSED = {
     "keyctl": (250, 219),
     "add_key": (248, 217),
     "request_key": (249, 218),
-    # The machine: mounts, name spaces, modules, clocks, tracing.
+    # The machine: mounts, namespaces, modules, clocks, tracing.
     "mount": (165, 40),
     "umount2": (166, 39),
     "move_mount": (429, 429),
@@ -98,7 +99,7 @@ _REFUSED = {
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
-    # What Landlock leaves: mode, owner, times and attributes of files, also of those that may only be read.
+    # Landlock does not cover mode, owner, times and attributes of files, not even of read-only ones.
     "chmod": (90, -1),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -130,7 +131,7 @@ _REFUSED = {
     "file_getattr": (468, 468),
     "file_setattr": (469, 469),
     "truncate": (76, 45),
-    # Watching what others do with files; finding files and mounts without a name.
+    # Watching other processes' file accesses; finding files and mounts without a name.
     "inotify_init": (253, -1),
     "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27),
@@ -140,17 +141,19 @@ _REFUSED = {
     "statmount": (457, 457),
     "listmount": (458, 458),
     "open_tree_attr": (467, 467),
-    # More of others' processes: where they run, where their memory is, and its end.
+    # Other processes again: their CPUs, the location of their memory, and its release.
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
     "process_mrelease": (448, 448),
     "quotactl_fd": (443, 443),
 }
-# Their flags are behind a pointer: callers that are told that they are absent use calls whose flags can be seen.
+# Their flags are behind a pointer, which a filter cannot read. If they seem absent, callers use calls with readable
+# flags.
 _ABSENT_CALLS = {"clone3": (435, 435), "openat2": (437, 437)}
 _CLONE = (56, 220)
 _OPENING = {"open": (2, -1, 1), "openat": (257, 56, 2)}
-"""Numbers, and which argument has the flags. Read-only opens that truncate: older Landlocks let them pass."""
+"""Numbers, and index of the flags argument. Older Landlock versions allow read-only opens that truncate, so they are
+refused here."""
 _ACCESS_MODE, _TRUNCATE = 0o3, 0o1000
 _ON_ITSELF = {
     "kill": (62, 129, False),
@@ -158,18 +161,22 @@ _ON_ITSELF = {
     "prlimit64": (302, 261, True),
     "sched_setaffinity": (203, 122, True),
 }
-"""Numbers, and whether 0 means oneself."""
+"""Numbers, and whether 0 means the calling process."""
 _PRCTL, _PARENT_DEATH_SIGNAL = (157, 167), 1
-"""Without it a process would outlive a server that is killed."""
+"""The only allowed use of prctl. Without it, a process would outlive a server that is killed."""
 _FCNTL, _OTHERS_BY_FCNTL = (72, 25), (8, 10, 15, 1024, 1026)
-"""F_SETOWN, F_SETSIG and F_SETOWN_EX signal others; F_SETLEASE and F_NOTIFY watch files."""
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX signal other processes; F_SETLEASE and F_NOTIFY watch files."""
 _IOCTL, _IOCTLS = (16, 29), (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""Those that Python makes: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+"""The requests that Python uses: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _SECCOMP = (317, 277)
 
 
 def confine() -> str:
-    """Puts the filter on all threads of this process, for good; needs PR_SET_NO_NEW_PRIVS. Why it could not, or ""."""
+    """Install the filter permanently in all threads of this process. PR_SET_NO_NEW_PRIVS must be set.
+
+    Returns:
+        The reason if it failed, else "".
+    """
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         return f"there is no filter for {machine}"
@@ -192,11 +199,11 @@ def _program(architecture: int, column: int, pid: int) -> bytes:
         (_LOAD, 0, 0, _NUMBER),
     ]
     if column == 0:
-        code += [(_AT_LEAST, 0, 1, _X32), refuse]  # the x32 numbers of the same calls
+        code += [(_AT_LEAST, 0, 1, _X32), refuse]  # the same calls have other numbers for x32
     code += [(_AT_LEAST, 0, 1, _NEXT_NUMBER), absent]
 
     def when(number: int, *body: tuple[int, int, int, int]) -> None:
-        """Runs the body, which must end with a return, for one call."""
+        """Add code that runs the body, which must end with a return, for one call."""
         if number >= 0:
             code.append((_EQUAL, 0, len(body), number))
             code.extend(body)
