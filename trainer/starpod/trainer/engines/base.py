@@ -1,4 +1,4 @@
-"""Engines sample tokens for agents, behind five verbs: generate, pause, load, resume, stats."""
+"""Interface of engines, which sample tokens for agents: generate, pause, load, resume and stats."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One reply to be sampled.
-
-    prompt: ids of the whole context. max_tokens: of the reply, the end token included; at least 1.
-    stop: ids that end the reply; the sampled one is part of it.
-    temperature: 0 samples greedily. top_p: 1 samples from the whole distribution.
-    seed: of this reply's own random stream. The same prompt, weights and seed give the same reply, whatever else is
-        being sampled at the time.
-    order: where there is not room for all, requests of a lower one go first.
-    conversation: requests of one conversation extend each other's prompts; an engine may keep its cache between them
-        until `Engine.forget`. Empty: nothing is kept.
-    agent: who asks, of several in an episode; looked at where each has a policy.
-    images: those that ids below 0 name; only engines whose model has eyes take such ids.
-    """
+    """One reply to be sampled."""
 
     prompt: list[int]
+    """Token ids of the whole context."""
     max_tokens: int
+    """Maximum number of tokens of the reply, including the stop token; at least 1."""
     stop: frozenset[int]
+    """Token ids that end the reply."""
     temperature: float = 1.0
+    """Temperature of the softmax; 0 is greedy."""
     top_p: float = 1.0
+    """Probability mass of nucleus sampling; 1 samples from the whole distribution."""
     seed: int = 0
+    """Seed of the reply's random stream. A reply depends on prompt, weights and seed, not on concurrent requests."""
     order: int = 0
+    """Priority if not all requests fit; lower values go first."""
     conversation: str = ""
+    """Name of the conversation. The engine may keep its cache for the next request until `Engine.forget`; "" keeps
+    nothing."""
     agent: str = ""
+    """Agent of the episode that sends the request. It selects the policy if each agent has its own."""
     images: Images = field(default_factory=dict)
+    """Images that the negative ids of the prompt refer to; only for vision models."""
 
 
 def check_prompt(request: Request, *, max_context: int, vocabulary: int) -> None:
-    """Raises ValueError for a prompt that no engine over a model of so many ids can go on from."""
+    """Raise ValueError if the prompt is empty, leaves no room for a reply, or has an id outside the vocabulary."""
     prompt = request.prompt
     if not prompt:
         raise ValueError("the prompt is empty: there is nothing to go on from")
@@ -70,54 +69,59 @@ class Reply:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counted since the engine was made. Differences between two readings are rates.
-
-    sampled, prefilled: tokens. reused: prompt tokens that were still in the cache. seconds: spent computing.
-    requests: finished. restarts: of a dead engine. running, waiting: now. slots: replies that can be sampled at once.
-    """
+    """Counters since the engine was created, and its current load."""
 
     sampled: int = 0
+    """Sampled tokens."""
     prefilled: int = 0
+    """Prompt tokens that were computed."""
     reused: int = 0
+    """Prompt tokens that were still in the cache."""
     requests: int = 0
+    """Finished requests."""
     restarts: int = 0
+    """Restarts after the sampling process died or hung."""
     seconds: float = 0.0
+    """Seconds spent computing."""
     running: int = 0
+    """Requests that are being sampled now."""
     waiting: int = 0
+    """Requests that are waiting now."""
     slots: int = 0
+    """Number of replies that can be sampled at the same time."""
 
 
 class Engine(Protocol):
     """Samples replies from one policy version at a time.
 
-    The order of a weight hand-over is `pause`, `load`, `resume`. Caches of older weights are dropped by `load`.
+    New weights are handed over by `pause`, `load` and `resume`, in this order. `load` drops caches of older weights.
     """
 
     async def generate(self, request: Request) -> Reply:
-        """Samples one reply; many calls run together. Raises ValueError for a prompt that leaves no token to sample."""
+        """Sample one reply; concurrent calls are batched. Raises ValueError if the prompt leaves no token to sample."""
 
     def forget(self, conversation: str) -> None:
-        """Drops what is kept for a conversation. Harmless to repeat."""
+        """Drop the cache of a conversation, if there is one."""
 
     async def pause(self) -> None:
-        """Returns when no token is being sampled. Calls of `generate` wait until `resume`."""
+        """Stop sampling and return once no token is being sampled. Calls of `generate` wait until `resume`."""
 
     async def load(self, version: int, model: torch.nn.Module) -> None:
-        """Takes the weights of `model` over as policy `version`. Only while paused."""
+        """Take over the weights of `model` as policy `version`. Allowed only while paused."""
 
     async def resume(self) -> None:
-        """Goes on, with the weights loaded last."""
+        """Continue sampling with the latest loaded weights."""
 
     def stats(self) -> EngineStats:
-        """Counters and what is going on now."""
+        """Return a copy of the counters."""
 
     async def close(self) -> None:
-        """Frees what it holds. Calls in flight fail."""
+        """Release all resources. Calls in flight fail."""
 
 
 class EngineError(RuntimeError):
-    """The engine cannot be had, or it broke. The message says which, and what to do about it."""
+    """The engine is unavailable or broken. The message says why and what to do."""
 
 
 class EngineLost(EngineError):
-    """The process that samples is dead or hangs. What it was asked can be asked again of another one."""
+    """The sampling process died or hangs. Its requests can be repeated in a new process."""

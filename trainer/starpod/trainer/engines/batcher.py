@@ -1,4 +1,4 @@
-"""Continuous batching: what is fed to the model at each step, and which replies come of it. Runs in one thread."""
+"""Continuous batching: chooses the tokens to feed to the model at each step and samples replies. Single-threaded."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from starpod.trainer.models.vision import showing
 
 @dataclass(slots=True)
 class Job:
-    """One request on its way. handle: the caller's own.
-
-    context: the prompt and what has been sampled. fed: how many of its tokens the cache holds. limit: tokens of the
-    reply, at most. cancelled: nobody waits for it any more.
-    leader: another job that reads the same first `shared` tokens: this one waits, and copies them in the cache. The
-    leader may wait for one of its own.
-    """
+    """One request that is waiting or being sampled."""
 
     request: Request
     handle: Any
+    """Arbitrary value of the caller."""
     limit: int
+    """Maximum number of tokens of the reply."""
     context: list[int] = field(init=False)
+    """The prompt and the tokens sampled so far."""
     uniforms: Uniforms = field(init=False)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     slot: int = -1
     fed: int = 0
+    """Number of tokens of the context that are in the cache."""
     leader: Job | None = None
+    """Running job whose context begins with the same `shared` tokens. This job waits and copies their cache entries.
+    The leader may itself wait for a leader."""
     shared: int = 0
     keep: bool = True
+    """Whether the slot is kept for the conversation's next request."""
     cancelled: bool = False
+    """Whether the caller no longer waits."""
 
     def __post_init__(self) -> None:
         self.context = list(self.request.prompt)
@@ -51,11 +53,14 @@ class Job:
 
 
 class Batcher:
-    """Samples replies with one model, as many at a time as there are slots. Each step feeds all that is ready.
+    """Samples one reply per slot with one model. Each step feeds all jobs that are ready.
 
-    What several prompts begin with, as those of a group do, is read once and copied.
+    A common beginning of several prompts, such as those of a group, is computed once and copied.
 
-    prefill_rows: prompt tokens of one step, at most; longer prompts are read over several steps.
+    Args:
+        cache: Cache of keys and values.
+        stats: Counters to update.
+        prefill_rows: Maximum number of prompt tokens per step. Longer prompts take several steps.
     """
 
     def __init__(self, cache: SlotCache, stats: EngineStats, *, prefill_rows: int) -> None:
@@ -74,20 +79,20 @@ class Batcher:
         insort(self.waiting, job, key=lambda each: each.request.order)
 
     def forget(self, conversation: str) -> None:
-        """Drops what is kept for a conversation, now or as soon as its reply is over."""
+        """Drop the cache of a conversation, now or as soon as its reply is finished."""
         self.slots.forget(conversation)
         for job in (*self.running, *self.waiting):
             if job.request.conversation == conversation:
                 job.keep = False
 
     def drop_caches(self) -> None:
-        """The weights are others now: whatever is running is read again, from its start."""
+        """Drop all caches because the weights have changed. Running jobs are read again from the start."""
         self.slots.forget_all()
         for job in self.running:
             job.fed, job.leader = 0, None
 
     def drop_all(self) -> list[Job]:
-        """Gives up everything. Returns the jobs that were not finished."""
+        """Drop all jobs and caches and return the unfinished jobs."""
         jobs = [*self.running, *self.waiting]
         self.slots = Slots(self.cache.slots)
         self.running, self.waiting = [], []
@@ -96,9 +101,15 @@ class Batcher:
     def step(
         self, read: Callable[[Feed], Tensor], head: Callable[[Tensor], Tensor], version: int
     ) -> list[tuple[Job, Reply]]:
-        """Feeds the model once and samples where a context has been read to its end. Returns what is finished.
+        """Feed the model once and sample a token for each job whose context has been read completely.
 
-        read: hidden states of the rows of a feed. head: logits of hidden states.
+        Args:
+            read: Returns hidden states of the rows of a feed.
+            head: Returns logits of hidden states.
+            version: Policy version of the weights.
+
+        Returns:
+            The finished jobs and their replies.
         """
         self._drop_cancelled()
         self._admit()
@@ -116,11 +127,11 @@ class Batcher:
             if job.fed == len(job.context):
                 ready.append(job)
                 rows.append(row)
-        self._copy_shared()  # before a leader that ends gives its slot back
+        self._copy_shared()  # before a finished leader releases its slot
         return self._sample(ready, states, rows, head, version) if ready else []
 
     def _admit(self) -> None:
-        """Waiting ones enter, by their order and then as they came, while there are slots."""
+        """Assign free slots to waiting jobs, lowest `order` first, then in the order of arrival."""
         while self.waiting:
             job = self.waiting[0]
             taken = self.slots.take(job.request.conversation, job.context)
@@ -134,7 +145,8 @@ class Batcher:
             self.running.append(job)
 
     def _follow(self, job: Job) -> None:
-        """Looks for a running job whose context begins like this one's prompt. The last token is never shared."""
+        """Set the running job that shares the longest beginning of the prompt as leader. The prompt's last token is
+        never shared, because it must be fed to sample the first one of the reply."""
         prompt = job.context[:-1]
         for other in self.running:
             if (shared := common_prefix(other.context, prompt)) > job.shared:
@@ -143,7 +155,10 @@ class Batcher:
                     return
 
     def _copy_shared(self) -> None:
-        """Gives those who wait what their leaders have read. Leaders stand before those who wait for them."""
+        """Copy cache entries from leaders that have read the shared tokens.
+
+        A leader precedes its followers in `running`, so that one pass resolves chains.
+        """
         for job in self.running:
             if job.leader is not None and job.leader.fed >= job.shared:
                 self.cache.copy(job.leader.slot, job.slot, job.shared)
@@ -151,7 +166,7 @@ class Batcher:
                 job.fed, job.leader = job.shared, None
 
     def _choose(self) -> tuple[list[Job], list[Span]]:
-        """Chooses the tokens to feed: one token for each job that samples, and of prompts as much as fits."""
+        """Choose the tokens to feed: one per sampling job, and at most `prefill_rows` of the prompts."""
         jobs, spans = [], []
         room = self.prefill_rows
         for job in self.running:
@@ -170,7 +185,7 @@ class Batcher:
     def _sample(
         self, jobs: Sequence[Job], states: Tensor, rows: list[int], head: Callable[[Tensor], Tensor], version: int
     ) -> list[tuple[Job, Reply]]:
-        # Whole vectors of rows here as well.
+        # Pad the rows to whole vectors here too; see slot_cache.py.
         padded = rows + [rows[0]] * (pad(len(rows)) - len(rows))
         logits = head(states[torch.tensor(padded, device=states.device)]).float()[: len(rows)]
         drawn = draw(

@@ -12,7 +12,7 @@ Handover = Literal["auto", "ipc", "disk", "nccl"]
 
 
 class EngineConfig(Section):
-    """The engine that samples replies. One word is enough: `engine: vllm`."""
+    """The engine that samples replies. The name alone is enough: `engine: vllm`."""
 
     SHORTHAND: ClassVar[str] = "name"
 
@@ -63,7 +63,7 @@ class EngineConfig(Section):
     nccl_address: str = Field(default="", description="nccl: free host:port of the trainer's machine.")
 
     def computes_in(self, model: str) -> str:
-        """dtype in which the engine computes. model: in which the policy does."""
+        """Return the dtype in which the engine computes if the policy computes in `model`."""
         return self.dtype if self.name == "vllm" and self.dtype != "auto" else model
 
     @model_validator(mode="after")

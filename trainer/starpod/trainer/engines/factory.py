@@ -1,4 +1,4 @@
-"""Builds the configured engine. Each is imported when it is asked for: most runs need one."""
+"""Factory of the configured engine. Engines are imported on demand, because most runs need only one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,19 @@ from starpod.trainer.parallel import Parallel
 def build_engine(
     config: EngineConfig, policy: Policy | Policies, *, max_context: int, parallel: Parallel | None = None
 ) -> Engine:
-    """The engine that samples from `policy`, with contexts of up to `max_context` tokens, replies included.
+    """Build the engine that samples from `policy`.
 
-    `torch` and `vllm` begin with the policy's weights as they are now; a remote server with its own, until the first
-    `load`. Of several policies each has an engine and its part of the cache. parallel: the ranks that share remote
-    servers. Raises EngineError where it cannot be had.
+    `torch` and `vllm` start with the policy's current weights. Remote servers keep their own until the first `load`.
+    With several policies, each gets an engine and an equal part of the cache.
+
+    Args:
+        config: The engine and its options.
+        policy: The policy, or one policy per agent.
+        max_context: Maximum number of tokens of prompt and reply together.
+        parallel: The ranks that share remote servers.
+
+    Raises:
+        EngineError: If the engine is unavailable.
     """
     if isinstance(policy, Policies):
         if config.name != "torch":
@@ -52,9 +60,9 @@ def build_engine(
 
 
 def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: torch.dtype) -> int:
-    """Return how many conversations of `length` tokens `cache_gib` holds; no more than `slots`.
+    """Return the number of conversations of `length` tokens that fit into `cache_gib`, at most `slots`.
 
-    Raises EngineError for none, and for a model whose attention layers the cache does not know.
+    Raises EngineError if none fits, or if the cache does not support the model's attention layers.
     """
     from starpod.trainer.engines.slot_cache import cache_shape
 
@@ -64,7 +72,7 @@ def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: to
             "the torch engine knows full attention only, and this model has other layers: use the engine vllm"
         )
     one = math.prod(cache_shape(model_config, 0, length)) * dtype.itemsize
-    room = int(config.cache_gib * 2**30) // one - 1  # one slot is for rows that are padding
+    room = int(config.cache_gib * 2**30) // one - 1  # one slot is for padding rows
     if room < 1:
         raise EngineError(
             f"a context of {length} tokens takes {one / 2**30:.2f} GiB in the torch engine's cache, two of which must "

@@ -1,4 +1,4 @@
-"""The forward pass of small Llama-like decoders, in fewer and larger kernels than the modules of transformers take.
+"""Forward pass of small Llama-like decoders with fewer and larger kernels than the modules of transformers.
 
 A tiny model on a CPU spends more time between kernels than in them.
 """
@@ -23,7 +23,7 @@ _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights of a layer: queries, keys and values in one matrix, gate and up in another."""
+    """Weights of a layer. One matrix holds queries, keys and values, another one gate and up."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -36,7 +36,7 @@ class _Layer:
 
 
 class LeanDecoder:
-    """Reads rows as `SlotCache.run` does, with weights as they were at the last `refresh`."""
+    """Replacement of `SlotCache.run` that uses fused copies of the weights, made by `refresh`."""
 
     def __init__(self, model: Any, cache: SlotCache) -> None:
         self.model = model
@@ -44,7 +44,7 @@ class LeanDecoder:
         self.epsilon: float = model.config.rms_norm_eps
         rotary = model.model.rotary_emb
         angles = torch.arange(cache.length, device=cache.device)[:, None].float() * rotary.inv_freq.float()
-        # The sign of `rotate_half` goes into the sine, which leaves a mere roll of the vector's halves.
+        # The sines contain the sign of `rotate_half`, so `run` only has to roll the halves of a vector.
         dtype = compute_dtype(model)
         self._cosines = (angles.cos().repeat(1, 2) * rotary.attention_scaling).to(dtype)
         self._sines = (torch.cat((-angles.sin(), angles.sin()), -1) * rotary.attention_scaling).to(dtype)
@@ -52,7 +52,7 @@ class LeanDecoder:
 
     @staticmethod
     def fits(model: Any) -> bool:
-        """Whether this class knows the model: on a CPU, with nothing wrapped around its layers."""
+        """Return whether the model is supported: a known class on a CPU, without adapters or other wrapped layers."""
         if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, ImageLlama):
             return False
         layers = model.model.layers
@@ -65,7 +65,7 @@ class LeanDecoder:
         )
 
     def refresh(self) -> None:
-        """Takes the model's weights as they are now."""
+        """Copy the model's current weights."""
         with torch.no_grad():
             self._layers = [self._fuse(layer) for layer in self.model.model.layers]
 
@@ -84,7 +84,7 @@ class LeanDecoder:
         )
 
     def run(self, feed: Feed) -> Tensor:
-        """Hidden states of the rows, [R, hidden]."""
+        """Return hidden states of the rows, [R, hidden]."""
         cache, model = self.cache, self.model.model
         heads, shared, width = cache.heads, cache.key_value_heads, cache.width
         positions_R = feed.positions_R1[:, 0]

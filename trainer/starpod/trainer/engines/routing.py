@@ -1,4 +1,4 @@
-"""An engine of several, one for the policy of each agent."""
+"""Engine that combines one engine per agent's policy."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from starpod.trainer.engines.base import Engine, EngineError, EngineStats, Reply
 
 
 class RoutingEngine:
-    """Sends each request to the engine of the agent that asks; all else is done in all engines.
+    """Routes each request to the engine of its agent. All other calls go to all engines.
 
-    An agent without a name is the only one, as against an opponent of the environment's: the first policy plays it.
+    A request without an agent goes to the first engine: there, the policy is the only agent, for example against an
+    opponent that the environment plays.
     """
 
     def __init__(self, by_agent: Mapping[str, Engine]) -> None:
         self._by_agent = dict(by_agent)
 
     async def generate(self, request: Request) -> Reply:
-        """As `Engine.generate`. Raises EngineError for an agent without a policy."""
+        """Sample one reply with the agent's engine. Raises EngineError if the agent has no policy."""
         engine = self._by_agent.get(request.agent or next(iter(self._by_agent)))
         if engine is None:
             raise EngineError(
@@ -37,7 +38,7 @@ class RoutingEngine:
         await asyncio.gather(*(engine.pause() for engine in self._by_agent.values()))
 
     async def load(self, version: int, model: nn.Module) -> None:
-        """model: `Policies.model`."""
+        """Load each child of `Policies.model` into its agent's engine."""
         for engine, own in zip(self._by_agent.values(), model.children(), strict=True):
             await engine.load(version, own)
 
@@ -46,7 +47,7 @@ class RoutingEngine:
             await engine.resume()
 
     def stats(self) -> EngineStats:
-        """Sums; `slots` are those of each engine."""
+        """Return the sums over the engines, except `slots`, which is the minimum."""
         each = [asdict(engine.stats()) for engine in self._by_agent.values()]
         sums = {name: sum(stats[name] for stats in each) for name in each[0]}
         return EngineStats(**sums | {"slots": min(stats["slots"] for stats in each)})

@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, each row from its own random stream."""
+"""Sampling of tokens from logits, each row with its own random stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 _BLOCK = 32
-"""Uniforms that are drawn at a time."""
+"""Number of uniforms drawn at a time."""
 
 
 class Uniforms:
-    """The random numbers of one reply, in [0, 1), one per token: the same for the same seed, however many are drawn."""
+    """Random numbers of one reply in [0, 1), one per token. They depend only on the seed."""
 
     __slots__ = ("_drawn", "_generator", "_seed")
 
@@ -24,7 +24,7 @@ class Uniforms:
 
     def __getitem__(self, index: int) -> float:
         if self._generator is None:
-            # Counter-based, so that neighbouring seeds give unrelated streams.
+            # A counter-based generator gives unrelated streams for neighbouring seeds.
             self._generator = np.random.Generator(np.random.Philox(key=self._seed % 2**128))
         while index >= len(self._drawn):
             self._drawn.extend(self._generator.random(_BLOCK).tolist())
@@ -34,14 +34,18 @@ class Uniforms:
 def draw(
     logits_NV: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """One token for each row, and its log-probability in nats. logits_NV: float32.
-
-    temperatures: divide the logits; at 0 the likeliest token is taken, with probability 1. top_ps: below 1 the smallest
-    set of likeliest tokens that holds at least this share is sampled from, and log-probabilities are those within it.
-    uniforms: in [0, 1): where the inverse of the cumulative distribution is read. Raises FloatingPointError where a row
-    is no distribution.
+    """Sample a token for each row and return the tokens and their log-probabilities in nats.
 
     A row's result does not depend on the other rows.
+
+    Args:
+        logits_NV: Logits, float32.
+        temperatures: Divisors of the logits; 0 takes the likeliest token with probability 1.
+        top_ps: Probability masses of nucleus sampling. Below 1, log-probabilities are those within the nucleus.
+        uniforms: Numbers in [0, 1) at which the inverse cumulative distribution is evaluated.
+
+    Raises:
+        FloatingPointError: If the logits are not finite.
     """
     device = logits_NV.device
     if any(temperature != 1.0 for temperature in temperatures):
@@ -52,15 +56,15 @@ def draw(
     if any(top_p < 1.0 for top_p in top_ps):
         kept = _nucleus(p, torch.tensor(top_ps, device=device, dtype=torch.float64))
         p = torch.where(kept, p, 0.0)
-        # Rows with the whole distribution have nothing cut off, and keep their bits.
+        # Do not renormalize rows without a cut, so that their values stay the same bit for bit.
         share = torch.where(kept.all(-1), 1.0, p.sum(-1))
         log_p = torch.where(kept, log_p - share.log()[:, None], -torch.inf)
     cumulative = p.cumsum(-1, dtype=torch.float64)
     target = torch.tensor(uniforms, device=device, dtype=torch.float64) * cumulative[:, -1]
-    # The first token whose cumulative probability is above the target: one of probability 0 never is.
+    # Take the first token whose cumulative probability exceeds the target. It never has probability 0.
     tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
     likeliest = p.argmax(-1)
-    # Rounding can put the target at the very end.
+    # Rounding can put the target at or beyond the last cumulative probability.
     tokens = torch.where(tokens < p.shape[-1], tokens, likeliest)
     logprobs = log_p.gather(-1, tokens[:, None])[:, 0]
     if any(temperature == 0.0 for temperature in temperatures):
@@ -73,7 +77,7 @@ def draw(
 
 
 def _nucleus(p: Tensor, top_p: Tensor) -> Tensor:
-    """Marks the tokens in the smallest set of likeliest ones with at least `top_p` of the probability."""
+    """Return the mask of the smallest set of likeliest tokens with a total probability of at least `top_p`."""
     ordered, order = p.sort(stable=True, dim=-1, descending=True)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
     inside = (before < top_p[:, None]) | (top_p[:, None] >= 1.0)

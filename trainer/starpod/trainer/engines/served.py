@@ -1,4 +1,4 @@
-"""Common part of the engines that sample in other processes or on other machines."""
+"""Base class of the engines that sample in other processes or on other machines."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from starpod.trainer.engines.base import EngineError, EngineLost, EngineStats, R
 from starpod.trainer.seeds import derive
 
 GRACE_SECONDS = 1.0
-"""Time for which `pause` waits for aborted calls to come back with what they had, before it takes them back without."""
+"""Time for which `pause` waits for aborted calls to return their tokens. It then cancels the remaining calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Result of one call. aborted: whether a pause cut it short. reused: prompt tokens that were in the cache."""
+    """Result of one call of the server: a reply or a part of it."""
 
     tokens: list[int]
     logprobs: list[float]
     aborted: bool = False
+    """Whether a pause cut the reply short."""
     reused: int = 0
+    """Number of prompt tokens that were in the cache."""
 
 
 def sampling_parameters(request: Request, limit: int, seed: int) -> dict[str, Any]:
-    """How vLLM samples a reply, in process or over HTTP."""
+    """Return vLLM's sampling parameters of a reply, for use in process and over HTTP."""
     return {
         "temperature": request.temperature,
         "top_p": request.top_p,
         "max_tokens": limit,
         "seed": seed,
         "stop_token_ids": sorted(request.stop),
-        # The request's own stop ids count, and no others that the model's files name.
+        # Only the request's stop ids end a reply, not the end tokens that the model's files name.
         "ignore_eos": True,
         "logprobs": 0,
         "detokenize": False,
@@ -45,12 +47,11 @@ def sampling_parameters(request: Request, limit: int, seed: int) -> dict[str, An
 
 
 class ServedEngine(ABC):
-    """An engine over a server that can abort: `pause` cuts replies short, and they go on after `resume`.
+    """Engine on top of a server that can abort replies: `pause` interrupts them, and they continue after `resume`.
 
-    A reply that was cut goes on from the tokens it has, under the weights that are there then and with a cache of their
-    making. Each token's version is thus the one that sampled it, and each log-probability that version's own: nothing
-    is computed from keys and values of older weights. So it goes on too where the process that samples dies, up to
-    `restarts` times: another one is started with the same weights.
+    An interrupted reply continues after its existing tokens, with the new weights and a new cache. Each token and its
+    log-probability are therefore computed by one version, never from keys and values of older weights. Replies also
+    continue if the sampling process dies: up to `restarts` times, another one is started with the same weights.
     """
 
     def __init__(self, *, slots: int, max_context: int, vocabulary: int, restarts: int = 0) -> None:
@@ -58,7 +59,7 @@ class ServedEngine(ABC):
         self._max_context = max_context
         self._vocabulary = vocabulary
         self._version = 0
-        # Of this engine among all that the server serves, and of its weights among all that it loads.
+        # Together they are the cache salt, unique among the server's clients and among the weights loaded by this one.
         self._name = f"starpod-{uuid4().hex[:12]}"
         self._loads = 0
         self._open = asyncio.Event()
@@ -72,43 +73,52 @@ class ServedEngine(ABC):
         self._starts = 0
         self._restarting: asyncio.Task[None] | None = None
 
-    # --- what a kind of server has to do -----------------------------------------------------------------------------
+    # --- to be implemented for a kind of server ----------------------------------------------------------------------
 
     @abstractmethod
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
-        """Samples up to `limit` tokens after `prompt`. `salt` keeps its cache apart from that of other weights.
+        """Sample up to `limit` tokens after `prompt`. If cancelled, release the request on the server.
 
-        Raises EngineError; EngineLost where a restart may help. Cancelled, it frees what the server holds for it.
+        Args:
+            request: The request, for its other fields.
+            prompt: Token ids of the request's prompt and of the reply so far.
+            limit: Maximum number of tokens.
+            seed: Seed of these tokens.
+            salt: Name of the weights. Caches of other weights must not be used.
+
+        Raises:
+            EngineLost: If a restart may help.
+            EngineError: If sampling failed for another reason.
         """
 
     @abstractmethod
     async def _halt(self) -> None:
-        """Aborts all that is being sampled, and samples nothing until `_go_on`."""
+        """Abort all replies and sample nothing until `_go_on`."""
 
     @abstractmethod
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
-        """Brings the weights to the halted server."""
+        """Send the weights to the halted server."""
 
     @abstractmethod
     async def _go_on(self) -> None:
-        """Samples again."""
+        """Let the server sample again."""
 
     async def _restart(self) -> None:
-        """Starts another server process, with the weights of the lost one. Raises EngineError."""
+        """Start another server process with the weights of the lost one. Raises EngineError."""
         raise NotImplementedError("this engine reports no EngineLost")
 
     @abstractmethod
     async def _shut_down(self) -> None:
-        """Frees what is held."""
+        """Release all resources."""
 
     # --- the five verbs ----------------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> Reply:
-        """As `Engine.generate`.
+        """Sample one reply, in several calls of the server if it is interrupted.
 
-        Raises ValueError for a prompt that cannot be served, EngineError where the server is gone or the engine closed.
+        Raises ValueError if the prompt cannot be served, and EngineError if the server is lost or the engine closed.
         """
-        # An id that vLLM's model does not know would end its core.
+        # An id outside the vocabulary would crash vLLM's core.
         check_prompt(request, max_context=self._max_context, vocabulary=self._vocabulary)
         limit = min(request.max_tokens, self._max_context - len(request.prompt))
         reply = Reply([], [], [], "length")
@@ -121,7 +131,7 @@ class ServedEngine(ABC):
                 await self._recover(error, started)
                 continue
             if self._starts != started or self._restarting is not None:
-                continue  # perhaps of a process that has other weights
+                continue  # the new process may have sampled with other weights
             if len(piece.logprobs) != len(piece.tokens):
                 raise EngineError(f"vLLM gave {len(piece.logprobs)} log-probabilities for {len(piece.tokens)} tokens")
             self._stats.sampled += len(piece.tokens)
@@ -137,23 +147,23 @@ class ServedEngine(ABC):
             if not piece.aborted:
                 raise EngineError("vLLM ended a reply before a stop token and before its limit")
 
-    def forget(self, conversation: str) -> None:  # noqa: B027 - it is what the verb comes to here
-        """Nothing to do: the server's own cache drops what was not used for longest."""
+    def forget(self, conversation: str) -> None:  # noqa: B027 - intentionally empty
+        """Do nothing: the server's cache evicts the least recently used entries itself."""
 
     async def pause(self) -> None:
-        """As `Engine.pause`: replies under way are cut, and go on after `resume`."""
+        """Interrupt all replies. They continue after `resume`."""
         self._open.clear()
         await self._control(self._halt)
         if not self._calls:
             return
-        # A call that reached the server after the halt would wait there for `resume`. It is made again then.
+        # A call that reached the server after the halt would wait there. Cancel it; it is repeated after `resume`.
         _, late = await asyncio.wait(self._calls, timeout=GRACE_SECONDS)
         for call in late:
             call.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 
     async def load(self, version: int, model: torch.nn.Module) -> None:
-        """As `Engine.load`. Raises EngineError where the weights did not arrive: the server's are then not known."""
+        """Hand over the weights. Raises EngineError if that fails; the server's weights are unknown then."""
         if self._open.is_set():
             raise RuntimeError("load is called between pause and resume")
         self._loads += 1
@@ -161,12 +171,12 @@ class ServedEngine(ABC):
         self._version = version
 
     async def resume(self) -> None:
-        """As `Engine.resume`."""
+        """Continue sampling with the latest loaded weights."""
         await self._control(self._go_on)
         self._open.set()
 
     def stats(self) -> EngineStats:
-        """As `Engine.stats`; `seconds` are those with anything to sample, by the wall clock."""
+        """Return a copy of the counters. `seconds` is wall-clock time with at least one call in flight."""
         running = len(self._calls)
         busy = perf_counter() - self._busy_since if running else 0.0
         return replace(
@@ -177,7 +187,7 @@ class ServedEngine(ABC):
         )
 
     async def close(self) -> None:
-        """As `Engine.close`. Harmless to repeat."""
+        """Release all resources. Calls in flight fail. Safe to call again."""
         if self._closed:
             return
         self._closed = True
@@ -190,7 +200,7 @@ class ServedEngine(ABC):
     # --- restarts ----------------------------------------------------------------------------------------------------
 
     async def _control(self, call: Callable[[], Awaitable[None]]) -> None:
-        """A control call, made again where the server process dies meanwhile."""
+        """Make a control call, and repeat it once if the server process dies during it."""
         if self._restarting is not None:
             await asyncio.shield(self._restarting)
         started = self._starts
@@ -201,7 +211,7 @@ class ServedEngine(ABC):
             await call()
 
     async def _recover(self, error: EngineLost, started: int) -> None:
-        """Returns when there is a later process than the one of that number. Raises `error` where none is to be."""
+        """Wait until a process later than number `started` runs. Raises `error` if no restart is left."""
         if self._starts != started:
             return
         if self._restarting is None:
@@ -210,7 +220,7 @@ class ServedEngine(ABC):
             self._stats.restarts += 1
             self._restarting = asyncio.create_task(self._start_again())
             self._restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # Whoever waits may be cancelled; a process half started would be nobody's.
+        # Shield the restart: if this waiter is cancelled, a half-started process must not be left without an owner.
         await asyncio.shield(self._restarting)
 
     async def _start_again(self) -> None:
@@ -244,8 +254,8 @@ class ServedEngine(ABC):
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, request: Request, sampled: list[int], limit: int) -> Piece:
-        """One call of the server, which `pause` and `close` can take back."""
-        # What goes on draws from a stream of its own: the server's would begin again with the first tokens' draws.
+        """Call the server once, in a task that `pause` and `close` can cancel."""
+        # A continuation needs another seed. With the same one, the server would reuse the first tokens' random numbers.
         seed = derive(request.seed, len(sampled)) if sampled else request.seed
         prompt = request.prompt + sampled if sampled else request.prompt
         call = asyncio.ensure_future(

@@ -1,11 +1,13 @@
-"""Keys and values of many conversations, a slot each, and attention over them.
+"""Cache of keys and values of many conversations, one slot each, and attention over it.
 
-Every token that is fed is a row of its own: a prompt of twenty tokens is twenty rows. On a CPU with one thread each has
-one query, whatever else is fed with it, which makes what a token gets independent, bit for bit, of the companions in
-the batch, of how a prompt was cut, and of whether its beginning was cached: kernels give a row the same bits in any
-number of rows, and one query the same bits over any number of masked keys, but several queries at once get others. Rows
-and keys are padded to whole vectors for it, so that no row falls into a loop's remainder. Several threads cut tensors
-anywhere, so there queries are put together as on a GPU: in bfloat16 that is several times as fast.
+Every token that is fed is one row: a prompt of twenty tokens has twenty rows. On a CPU with one thread, attention gets
+one query per call and sequence. A token's result is then independent, bit for bit, of the other rows in the batch, of
+how its prompt was split, and of whether the beginning was cached. Kernels compute a row identically in any number of
+rows, and one query identically over any number of masked keys, but not several queries at once. Rows and keys are
+padded to whole vectors, so that no row falls into a loop's remainder.
+
+With several threads, tensors are split at arbitrary places and results differ anyway. Queries are then batched as on a
+GPU, which is several times as fast in bfloat16.
 """
 
 from __future__ import annotations
@@ -25,31 +27,31 @@ from starpod.trainer.models.folding import common_prefix
 
 
 class Slots:
-    """Slots are free, busy with a reply, or idle: kept for the next turn of a conversation until the slot is needed."""
+    """Allocator of slots. A slot is free, busy with a reply, or idle: kept for a conversation until it is needed."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = list(range(count))
         self._idle: OrderedDict[str, int] = OrderedDict()  # conversation -> slot, the longest unused first
-        self._tokens: list[Sequence[int]] = [()] * count  # what the cache holds of each idle slot
+        self._tokens: list[Sequence[int]] = [()] * count  # the cached tokens of each idle slot
 
     def take(self, conversation: str, prompt: Sequence[int]) -> tuple[int, int] | None:
-        """A slot for a reply to `prompt`, and how many of its first tokens are cached there; None while all are busy.
+        """Return a slot for a reply to `prompt` and the number of its tokens cached there; None if all slots are busy.
 
-        The last token is never counted as cached: the model must read it to say what follows.
+        The last token never counts as cached, because the model must read it to sample the next one.
         """
         slot = self._idle.pop(conversation, None)
         if slot is not None:
             return slot, common_prefix(self._tokens[slot], prompt[:-1])
         if self._free:
-            # The lowest, because attention runs over whole ranges.
+            # Take the lowest slot to keep ranges short: attention is computed over whole ranges.
             return heapq.heappop(self._free), 0
         if self._idle:
             return self._idle.popitem(last=False)[1], 0
         return None
 
     def give_back(self, slot: int, conversation: str, tokens: Sequence[int]) -> None:
-        """The reply is over. tokens: what the cache holds. It is kept unless `conversation` is empty."""
+        """Release the slot of a finished reply, whose cache holds `tokens`. Keep it unless `conversation` is empty."""
         if not conversation:
             heapq.heappush(self._free, slot)
             return
@@ -58,35 +60,35 @@ class Slots:
         self._idle[conversation] = slot
 
     def forget(self, conversation: str) -> None:
-        """Frees the slot that is kept for a conversation, if there is one."""
+        """Free the idle slot of a conversation, if there is one."""
         slot = self._idle.pop(conversation, None)
         if slot is not None:
             heapq.heappush(self._free, slot)
 
     def forget_all(self) -> None:
-        """Frees all slots that are not busy."""
+        """Free all idle slots."""
         for conversation in list(self._idle):
             self.forget(conversation)
 
 
 ATTENTION = "starpod_slots"
-"""Its name among the attention functions of transformers."""
+"""Name under which `_attention` is registered in transformers."""
 
 VECTOR = 32
 """Rows and keys are padded to multiples of this."""
 
 _DENSE = 4
-"""One call for a whole range of slots is cheaper than one for each row where at least one slot in so many has a row."""
+"""A range of slots is computed in one call, which is cheaper, if at least one in this many slots has a row."""
 
 
 def pad(length: int) -> int:
-    """The next multiple of VECTOR."""
+    """Round up to a multiple of VECTOR."""
     return -(-length // VECTOR) * VECTOR
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens to be fed: those of `slot` from position `start` on."""
+    """Consecutive tokens to feed to `slot`, from position `start` on."""
 
     slot: int
     start: int
@@ -95,33 +97,35 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows first to last: queries over the first `keys` keys of the slots from `slot` on. mask: added to the scores."""
+    """Attention of the rows from `first` up to `last` (exclusive) over the first `keys` keys of their slots."""
 
     first: int
     last: int
     slot: int
+    """The slot of all rows; in a dense block, the slot of the first row, and each further row has the next slot."""
     keys: int
     mask: Tensor
+    """Mask to add to the attention scores, [rows, keys]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Spans laid out as R rows.
-
-    tokens_R1, positions_R1: what the model reads. last: for each span, the row of its last token.
-    writes: flat places in the cache of each row's keys, [R * key-value heads].
-    """
+    """Spans laid out as R rows."""
 
     tokens_R1: Tensor
     positions_R1: Tensor
     last: list[int]
+    """Row of the last token of each span."""
     writes: Tensor
+    """Flat indices in the cache at which each row's keys are written, [R * key-value heads]."""
     dense: _Block | None
+    """Rows of a range of slots, one row each; None if they are not computed in one call."""
     blocks: list[_Block]
+    """The other rows, one block per span."""
 
 
 def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, int, int, int, int]:
-    """Layers, keys and values, slots and one more, key-value heads, tokens, width of a head."""
+    """Return the cache's shape: layers, 2 (keys and values), slots + 1, key-value heads, tokens, width of a head."""
     config = model_config.get_text_config()
     heads: int = config.num_attention_heads
     width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -130,9 +134,14 @@ def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, i
 
 
 class SlotCache:
-    """Cache in the sense of transformers: it is asked to take in keys and values, layer by layer.
+    """Cache with the interface of transformers, which calls `update` for each layer.
 
-    slots: conversations; one more is kept for rows that are padding. length: tokens of the longest, rounded up.
+    Args:
+        config: Configuration of the model.
+        slots: Number of conversations. One more slot is allocated for padding rows.
+        length: Maximum number of tokens of a conversation; rounded up.
+        device: Device of the cache.
+        dtype: Type of keys and values.
     """
 
     def __init__(self, config: Any, slots: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -143,7 +152,7 @@ class SlotCache:
         shape = cache_shape(config, slots, length)
         self.key_value_heads, self.width = shape[3], shape[5]
         self.device = device
-        # Zeros, because what is masked is still multiplied by 0 and must be finite.
+        # Masked values are still multiplied by 0, so they must be finite.
         self.layers = torch.zeros(shape, device=device, dtype=dtype)
         self.one_query = device.type == "cpu" and torch.get_num_threads() == 1
         self._head_offsets = torch.arange(self.key_value_heads, device=device) * self.length
@@ -151,7 +160,7 @@ class SlotCache:
         self._writes = torch.empty(0, dtype=torch.int64)
 
     def lay_out(self, spans: Sequence[Span]) -> Feed:
-        """Rows for these spans: first, where it pays, one for each slot of a range; then the other spans one by one."""
+        """Lay out spans as rows. If it pays, the dense range of slots comes first, then the other spans one by one."""
         singles = [index for index, span in enumerate(spans) if len(span.tokens) == 1]
         low = min((spans[index].slot for index in singles), default=0)
         high = max((spans[index].slot + 1 for index in singles), default=0)
@@ -185,21 +194,21 @@ class SlotCache:
         return Feed(tokens_R[:, None], positions_R[:, None], last, writes.flatten(), dense if width else None, blocks)
 
     def _masks(self, positions_R: Tensor, keys: int) -> Tensor:
-        """Masks to add to the scores of each row, [R, keys]."""
+        """Return causal masks to add to the scores of each row, [R, keys]."""
         hidden = self._places[:keys] > positions_R[:, None]
         zeros = torch.zeros(hidden.shape, device=self.device, dtype=self.layers.dtype)
         return zeros.masked_fill_(hidden, -torch.inf)
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Gives one slot the first `count` tokens of another."""
+        """Copy the entries of the first `count` tokens from one slot to another."""
         self.layers[:, :, target, :, :count] = self.layers[:, :, source, :, :count]
 
     def begin(self, feed: Feed) -> None:
-        """Sets the rows that the next calls of `update` are about."""
+        """Set the rows that the next calls of `update` write."""
         self._writes = feed.writes
 
     def run(self, trunk: nn.Module, feed: Feed) -> Tensor:
-        """Feeds the rows to a model whose attention is ATTENTION. Hidden states, [R, hidden]."""
+        """Feed the rows to a model whose attention is ATTENTION and return hidden states, [R, hidden]."""
         self.begin(feed)
         states: Tensor = trunk(
             input_ids=feed.tokens_R1,
@@ -212,14 +221,14 @@ class SlotCache:
         return states[:, 0]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Takes in the rows' keys and values, [R, key-value heads, 1, width]. Gives those of all slots."""
+        """Write the rows' keys and values, [R, key-value heads, 1, width], and return those of all slots."""
         cached_keys, cached_values = self.layers[layer]
         for cached, new in ((cached_keys, keys), (cached_values, values)):
             cached.view(-1, self.width).index_copy_(0, self._writes, new.reshape(-1, self.width))
         return cached_keys, cached_values
 
     def attend(self, feed: Feed, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        """Attention of each row to its slot. query: [R, heads, 1, width]; the result [R, 1, heads, width]."""
+        """Compute each row's attention over its slot: query [R, heads, 1, width], result [R, 1, heads, width]."""
         out = torch.zeros(query.shape[0], 1, self.heads, self.width, device=query.device, dtype=query.dtype)
         if feed.dense is not None:
             out[feed.dense.first : feed.dense.last, 0] = self._range(feed.dense, query, keys, values, scale)
@@ -229,7 +238,7 @@ class SlotCache:
         return out
 
     def _range(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        """A row for each slot of a range."""
+        """Compute attention for a dense range of slots, one row each."""
         rows, shared = block.last - block.first, self.heads // self.key_value_heads
         query = query[block.first : block.last]
         keys, values = (cached[block.slot : block.slot + rows, :, : block.keys] for cached in (keys, values))
@@ -239,7 +248,8 @@ class SlotCache:
             out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
             return out.reshape(rows, self.heads, self.width)
         if shared > 1:
-            # Heads that share keys must not become queries of one call, so sequences and key heads change places.
+            # Heads that share keys must not become several queries of one sequence. Each key-value head becomes a
+            # sequence instead, and its query heads become the heads.
             query = query.reshape(rows * self.key_value_heads, shared, 1, self.width)
             keys, values = (cached.flatten(0, 1)[:, None].expand(-1, shared, -1, -1) for cached in (keys, values))
         mask = block.mask if shared == 1 else block.mask.repeat_interleave(self.key_value_heads, 0)
@@ -247,7 +257,7 @@ class SlotCache:
         return out.reshape(rows, self.heads, self.width)
 
     def _one_query(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        """Rows of one slot, each alone with its keys: they stand where heads do, and share the keys."""
+        """Compute rows of one slot with one query each: rows take the place of heads that share the keys."""
         rows, shared = block.last - block.first, self.heads // self.key_value_heads
         query = query[block.first : block.last].reshape(rows, self.key_value_heads, shared, self.width)
         query = query.transpose(0, 1).reshape(self.key_value_heads, rows * shared, 1, self.width)
@@ -260,7 +270,7 @@ class SlotCache:
         return out.reshape(rows, self.heads, self.width)
 
     def _many_queries(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        """Rows of one slot as the queries of one sequence."""
+        """Compute rows of one slot as the queries of one sequence."""
         shared = self.heads // self.key_value_heads
         query = query[block.first : block.last, :, 0].transpose(0, 1)[None]
         keys, values = (

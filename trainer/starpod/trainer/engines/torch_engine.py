@@ -1,4 +1,4 @@
-"""The default engine: samples with the trainer's own weights, in a thread of its own."""
+"""The default engine. It samples with the trainer's own weights, in a separate thread."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ from starpod.trainer.parallel import whole
 
 
 class TorchEngine:
-    """Continuous batching over a cache with one slot per conversation.
+    """Continuous batching with a cache of one slot per conversation.
 
-    Finished replies leave and waiting ones enter at every step; of a conversation's next prompt only what is new is
-    read. It computes in one thread of its own, so that the event loop serves the network meanwhile. Where all slots are
-    busy, requests wait; where idle conversations hold them, the one unused for longest loses its cache.
+    Requests enter and leave the batch at every step, and only the new tokens of a conversation's next prompt are read.
+    Requests wait if all slots are busy. If idle conversations hold the slots, the least recently used one loses its
+    cache. A separate thread computes, so the event loop can serve the network.
 
-    model: a Policy, or a transformers causal LM, with or without adapters. Its parameters are shared where they can be,
-    so no second model is held; where it computes in another type than its weights have, a rounded copy of them is. They
-    must not change while the engine samples, and `load` must be called when they have.
-    slots: replies at a time. max_context: tokens of prompt and reply together. prefill_rows: prompt tokens of one step.
+    The model's parameters are shared. Only if the model computes in another type than its weights, a rounded copy is
+    made. The parameters must not change while the engine samples, and `load` must be called after a change.
 
-    On a CPU with one thread, a reply's tokens and log-probabilities depend on its prompt, seed and weights alone, bit
+    On a CPU with one thread, a reply's tokens and log-probabilities depend only on its prompt, seed and weights, bit
     for bit (see slot_cache.py).
+
+    Args:
+        model: A Policy, or a causal LM of transformers with or without adapters.
+        slots: Maximum number of replies sampled at the same time.
+        max_context: Maximum number of tokens of prompt and reply together.
+        prefill_rows: Maximum number of prompt tokens per step.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class TorchEngine:
         self._lean = LeanDecoder(self._model, self._cache) if LeanDecoder.fits(self._model) else None
         self._batcher = Batcher(self._cache, self._stats, prefill_rows=prefill_rows)
         self._version = 0
-        self._inbox: deque[Job | str] = deque()  # jobs, and conversations to be forgotten, in the order of the calls
+        self._inbox: deque[Job | str] = deque()  # new jobs and names of conversations to forget, in order
         self._executor = ThreadPoolExecutor(1, "torch-engine", torch.set_num_threads, (torch.get_num_threads(),))
         self._worker: asyncio.Future[None] | None = None
         self._paused = False
@@ -65,7 +69,7 @@ class TorchEngine:
     # --- the five verbs -----------------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> Reply:
-        """Samples one reply. Raises ValueError for a request that cannot be served, RuntimeError when closed."""
+        """Sample one reply. Raises ValueError if the request cannot be served, RuntimeError if the engine is closed."""
         self._check(request)
         limit = min(request.max_tokens, self.max_context - len(request.prompt))
         loop = asyncio.get_running_loop()
@@ -80,21 +84,21 @@ class TorchEngine:
             raise
 
     def forget(self, conversation: str) -> None:
-        """Drops what is kept for a conversation. Harmless to repeat."""
+        """Drop the cache of a conversation, if there is one."""
         if conversation:
             self._inbox.append(conversation)
 
     async def pause(self) -> None:
-        """Returns when no token is being sampled. Replies under way go on after `resume`."""
+        """Stop sampling and return once no token is being sampled. Unfinished replies continue after `resume`."""
         self._paused = True
         if self._worker is not None:
             await asyncio.wait([self._worker])
 
     async def load(self, version: int, model: nn.Module) -> None:
-        """Takes the weights over: shares them, or copies them where they are spread over several GPUs.
+        """Share the model's weights, or copy them if they are sharded or of another type.
 
-        Replies under way go on with the new weights; `Reply.versions` says which token came from which.
-        Raises RuntimeError unless paused, ValueError for a model of another shape.
+        Unfinished replies continue with the new weights, and `Reply.versions` tells their tokens apart.
+        Raises RuntimeError unless paused, and ValueError for a model of another shape.
         """
         if not self._paused or self._worker is not None:
             raise RuntimeError("weights are loaded while the engine is paused: call pause() first")
@@ -106,17 +110,17 @@ class TorchEngine:
         self._batcher.drop_caches()
 
     async def resume(self) -> None:
-        """Goes on, with the weights loaded last."""
+        """Continue sampling with the latest loaded weights."""
         self._paused = False
         self._wake()
 
     def stats(self) -> EngineStats:
-        """Counters, and what is going on now."""
+        """Return a copy of the counters."""
         waiting = len(self._batcher.waiting) + sum(isinstance(item, Job) for item in tuple(self._inbox))
         return replace(self._stats, running=len(self._batcher.running), waiting=waiting)
 
     async def close(self) -> None:
-        """Frees what it holds. Calls in flight raise RuntimeError. Harmless to repeat."""
+        """Release all resources. Calls in flight raise RuntimeError. Safe to call again."""
         self._closed = True
         await self.pause()
         self._take_inbox()
@@ -135,7 +139,7 @@ class TorchEngine:
             raise ValueError("a request needs max_tokens >= 1, temperature >= 0 and 0 < top_p <= 1")
 
     def _wake(self) -> None:
-        """Starts the worker if there is something to do. Called on the event loop, like everything but `_work`."""
+        """Start the worker if there are jobs. Runs on the event loop, like all methods except `_work`."""
         if self._worker is None and not self._paused and (self._inbox or self._batcher.busy):
             self._worker = asyncio.get_running_loop().run_in_executor(self._executor, self._work)
             self._worker.add_done_callback(self._rest)
@@ -147,7 +151,7 @@ class TorchEngine:
         self._wake()
 
     def _work(self) -> None:
-        """Steps until there is nothing to do, or a pause is asked for."""
+        """Run steps in the worker thread until no job is left or a pause is requested."""
         head = output_layer(self._model)
         read = partial(self._cache.run, trunk_of(self._model)) if self._lean is None else self._lean.run
         with torch.inference_mode():
@@ -193,8 +197,10 @@ def _causal_lm(model: nn.Module) -> Any:
 
 
 def _sharing_copy(model: Any) -> Any:
-    """Modules of their own, which are set to sample while the model may train, with the same parameters and buffers, or
-    with parameters rounded to what the model computes in."""
+    """Return a copy of the modules in evaluation mode that shares parameters and buffers with the model.
+
+    Parameters that the model rounds before computing are copied in rounded form instead.
+    """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     dtype, kept = compute_dtype(model), kept_in_float32(model)
     with torch.no_grad():
@@ -203,14 +209,13 @@ def _sharing_copy(model: Any) -> Any:
                 shared[id(parameter)] = nn.Parameter(whole(parameter).to(dtype), requires_grad=False)
     shared_model = copy.deepcopy(model, shared)
     shared_model.config.get_text_config()._attn_implementation = ATTENTION
-    # In evaluation mode nothing is dropped out, and no cache is given up for recomputing activations.
+    # Evaluation mode disables dropout, and also gradient checkpointing, which would disable the cache.
     return shared_model.eval()
 
 
 def _share_weights(source: nn.Module, shared_model: nn.Module) -> None:
-    """Makes it use the source's parameters. Those that are sharded are put together and copied, and so are those
-    of another type."""
-    # Under all of their names: tied weights have several owners.
+    """Make a model share the source's parameters. Sharded parameters and those of another type are copied."""
+    # Tied weights have several owners, so every name is needed.
     theirs, ours = (dict(each.named_parameters(remove_duplicate=False)) for each in (source, shared_model))
     if theirs.keys() != ours.keys() or any(theirs[name].shape != ours[name].shape for name in theirs):
         raise ValueError("the model to be loaded has other parameters than the one that the engine was made for")

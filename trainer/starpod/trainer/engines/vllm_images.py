@@ -1,7 +1,7 @@
-"""Images in vLLM: prompts whose images the trainer has scaled and placed, and the files that vLLM starts with.
+"""Images in vLLM: prompts with images that the trainer has already processed, and the files that vLLM needs to start.
 
-vLLM's own processing of prompts is left out: it would scale and cut images anew, and take a mark of an image that was
-sampled as a word for one.
+vLLM's own processing of prompts is bypassed. It would scale and crop the images again, and it would treat an image
+token that the policy sampled as an image.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from starpod.trainer.models.trunk import plain
 from starpod.trainer.models.vision import pixels_of, view_of
 
 ARGUMENTS: dict[str, Any] = {
-    # It makes an image to see how much memory one takes, and the text with it.
+    # vLLM measures the memory of an image with a dummy prompt, for which it needs the tokenizer.
     "skip_tokenizer_init": False,
-    # Its class for SmolVLM differs from this one in how it makes prompts of texts, for which it needs more packages.
+    # vLLM's class for SmolVLM differs only in how it builds prompts from texts, and needs more packages for that.
     "hf_overrides": {"architectures": ["Idefics3ForConditionalGeneration"]},
-    # Nothing is looked up there: pixels travel with each prompt.
+    # Each prompt is sent with its pixels, so nothing would be looked up.
     "mm_processor_cache_gb": 0,
 }
-"""Of an engine whose model has eyes."""
+"""Arguments of vLLM for vision models."""
 
 
 def pretrained_view(model: nn.Module) -> PretrainedView | None:
-    """How a model sees images; None where it has no eyes. Raises EngineError for a tiny one with eyes."""
+    """Return the image processing of a model; None for a text model. Raises EngineError for a tiny vision model."""
     view = view_of(model)
     if view is None or isinstance(view, PretrainedView):
         return view
@@ -39,20 +39,27 @@ def pretrained_view(model: nn.Module) -> PretrainedView | None:
 
 
 def write_processor(view: PretrainedView, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Adds to a model's folder its tokenizer, and that an image is one square of the view's size, not cut."""
+    """Write the tokenizer and a processor, which keeps each image as one square of the view's size, to a folder."""
     from transformers import Idefics3ImageProcessor, Idefics3Processor
 
     edge = {"longest_edge": view.columns * view.pixels}
     image_processor = Idefics3ImageProcessor(do_image_splitting=False, size=edge, max_image_size=edge)
-    # Of a copy, because tokens that no prompt holds are added to it.
+    # The processor adds tokens to its tokenizer, so give it a copy.
     processor: Any = Idefics3Processor(image_processor, copy.deepcopy(tokenizer), image_seq_len=view.tokens)
     processor.save_pretrained(folder)
 
 
 def image_prompt(prompt: list[int], images: Images, model: nn.Module, salt: str) -> dict[str, Any]:
-    """A prompt with images, as vLLM's own processing would leave it. Raises ValueError for images that are missing.
+    """Return a prompt with images in the form that vLLM's own processing produces.
 
-    salt: keeps what is computed of prompt and images apart from that of other weights.
+    Args:
+        prompt: Token ids; negative ones refer to images.
+        images: Images by key.
+        model: The vision model.
+        salt: Name of the weights. Caches of prompts and images are not shared between different names.
+
+    Raises:
+        ValueError: If an image is missing, or if the model is a text model.
     """
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 

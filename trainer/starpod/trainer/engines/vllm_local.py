@@ -1,7 +1,7 @@
-"""vLLM whose engine core and workers are children of this process, on this machine's GPUs or its CPU.
+"""Local vLLM engine: its core and workers are children of this process, on this machine's GPUs or its CPU.
 
-Written against vllm 0.20 to 0.33. What differs between them is not used: native weight transfer changed its calls and
-the form of its CUDA handles twice in that range, while `collective_rpc` and `reload_weights` stayed what they were.
+It supports vllm 0.20 to 0.33 and uses only what is stable in that range. vLLM's native weight transfer changed its
+calls and its CUDA handles twice, whereas `collective_rpc` and `reload_weights` stayed the same.
 """
 
 from __future__ import annotations
@@ -33,33 +33,38 @@ from starpod.trainer.models.trunk import plain
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
 LOOK_SECONDS = 1.0
-"""Interval in which a call checks that the engine core still lives: a dead one answers nothing."""
+"""Interval in which a pending call checks that the engine core is alive."""
 WORKING_SHARE = 0.05
-"""Of one core's time: what an engine core uses at least while it computes."""
+"""Share of one CPU core's time above which an engine core counts as computing."""
 STOPPED = "stopped"
-"""psutil's word for a process that got SIGSTOP."""
+"""psutil's status of a process after SIGSTOP."""
 SHUTDOWN_SECONDS = 60.0
-"""In which an engine core that works ends by itself. A killed one leaves shared memory behind, and Python says so."""
+"""Time for an engine core to exit by itself. A killed one leaks shared memory, and Python warns about it."""
 
 T = TypeVar("T")
 
 
 class LocalVllm(ServedEngine):
-    """vLLM's AsyncLLM behind the five verbs.
+    """Engine that runs vLLM's AsyncLLM.
 
-    The same seed gives the same reply up to the rounding that depends on what else is in the batch; with
-    VLLM_BATCH_INVARIANT=1 in the environment, exactly. Building it takes half a minute: the model is loaded, and
-    compiled where there is a GPU.
+    The same seed gives the same reply, except for rounding that depends on the rest of the batch. With
+    VLLM_BATCH_INVARIANT=1 in the environment, replies are identical. Construction takes about half a minute, because
+    vLLM loads the model and compiles it on a GPU.
 
-    policy: whose model is a Hugging Face causal language model. Raises EngineError without vllm, or where vllm does not
-    run the model.
+    Args:
+        config: Options of the engine.
+        policy: Policy whose model is a Hugging Face causal language model.
+        max_context: Maximum number of tokens of prompt and reply together.
+
+    Raises:
+        EngineError: If vllm is not installed, or if it cannot run the model.
     """
 
     def __init__(self, config: EngineConfig, policy: Policy, *, max_context: int) -> None:
         super().__init__(
             slots=config.slots, max_context=max_context, vocabulary=policy.vocabulary, restarts=config.restarts
         )
-        # Each hand-over would log four lines among the progress of the run.
+        # At INFO, each hand-over would print four lines between the run's progress messages.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         try:
             import vllm
@@ -87,7 +92,7 @@ class LocalVllm(ServedEngine):
             raise EngineError("engine.sleep leaves the GPU's memory to the policy, and vLLM runs on the CPU: drop it")
         self._sleeps, self._asleep = config.sleep, False
         self._only_ipc = only_ipc
-        # None: as soon as it is known which GPU vLLM has.
+        # None means undecided until it is known which GPU vLLM uses.
         possible = only_ipc or (config.handover == "auto" and config.tensor_parallel == 1 and on_gpu)
         self._ipc: bool | None = None if possible else False
         self._folder = make_folder(config.handover_folder)
@@ -95,17 +100,17 @@ class LocalVllm(ServedEngine):
         if on_cpu:
             _check_head_size(model)
             _use_whole_cpu(_cache_gibibytes(model, tokens=config.slots * max_context))
-            # A prompt in pieces makes the worker turn back its random stream, which CPU generators cannot.
+            # With chunked prefill, the worker rewinds its random generator, which CPU generators do not support.
             arguments = {
                 "enforce_eager": True,
                 "enable_chunked_prefill": False,
                 "max_num_batched_tokens": max(max_context, min(2048, config.slots * max_context)),
             }
         else:
-            # After this process has asked CUDA for a GPU, as `is_available` does, a forked core could not use one.
+            # This process has initialized CUDA (`is_available`), so a forked engine core could not use a GPU.
             os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
             arguments = {"gpu_memory_utilization": config.gpu_memory_fraction}
-        # Never "auto": vLLM's own choice for a model in float32 is a 16-bit type.
+        # Do not pass "auto": vLLM would run a float32 model in a 16-bit type.
         dtype = config.computes_in(str(compute_dtype(model)).removeprefix("torch."))
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._arguments = {
@@ -115,24 +120,24 @@ class LocalVllm(ServedEngine):
             "max_num_seqs": config.slots,
             "tensor_parallel_size": config.tensor_parallel,
             "enable_prefix_caching": True,
-            # At the request's temperature; the default is before it.
+            # Log-probabilities at the request's temperature. vLLM's default ignores the temperature.
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": WORKER_EXTENSION,
             "disable_log_stats": True,
             "enable_sleep_mode": config.sleep,
-            "use_tqdm_on_load": False,  # each hand-over would draw a progress bar
+            "use_tqdm_on_load": False,  # no progress bar at each hand-over
             **arguments,
             **(ARGUMENTS if self._view is not None else {}),
         }
         self._llm: Any = None
         self._cpu_seconds = 0.0
-        # A core that loads may wait for a disk. Only one that is stopped is then known to hang.
+        # A core that loads weights may be idle while it waits for a disk. It counts as hanging only after SIGSTOP.
         self._watch, self._watch_loading = (
             Watch(
                 "the vLLM engine core",
                 look=LOOK_SECONDS,
                 check=self._check_alive,
-                # Answered between two steps of the core.
+                # The core answers this between two steps.
                 ask=lambda: self._llm.is_sleeping(),
                 working=working,
                 health=config.health_timeout,
@@ -147,7 +152,7 @@ class LocalVllm(ServedEngine):
             raise
 
     def _start(self) -> None:
-        """Starts an engine core with the model's weights. Raises EngineError."""
+        """Start an engine core with the model's weights. Raises EngineError."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -188,7 +193,7 @@ class LocalVllm(ServedEngine):
             raise
         except Exception as error:
             if not self._open.is_set() and getattr(error, "status_code", None) == 503:
-                return Piece([], [], aborted=True)  # newer versions refuse what comes during a pause
+                return Piece([], [], aborted=True)  # newer versions refuse requests during a pause
             if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
                 raise EngineError(f"vLLM refused a request: {type(error).__name__}: {error}") from error
             raise EngineLost(f"vLLM stopped: {type(error).__name__}: {error}") from error
@@ -202,13 +207,13 @@ class LocalVllm(ServedEngine):
     async def _halt(self) -> None:
         await self._ask(self._llm.pause_generation(mode="abort"), "a pause")
         if self._sleeps and not self._asleep:
-            # Level 1: the weights wait in main memory, and come back as they were if no others are handed over.
+            # Level 1 keeps the weights in main memory, so they can be restored if no new ones are handed over.
             await self._ask(self._llm.sleep(1), "falling asleep", loads=True)
             self._asleep = True
 
     async def _wake(self) -> None:
         if self._asleep:
-            torch.cuda.empty_cache()  # what the update has left there
+            torch.cuda.empty_cache()  # release the update's cached blocks
             await self._ask(self._llm.wake_up(), "waking up", loads=True)
             self._asleep = False
 
@@ -228,7 +233,7 @@ class LocalVllm(ServedEngine):
                 await asyncio.to_thread(write_weights, model, folder, self._dtype)
                 call = self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
                 await self._ask(call, "new weights", loads=True)
-                # Not before: the core reads it as long as it starts.
+                # Remove it only now: a starting core still reads this folder.
                 shutil.rmtree(self._folder / "start", ignore_errors=True)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -238,7 +243,7 @@ class LocalVllm(ServedEngine):
             raise EngineError(f"vLLM did not take version {version} of the weights: {error}") from error
 
     async def _is_on_gpu_of(self, model: torch.nn.Module) -> bool:
-        """Whether vLLM can open the policy's memory. Raises EngineError where it has to."""
+        """Return whether vLLM runs on the policy's GPU and can open its memory. Raises EngineError if it must."""
         mine = gpu_of(device_of(model))
         (other,) = await self._ask(self._llm.collective_rpc("starpod_gpu"), "which GPU it has")
         if self._only_ipc and other != mine:
@@ -253,15 +258,15 @@ class LocalVllm(ServedEngine):
         await self._ask(self._llm.resume_generation(), "resuming")
 
     async def _stop(self, seconds: float | None = None) -> None:
-        """Ends the core. seconds: after which it is killed; None: vLLM's own five."""
+        """Stop the core, and kill it after `seconds`; None is vLLM's default of 5 seconds."""
         llm, self._llm = self._llm, None
         if llm is not None:
-            # vLLM ends it after the core, and meanwhile it would report that the core is gone.
+            # Otherwise the handler would report the stopped core as dead, because vLLM stops the handler later.
             if (handler := llm.output_handler) is not None:
                 handler.cancel()
             await asyncio.to_thread(llm.shutdown, seconds)
         del llm
-        # What is left of it goes now: at the interpreter's end its own clean-up no longer works, and says so.
+        # Collect vLLM's objects now. Their __del__ fails noisily at interpreter shutdown.
         gc.collect()
 
     async def _shut_down(self) -> None:
@@ -271,9 +276,12 @@ class LocalVllm(ServedEngine):
     # --- waiting for a process that may die --------------------------------------------------------------------------
 
     async def _ask(self, call: Coroutine[Any, Any, T], what: str, *, loads: bool = False) -> T:
-        """The result of a control call. Raises EngineLost where the engine core is dead or hangs.
+        """Await a control call and return its result. Raises EngineLost if the engine core is dead or hangs.
 
-        loads: it keeps the core busy, which answers nothing meanwhile.
+        Args:
+            call: The call.
+            what: Its name in error messages.
+            loads: Whether the call keeps the core busy, so that it cannot answer health checks.
         """
         watch = self._watch_loading if loads else self._watch
         try:
@@ -293,7 +301,7 @@ class LocalVllm(ServedEngine):
             raise EngineLost("the vLLM engine core died; its messages above say why")
 
     def _is_working(self) -> bool:
-        """Whether the core's processes compute: one that is stopped may keep others busy with waiting for it."""
+        """Return whether the core's processes compute. If one is stopped, the others may just busy-wait for it."""
         found = list(_core_processes())
         before, self._cpu_seconds = self._cpu_seconds, sum(seconds for _, seconds in found)
         stopped = any(status == STOPPED for status, _ in found)
@@ -301,7 +309,7 @@ class LocalVllm(ServedEngine):
 
 
 def _core_processes() -> Iterator[tuple[str, float]]:
-    """Status and seconds of computing of this process's engine cores, and of their workers."""
+    """Yield status and CPU seconds of each engine core of this process, and of their workers."""
     import psutil
 
     for core in multiprocessing.active_children():
@@ -318,7 +326,7 @@ def _none_is_stopped() -> bool:
 
 
 def _check_head_size(model: torch.nn.Module) -> None:
-    """Raises EngineError for attention heads that vLLM's CPU kernels do not take."""
+    """Raise EngineError if vLLM's CPU kernels do not support the size of the attention heads."""
     _, size = _attention(model)
     if size % 32:
         raise EngineError(
@@ -328,13 +336,13 @@ def _check_head_size(model: torch.nn.Module) -> None:
 
 
 def _attention(model: torch.nn.Module) -> tuple[Any, int]:
-    """The configuration of the language model, and the size of its attention heads."""
+    """Return the configuration of the language model and the size of its attention heads."""
     config: Any = plain(model).config.get_text_config()
     return config, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _cache_gibibytes(model: torch.nn.Module, *, tokens: int) -> int:
-    """Memory for keys and values of so many tokens, rounded up; at most a quarter of this machine's."""
+    """Return the GiB of keys and values of `tokens` tokens, rounded up; at most a quarter of this machine's memory."""
     config, size = _attention(model)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     wanted: int = tokens * config.num_hidden_layers * 2 * heads * size * next(model.parameters()).element_size()
@@ -343,9 +351,9 @@ def _cache_gibibytes(model: torch.nn.Module, *, tokens: int) -> int:
 
 
 def _use_whole_cpu(cache_gibibytes: int) -> None:
-    """Sets what vLLM reads from the environment when its core starts; what a user has set there stays.
+    """Set vLLM's environment variables for the CPU, unless the user has set them.
 
-    By itself it keeps one core free, which halves its speed on two.
+    By default vLLM keeps one CPU core free, which halves its speed on two cores.
     """
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)

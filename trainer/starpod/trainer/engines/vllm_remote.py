@@ -1,8 +1,8 @@
-"""vLLM servers over HTTP: tokens in and out, and control of weights through their development endpoints.
+"""Remote vLLM engine: servers sample over HTTP, and their development endpoints control the weights.
 
-Written against vllm 0.20 to 0.33, started by `starpod vllm`, with any model of the same architecture. For
-`handover: nccl` add `--weight-transfer-config '{"backend": "nccl"}'`. The development endpoints let anyone who reaches
-them replace the weights, with or without `--api-key`: they belong on a private network.
+It supports vllm 0.20 to 0.33, started by `starpod vllm` with any model of the same architecture. For `handover: nccl`
+add `--weight-transfer-config '{"backend": "nccl"}'`. Anyone who reaches the development endpoints can replace the
+weights, even with `--api-key`, so the servers belong on a private network.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ START = (
     "--enable-scale-out"
 )
 LOOK_SECONDS = 5.0
-"""Interval of the health checks of a server that is waited for."""
+"""Interval of the health checks of a server with pending calls."""
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
-"""Seconds before a call is made again; each wait is twice as long as the one before."""
+"""First and longest wait in seconds before a call is retried; each wait is twice as long as the previous one."""
 _BUSY = (
     "/collective_rpc",
     "/init_weight_transfer_engine",
@@ -45,27 +45,29 @@ _BUSY = (
     "/update_weights",
     "/finish_weight_update",
 )
-"""Calls that keep an engine core, or let it wait for others, and it answers nothing meanwhile."""
+"""Calls during which an engine core works or waits for others, so that it does not answer health checks."""
 _PASSING = (408, 409, 429)
-"""Statuses below 500 with which the same call may be made again."""
+"""Statuses below 500 after which the same call may be retried."""
 
 
 class VllmServer:
-    """One server: its calls, asked again where that is harmless, and its errors in words.
+    """Client of one server that retries calls and raises readable errors.
 
-    A reply depends on its request alone, and control calls set a state, but for those of a broadcast. What is not
-    answered is not asked again: either the server works on it or it hangs. Which one, its engine core tells, as it
-    answers between two steps; a server whose core hangs calls itself healthy.
+    Failed calls are retried, because they are idempotent except for those of a broadcast. A call without an answer is
+    not repeated: the server either works on it or hangs. Health checks ask the engine core, which answers between two
+    steps. The server alone would report itself healthy even if its core hangs.
 
-    breaks: connections that were lost; known: those after which the server was still, or was made, the one it should
-    be. instance: the process that this was; empty where it does not say.
+    Attributes:
+        breaks: Number of lost connections.
+        known: Value of `breaks` when the server was last known to be the expected process.
+        instance: Id of that process; "" if the server does not report it.
     """
 
     def __init__(self, url: str, *, key: str, config: EngineConfig) -> None:
         self.url = url.rstrip("/")
         self.breaks = self.known = 0
         self.instance = ""
-        # Health checks have connections of their own: those of replies may all be taken.
+        # Health checks have separate connections, because all others may be busy with replies.
         self._client, self._checks = (
             openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", timeout=timeout, max_retries=0)
             for timeout in (None, config.health_timeout)
@@ -83,7 +85,7 @@ class VllmServer:
         )
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._client.close()
         await self._checks.close()
 
@@ -96,13 +98,22 @@ class VllmServer:
         session: str = "",
         once: bool = False,
     ) -> Any:
-        """The JSON reply. Raises EngineError, or NotThere where the server has no such path.
+        """Send a POST request and return the decoded JSON body.
 
-        once: do not ask again, because others take part in what the call does.
+        Args:
+            path: Path on the server.
+            body: JSON value to send.
+            query: Query parameters.
+            session: Session name for a router in front of the servers.
+            once: Do not retry, because the call is part of a collective operation.
+
+        Raises:
+            NotThere: If the server has no such path.
+            EngineError: If the call failed for another reason.
         """
         options: Any = {"params": query or {}}
         if session:
-            # A router in front of several servers keeps a session on the one that has its cache.
+            # A router sends all requests of a session to the server with its cache.
             options["headers"] = {"X-Session-ID": session}
 
         def call() -> Coroutine[Any, Any, object]:
@@ -111,12 +122,12 @@ class VllmServer:
         return await self._ask(call, path, 0 if once else self._retries)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """Likewise."""
+        """Send a GET request and return the decoded JSON body. Errors are those of `post`."""
         options: Any = {"params": query or {}}
         return await self._ask(lambda: self._client.get(path, cast_to=object, options=options), path, self._retries)
 
     async def info(self) -> Mapping[str, Any]:
-        """Its configuration."""
+        """Return the server's vLLM configuration."""
         reply = await self.get("/server_info", {"config_format": "json"})
         return reply.get("vllm_config") or {}
 
@@ -155,11 +166,11 @@ class Refused(EngineError):
 
 
 class RemoteVllm(ServedEngine):
-    """vLLM servers, all with the same weights, behind the five verbs. Each conversation stays on one of them.
+    """Engine on vLLM servers, all with the same weights. Each conversation stays on one server.
 
-    Until the first `load` they sample from the weights that they were started with. Of several ranks the first one
-    pauses the servers and hands the weights over, for all; each samples for itself. `pause`, `load` and `resume` are
-    collective, and a sharded model is gathered one parameter at a time.
+    Until the first `load`, the servers sample from the weights that they were started with. All ranks sample, and
+    `pause`, `load` and `resume` are collective: the first rank controls the servers and hands the weights over.
+    A sharded model is gathered one parameter at a time.
     """
 
     def __init__(
@@ -175,7 +186,7 @@ class RemoteVllm(ServedEngine):
         self._ids = itertools.count()
         self._checked = asyncio.Lock()
         self._right = False
-        # Of the present weights, for a server that is started anew; empty before the first ones.
+        # Folder of the current weights, from which restarted servers load them; None before the first hand-over.
         self._written: Path | None = None
         folder = make_folder(config.handover_folder) if self._parallel.is_main else Path()
         self._folder = self._parallel.broadcast_object(folder)
@@ -195,7 +206,7 @@ class RemoteVllm(ServedEngine):
             reply = await server.post("/inference/v1/generate", body, session=request.conversation)
         except Refused as error:
             if error.status == 503 and not self._open.is_set():
-                return Piece([], [], aborted=True)  # newer versions refuse what comes during a pause
+                return Piece([], [], aborted=True)  # newer versions refuse requests during a pause
             raise
         if (breaks := server.breaks) != server.known:
             instance = (await server.info()).get("instance_id", "")
@@ -215,7 +226,7 @@ class RemoteVllm(ServedEngine):
         return self._servers[zlib.crc32(conversation.encode()) % len(self._servers)]
 
     async def _check(self) -> None:
-        """Once: that the servers can be controlled and report the log-probabilities that training needs."""
+        """Check once that the servers can be controlled and report the log-probabilities that training needs."""
         async with self._checked:
             if self._right:
                 return
@@ -238,7 +249,7 @@ class RemoteVllm(ServedEngine):
 
     @staticmethod
     async def _probe(server: VllmServer) -> None:
-        """Raises EngineError unless the server samples from token ids. An empty request has no other effect."""
+        """Send an empty request, which has no effect, and raise EngineError if the server rejects token ids."""
         try:
             await server.post("/inference/v1/generate", {}, once=True)
         except Refused as error:
@@ -248,19 +259,22 @@ class RemoteVllm(ServedEngine):
                 ) from error
 
     async def pause(self) -> None:
-        """As `Engine.pause`: first no rank asks any more. Where it fails on one rank it fails on all."""
+        """Interrupt all replies, after all ranks have stopped sending requests. If one rank fails, all fail."""
         self._open.clear()
         if self._parallel.world > 1:
             await self._parallel.in_thread(self._parallel.barrier)
         await self._parallel.all_done(super().pause())
 
     async def load(self, version: int, model: torch.nn.Module) -> None:
-        """As `Engine.load`, on all ranks or on none; but what fails in a broadcast hangs, and is not waited for."""
+        """Hand over the weights and wait until all ranks are done, so that all fail if one does.
+
+        With nccl there is no such wait: if the broadcast fails, the other ranks hang in gathering the weights.
+        """
         loading = super().load(version, model)
         await (loading if self._nccl is not None else self._parallel.all_done(loading))
 
     async def resume(self) -> None:
-        """As `Engine.resume`: once the servers have the weights, on all ranks."""
+        """Continue sampling on all ranks, once the servers have the weights."""
         await self._parallel.all_done(self._resume_servers())
         self._open.set()
 
@@ -283,7 +297,7 @@ class RemoteVllm(ServedEngine):
         await self._all("/resume")
 
     async def _restart(self) -> None:
-        """Brings the present weights to servers of which one was started anew: any rank may do it, from the folder."""
+        """Reload the current weights from their folder on all servers after one was restarted. Any rank may do it."""
         self._right = False
         if self._nccl is not None and self._version:
             raise EngineError(
@@ -332,8 +346,13 @@ class RemoteVllm(ServedEngine):
 class NcclSender:
     """Broadcasts weights from the trainer's GPU to the servers' GPUs, one parameter at a time.
 
-    The trainer is rank 0 of a group of its own with all workers, made at the first call. address: "host:port" that the
-    servers reach the trainer at. Needs vllm here too, for its communicator, and a policy on a GPU.
+    The first call creates a process group in which the trainer is rank 0 and the servers' workers are the other ranks.
+    The trainer needs vllm, for its communicator, and a policy on a GPU.
+
+    Args:
+        servers: The servers.
+        address: "host:port" at which the servers reach the trainer.
+        parallel: Ranks of the trainer.
     """
 
     def __init__(self, servers: list[VllmServer], address: str, parallel: Parallel) -> None:
@@ -344,7 +363,7 @@ class NcclSender:
         self._group: Any = None
 
     async def send(self, model: torch.nn.Module) -> None:
-        """Returns when all servers have the weights. Raises EngineError."""
+        """Send the weights and return when all servers have them. Raises EngineError."""
         device = device_of(model)
         if device.type != "cuda":
             raise EngineError("engine.handover nccl sends from the policy's GPU memory, and the policy is on the CPU")
@@ -354,14 +373,14 @@ class NcclSender:
         types = [str(compute_dtype(model)).removeprefix("torch.")] * len(names)
         update = {"update_info": {"names": list(names), "dtype_names": types, "shapes": list(shapes)}}
         framed = await self._frame("/start_weight_update")
-        # The servers wait for the broadcast inside this call.
+        # These calls return only after the broadcast.
         calls = [asyncio.ensure_future(server.post("/update_weights", update, once=True)) for server in self._servers]
         await self._together(calls, self._parallel.in_thread(self._broadcast, model, device))
         if framed:
             await self._frame("/finish_weight_update")
 
     async def _frame(self, path: str) -> bool:
-        """Asks all servers; False where they are of a version that does without."""
+        """Call `path` on all servers. Return False if their version of vLLM does not have it."""
         try:
             await asyncio.gather(*(server.post(path, once=True) for server in self._servers))
         except NotThere:
@@ -391,8 +410,10 @@ class NcclSender:
         return await self._together(calls, self._parallel.in_thread(rendezvous))
 
     async def _together(self, calls: Sequence[asyncio.Future[Any]], work: Any) -> Any:
-        """The servers' calls and the trainer's part of them, at once. What a server says comes first: the trainer's
-        part hangs without it."""
+        """Run the servers' calls and the trainer's part of a collective operation at the same time.
+
+        Errors of the servers are raised at once, because the trainer's part would hang without them.
+        """
         mine = asyncio.ensure_future(work)
         done, _ = await asyncio.wait((*calls, mine), return_when=asyncio.FIRST_EXCEPTION)
         for call in {*calls, mine} - done:
@@ -403,7 +424,7 @@ class NcclSender:
         return mine.result()
 
     def _broadcast(self, model: torch.nn.Module, device: torch.device) -> None:
-        # The stream on which the weights are made: else they could be sent before they are there.
+        # Use the stream that computes the weights, or they could be sent before they are complete.
         with torch.cuda.device(device):
             stream = torch.cuda.current_stream()
             for _, weight in weights_of(model):

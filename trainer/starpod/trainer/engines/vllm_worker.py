@@ -1,7 +1,7 @@
-"""Additions to vLLM's processes: a session of their own for the engine core, and weights by CUDA IPC for its worker.
+"""Additions to vLLM's processes: the engine core gets its own session, and the worker receives weights by CUDA IPC.
 
-A handle names memory of another process on the same GPU. Only names, shapes and handles travel; the worker copies the
-weights from GPU memory to GPU memory. They come in buckets: the worker asks for the next one when it has copied one.
+A CUDA IPC handle refers to memory of another process on the same GPU. Only names, shapes and handles are sent, and the
+worker copies the weights within GPU memory. Weights are sent in buckets, and the worker acknowledges each copied one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 BUCKET_BYTES = 2**29
-"""Of the weights that are on their way at once; one that is larger comes alone."""
+"""Maximum size of a bucket. A larger weight has its own bucket."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SIZE = struct.Struct("!Q")
 
@@ -34,8 +34,10 @@ _SIZE = struct.Struct("!Q")
 
 @contextlib.contextmanager
 def own_session() -> Iterator[None]:
-    """Engine cores that are begun meanwhile run by `run_core`: signals to the trainer's process group, such as Ctrl-C,
-    are for the trainer, which saves and ends them."""
+    """Make engine cores that are started inside this context run `run_core`.
+
+    Signals to the trainer's process group, such as Ctrl-C, then reach only the trainer, which saves and stops them.
+    """
     from vllm.v1.engine.core import EngineCoreProc
 
     run_core.original = EngineCoreProc.run_engine_core  # type: ignore[attr-defined]
@@ -49,16 +51,16 @@ def own_session() -> Iterator[None]:
 
 
 def run_core(*arguments: Any, **named: Any) -> None:
-    """The engine core's program, in a session of its own, which ends with the trainer, however that ends."""
+    """Run the engine core's program in its own session and kill it when the trainer ends for any reason."""
     os.setsid()
-    # What came before is dropped: it was for the trainer.
+    # Ignoring a signal discards pending ones, which were meant for the trainer.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # A forked process has the parent's memory, with the other program in the place of vLLM's.
+    # A forked process inherits the patched EngineCoreProc and the original. A spawned one imports it unpatched.
     original: Callable[..., None] | None = getattr(run_core, "original", None)
     if original is None:
         from vllm.v1.engine.core import EngineCoreProc
@@ -68,7 +70,7 @@ def run_core(*arguments: Any, **named: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Kills this process and its own: a core whose trainer was killed would keep its memory for ever."""
+    """Kill this process group when the parent ends. Otherwise the core of a killed trainer would keep its memory."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -79,12 +81,12 @@ def _end_with_parent() -> None:
 
 
 def gpu_of(device: torch.device) -> str:
-    """The GPU's UUID: numbers differ between processes that see other GPUs."""
+    """Return the GPU's UUID. Device numbers depend on the GPUs that a process sees, so they cannot be compared."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    """The weights, contiguous, in lists of at most BUCKET_BYTES."""
+    """Yield the weights, made contiguous, in lists of at most BUCKET_BYTES."""
     bucket: list[tuple[str, Tensor]] = []
     for name, weight in weights:
         if bucket and sum(each.nbytes for _, each in bucket) + weight.nbytes > BUCKET_BYTES:
@@ -97,7 +99,7 @@ def buckets(weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, T
 
 
 def pack_handles(weights: Sequence[tuple[str, Tensor]]) -> bytes:
-    """Handles of the weights, which have to live until the worker is done with them."""
+    """Pickle IPC handles of the weights. The weights must stay alive until the worker has copied them."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     return pickle.dumps([(name, reduce_tensor(weight)) for name, weight in weights])  # type: ignore[no-untyped-call]
@@ -105,9 +107,9 @@ def pack_handles(weights: Sequence[tuple[str, Tensor]]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def sent_by_handles(weights: Iterable[tuple[str, Tensor]]) -> AsyncIterator[str]:
-    """The address at which a worker gets the weights, a bucket whenever it has copied the one before.
+    """Serve the weights inside the context and yield the socket address for the worker.
 
-    Raises what goes wrong in sending them.
+    Each bucket is sent after the worker has copied the previous one. The context raises errors of sending at its end.
     """
     failed: list[Exception] = []
     connections: list[asyncio.StreamWriter] = []
@@ -124,13 +126,13 @@ async def sent_by_handles(weights: Iterable[tuple[str, Tensor]]) -> AsyncIterato
                 torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
             writer.write(_SIZE.pack(0))
         except asyncio.IncompleteReadError:
-            pass  # the worker failed, and says so itself
+            pass  # the worker failed and reports the error itself
         except Exception as error:
             failed.append(error)
         finally:
             writer.close()
 
-    # Private, as what is sent could run code.
+    # The folder is private because the worker unpickles what it receives, which can run code.
     with tempfile.TemporaryDirectory(prefix="starpod-ipc-") as folder:
         server = await asyncio.start_unix_server(send, f"{folder}/handles")
         try:
@@ -144,29 +146,32 @@ async def sent_by_handles(weights: Iterable[tuple[str, Tensor]]) -> AsyncIterato
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for vLLM's warning, at each hand-over, that layers without weights of their own got none: a rotary
-    embedding has a table, a tied output layer the embedding's weights."""
+    """Return False for vLLM's warning at each hand-over that some layers got no weights.
+
+    It is expected for rotary embeddings, which have a table, and for tied output layers, which use the embedding's
+    weights.
+    """
     return "Failed to load weights" not in str(record.msg) or not any(
         name in str(record.args) for name in ("RotaryEmbedding", "ParallelLMHead")
     )
 
 
-# Where this module is imported in a worker, which is before it loads weights.
+# Takes effect when a worker imports this module, which is before it loads weights.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_is_news)
 
 
 class WeightReceiver:
-    """Mixed into vLLM's worker class (`worker_extension_cls`); `reload_weights` is the worker's own."""
+    """Mixin of vLLM's worker class (`worker_extension_cls`), which provides `reload_weights`."""
 
     device: torch.device
     reload_weights: Any
 
     def starpod_gpu(self) -> str:
-        """The worker's GPU, as `gpu_of`."""
+        """Return the UUID of the worker's GPU."""
         return gpu_of(self.device)
 
     def starpod_receive(self, address: str) -> None:
-        """Loads the weights that this run's trainer sends at the address."""
+        """Load the weights that the trainer serves at the socket address."""
         self.reload_weights(weights_iterator=self._opened(address))
         torch.cuda.synchronize()
 
@@ -176,13 +181,13 @@ class WeightReceiver:
             channel.connect(address)
             stream = channel.makefile("rb")
             while size := _SIZE.unpack(_read(stream, _SIZE.size))[0]:
-                # The seventh argument is the GPU's number, which may differ between the two processes.
+                # Replace the seventh argument, the GPU's number, which may differ between the two processes.
                 opened = [
                     (name, rebuild(*arguments[:6], place, *arguments[7:]))
                     for name, (rebuild, arguments) in pickle.loads(_read(stream, size))
                 ]
                 for name, weight in opened:
-                    # A copy: vLLM keeps the weights of a layer until it has all of them.
+                    # Copy the weight, because vLLM keeps a layer's weights until it has all of them.
                     yield name, weight.clone()
                     del weight
                 torch.cuda.synchronize()

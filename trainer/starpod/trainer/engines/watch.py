@@ -1,4 +1,4 @@
-"""Watch over another process that calls wait for: one that is dead or hangs answers none of them."""
+"""Supervision of calls to another process, which are never answered if that process is dead or hangs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ T = TypeVar("T")
 
 
 class Watch:
-    """Ends the wait for a process that is dead, hangs, or lets no call come to its end.
+    """Raises an error in pending calls if the process dies, hangs, or completes no call for too long.
 
-    name: of the process, in messages. look: seconds between two looks at it. check: raises EngineError where it is
-    dead. ask: a question that it answers at once unless it hangs; None: what it does now lets it answer none. working:
-    whether it works although it has not answered yet. health: seconds without answer or work after which it hangs;
-    `hung` is raised then. reply: seconds in which none of the calls came to its end.
+    Args:
+        name: Name of the process in messages.
+        look: Seconds between two checks.
+        check: Raises EngineError if the process is dead.
+        ask: Health check that the process answers at once unless it hangs; None if it cannot answer any now.
+        working: Returns whether the process is working although it has not answered the health check yet.
+        health: Seconds without an answer or work after which the process counts as hanging.
+        hung: Error that is raised if it hangs.
+        reply: Seconds without a completed call after which EngineError is raised.
     """
 
     def __init__(
@@ -46,7 +51,7 @@ class Watch:
         self._looking: asyncio.Future[NoReturn] | None = None
 
     async def guard(self, call: Coroutine[Any, Any, T]) -> T:
-        """The result of the call. Raises EngineError where there will be none."""
+        """Await a call and return its result. Raises EngineError if the process will not answer it."""
         task = asyncio.ensure_future(call)
         if self._looking is None:
             self._since_reply = 0.0
@@ -67,7 +72,10 @@ class Watch:
                 self._looking = None
 
     async def _keep_looking(self) -> NoReturn:
-        """Seconds are counted by looks: an event loop that was held up for long hears no answers meanwhile."""
+        """Check the process until it fails.
+
+        Time is counted in checks, not by a clock: during a stall of the event loop, answers may arrive unnoticed.
+        """
         silent = 0.0
         answer: asyncio.Future[object] | None = None
         try:

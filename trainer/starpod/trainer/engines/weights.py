@@ -1,4 +1,4 @@
-"""A model's weights as vLLM loads them: names and tensors of a Hugging Face checkpoint."""
+"""Weights of a model in the form that vLLM loads: names and tensors of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from starpod.trainer.parallel import reshard, whole
 SHARD_BYTES = 4 * 1024**3
 PREFIX = "starpod-vllm-"
 LOCKED_WITHIN_SECONDS = 60.0
-"""Age from which on a temporary folder that nobody has locked is left over from a killed process."""
+"""An unlocked temporary folder older than this is left over from a killed process."""
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's weights are."""
+    """Return the device of the model's weights."""
     return next(model.parameters()).device
 
 
 def weights_of(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter once, whole, detached, under its name in the checkpoint.
+    """Yield the checkpoint name and the whole, detached tensor of each parameter.
 
-    dtype: of what is given; None: the one that the model computes in.
+    FSDP shards are gathered one parameter at a time, so every rank has to iterate. PEFT adapters are merged into their
+    layer's weight. Tied weights are yielded once, under their first name, as in a checkpoint.
 
-    Shards of FSDP are gathered one parameter at a time, as each is asked for, which every rank has to take part in.
-    Adapters of PEFT are added to the layer that they belong to. Tied weights come under their first name, as in a
-    checkpoint.
+    Args:
+        model: The model, possibly sharded or with adapters.
+        dtype: Type of the tensors; None is the type in which the model computes.
     """
     dtype = dtype or compute_dtype(model)
     reshard(model)
@@ -58,7 +59,7 @@ def weights_of(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[t
 
 
 def shapes_of(model: nn.Module) -> Iterator[tuple[str, list[int]]]:
-    """Names and shapes of what `weights_of` gives, without gathering anything."""
+    """Yield the names and shapes of the tensors of `weights_of` without gathering them."""
     for name, parameter in model.named_parameters():
         if ".lora_" not in name:
             yield _plain_name(name), list(parameter.shape)
@@ -69,7 +70,8 @@ def _plain_name(name: str) -> str:
 
 
 def make_folder(parent: str) -> Path:
-    """A fresh folder for weights: in `parent`, as readable as other files there, or a private temporary one."""
+    """Create a folder for weights in `parent`, with default permissions. If `parent` is empty, it is a private
+    temporary one."""
     if not parent:
         _remove_left_over(Path(tempfile.gettempdir()))
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -81,10 +83,10 @@ def make_folder(parent: str) -> Path:
 
 
 def _remove_left_over(parent: Path) -> None:
-    """Remove the folders of processes that were killed: gibibytes of weights would stay there."""
+    """Remove the folders of killed processes, which hold gibibytes of weights."""
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            # A younger one may belong to a process that is about to lock it.
+            # A younger folder may belong to a process that is about to lock it.
             if time.time() - folder.stat().st_mtime > LOCKED_WITHIN_SECONDS:
                 os.close(_lock(folder))
                 shutil.rmtree(folder)
@@ -102,24 +104,27 @@ def _lock(folder: Path) -> int:
 
 
 def gather(weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Takes part in what another rank gathers, and keeps none of it."""
+    """Take part in gathering weights for another rank and discard them."""
     deque(weights, maxlen=0)
 
 
 def write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Writes `folder` with config.json and safetensors. It appears whole or not at all; all is gathered either way.
+    """Write config.json and safetensors to `folder`, which appears complete or not at all.
 
-    dtype: of the weights, as `weights_of` takes it.
+    All weights are gathered even if writing fails. Tied weights are written under all of their names: on a CPU, vLLM
+    keeps a reordered copy of the output layer, and renews it only if that layer's name is among the reloaded ones.
 
-    Tied weights come under all of their names: vLLM on a CPU keeps a copy of the output layer, in an order of its own,
-    which it makes anew only where that layer's name is among what it reloads.
+    Args:
+        model: The model, possibly sharded or with adapters.
+        folder: Folder to create.
+        dtype: Type of the weights; None is the type in which the model computes.
     """
     dtype = dtype or compute_dtype(model)
     weights = weights_of(model, dtype)
     try:
         _write(weights, model, folder, dtype)
     finally:
-        gather(weights)  # else the other ranks would wait for the rest
+        gather(weights)  # otherwise the other ranks would hang if writing failed
 
 
 def _write(weights: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
@@ -144,7 +149,7 @@ def _write(weights: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path
 
 
 def _under_all_names(weights: Iterable[tuple[str, Tensor]], model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights, those that are tied once for each of their names."""
+    """Yield the weights, and tied weights once per name."""
     first: dict[int, str] = {}
     others: dict[str, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -153,12 +158,12 @@ def _under_all_names(weights: Iterable[tuple[str, Tensor]], model: nn.Module) ->
     for name, weight in weights:
         yield name, weight
         for other in others.get(name, ()):
-            yield other, weight.clone()  # safetensors takes no memory twice
+            yield other, weight.clone()  # safetensors refuses tensors that share memory
 
 
 def _adapters(layer: Any, weight: Tensor) -> Tensor:
-    """The sum that the active adapters of a PEFT layer add to its weight."""
-    delta = torch.zeros_like(weight, dtype=torch.float32)  # `weight` may be kept in less
+    """Return the sum of the active PEFT adapters' changes of a layer's weight."""
+    delta = torch.zeros_like(weight, dtype=torch.float32)  # `weight` may have a lower precision
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
             delta += whole(layer.get_delta_weight(adapter))
