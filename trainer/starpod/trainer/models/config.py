@@ -15,16 +15,16 @@ class ModelError(Exception):
 
 
 TINY = "tiny"
-"""The name of the model that is built from scratch."""
+"""Name of the model that is built from scratch."""
 
 SMOLLM2 = "smollm2"
-"""The name of the pretrained model that comes with a Python package."""
+"""Name of the pretrained model that comes with a Python package."""
 
 _TITLES = {SMOLLM2: "SmolLM2-135M-Instruct, dequantised from Q4_1"}
 
 
 def model_title(name: str) -> str:
-    """What stands beside a model's figures: where `name` is one of ours, the model that is meant and its weights."""
+    """Return the title of a model in reports. A short name of ours is replaced by the model and its quantisation."""
     return _TITLES.get(name, name)
 
 
@@ -37,11 +37,11 @@ RUN_TIME = (
     "detach_critic",
     "logits_at_once",
 )
-"""Keys of `ModelConfig` that say how a model is computed and not what it is: a resumed run may change them."""
+"""Keys of `ModelConfig` that affect only how the model is computed. A resumed run may change them."""
 
 
 class TinyConfig(Section):
-    """Shape of a model built from scratch, with a tokenizer of its own."""
+    """Shape of a model built from scratch with its own tokenizer."""
 
     hidden: int = Field(default=64, ge=8, description="Width of the residual stream.")
     layers: int = Field(default=2, ge=1, description="Decoder layers.")
@@ -64,7 +64,7 @@ class TinyConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters (arXiv 2106.09685) instead of all weights. Off with rank 0."""
+    """Low-rank adapters (arXiv 2106.09685), trained instead of all weights. Rank 0 turns them off."""
 
     rank: int = Field(default=0, ge=0, description="Rank of each update.")
     alpha: int = Field(default=32, gt=0, description="Updates are scaled by alpha / rank.")
@@ -74,7 +74,7 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    """The policy, and where its critic sits."""
+    """The policy's model and its critic."""
 
     SHORTHAND: ClassVar[str] = "name"
 
@@ -115,7 +115,7 @@ class ModelConfig(Section):
     )
 
     def in_dtype(self, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:
-        """The same in what `auto` comes to. What refines bfloat16 goes with it."""
+        """Return a copy in which `auto` is replaced by `dtype`. Options that require bfloat16 are reset in float32."""
         if self.dtype != "auto":
             return self
         refined = {} if dtype == "bfloat16" else {"base_dtype": "float32", "float32_logits": False}

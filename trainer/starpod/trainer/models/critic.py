@@ -1,4 +1,4 @@
-"""Critics: the value of every context that precedes a sampled token."""
+"""Critics, which estimate the value of every context that precedes a sampled token."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from starpod.trainer.models.folding import Layout
 
 
 class ValueHead(nn.Module):
-    """A linear map from hidden states to values, in float32: [N], or [N, heads] for several. It starts at zero."""
+    """Linear layer from hidden states to float32 values: [N], or [N, heads] for several heads. It starts at zero."""
 
     def __init__(self, hidden: int, heads: int = 1) -> None:
         super().__init__()
         shape = (hidden,) if heads == 1 else (hidden, heads)
         self.weight = nn.Parameter(torch.zeros(shape, dtype=torch.float32))
-        self.bias = nn.Parameter(torch.zeros(heads, dtype=torch.float32))  # no scalar: FSDP cannot share one out
+        self.bias = nn.Parameter(torch.zeros(heads, dtype=torch.float32))  # a vector, because FSDP cannot shard scalars
 
     def forward(self, hidden_NH: Tensor) -> Tensor:
         with torch.autocast(hidden_NH.device.type, enabled=False):
@@ -23,7 +23,7 @@ class ValueHead(nn.Module):
 
 
 class SharedCritic(nn.Module):
-    """A value head on the policy's hidden states. detach: its loss leaves the trunk alone."""
+    """A value head on the policy's hidden states. With `detach`, its loss does not train the trunk."""
 
     def __init__(self, hidden: int, detach: bool, heads: int = 1) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class SharedCritic(nn.Module):
 
 
 class SeparateCritic(nn.Module):
-    """A model of its own: a decoder's trunk and a value head."""
+    """A critic with its own decoder trunk and a value head."""
 
     def __init__(self, trunk: nn.Module, hidden: int, heads: int = 1) -> None:
         super().__init__()
@@ -44,6 +44,6 @@ class SeparateCritic(nn.Module):
         self.head = ValueHead(hidden, heads)
 
     def forward(self, layout: Layout, places_N: Tensor) -> Tensor:
-        """Values at flat places of the layout's states."""
+        """Return the values at flat indices into the layout's states."""
         values: Tensor = self.head(layout.read(self.trunk).index_select(0, places_N))
         return values

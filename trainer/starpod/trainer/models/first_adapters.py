@@ -1,4 +1,4 @@
-"""The reference policy of a model with adapters: its first adapters, in the place of a second model."""
+"""Reference policy of a model with adapters: a copy of its first adapters instead of a second model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from starpod.trainer.parallel import Parallel, reshard
 
 
 class FirstAdapters:
-    """Adapters as they were when this was made, and the policy's own weights under them.
+    """Reference policy that combines the policy's frozen weights with its adapters at construction time.
 
-    Without a warm start they add nothing yet, so the reference is the model that training began from.
+    Without a warm start, these adapters have no effect yet, so the reference is the model before training.
     """
 
     def __init__(self, policy: Policy, parallel: Parallel) -> None:
@@ -35,16 +35,20 @@ class FirstAdapters:
         *,
         temperature: float,
     ) -> Scores:
-        """As `Policy.score`, of the reference. Not inside a graph that is to be run backwards."""
+        """Score tokens with the reference, as `Policy.score` does.
+
+        Do not call this between a forward pass of the policy and its backward pass, because weights are swapped in
+        place.
+        """
         with self._exchanged():
             return self._policy.score(tokens_BL, lengths_B, sampled_BL, images, temperature=temperature)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The adapters by name, whole. Collective."""
+        """Return the unsharded adapters by name. All ranks must call it."""
         return self._parallel.gather(self._first)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes what `state_dict` gave."""
+        """Restore the result of `state_dict`. All ranks must call it."""
         self._parallel.load(self._first, state)
 
     @contextmanager
@@ -57,7 +61,7 @@ class FirstAdapters:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        # In place, so that whoever shares the weights' memory keeps it.
+        # Swap in place, because an engine may share the weights' memory.
         reshard(self._policy)
         for name, present in self._present.items():
             first = self._first[name]

@@ -1,7 +1,7 @@
-"""Rows that begin alike, read as one tree: what they share once, then what follows in each.
+"""Folding of rows with a common prefix: the model reads the prefix once, then each row's continuation.
 
-All prompts share instructions, members of a group a prompt, and some of them words of their replies. Attention hides
-continuations from each other, so every state is that of the plain forward pass up to rounding.
+All prompts share instructions, and members of a group share a prompt and sometimes the beginning of their replies. An
+attention mask hides continuations from each other, so states equal those of the plain forward pass up to rounding.
 """
 
 from __future__ import annotations
@@ -16,53 +16,58 @@ from torch import Tensor, nn
 from starpod.trainer.models.trunk import hidden_states, plain, trunk_of
 
 SHORTEST = 64
-"""Shared beginnings of fewer tokens are read again: a mask costs more than they do."""
+"""Shorter common prefixes, in tokens, are not folded, because the mask costs more than reading them again."""
 
 _WORTH = 0.8
-"""Rows are folded where the work is at most this share of reading each by itself."""
+"""Rows are folded only if the work is at most this share of reading each row separately."""
 
 _ATTENTION = 3
-"""A multiplication in attention takes as long as three in a product: seen with 135M parameters on two CPU cores."""
+"""A multiplication in attention takes as long as three in a linear layer (135M parameters, two CPU cores)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the model reads for B rows.
-
-    tokens_GL: ids. positions_GL: of each in its row; None: counted from 0. mask_G1LL: True where a query sees a key;
-    None: all that is to its left. places_BT: the flat place in [G, L] of the state after token t of row b.
-    """
+    """Inputs of the model for B rows."""
 
     tokens_GL: Tensor
+    """Token ids."""
     positions_GL: Tensor | None
+    """Position of each token in its row; None counts from 0."""
     mask_G1LL: Tensor | None
+    """True if a query sees a key; None is the causal mask."""
     places_BT: Tensor
+    """Flat index in [G, L] of the state after token t of row b."""
 
     def read(self, trunk: nn.Module) -> Tensor:
-        """Hidden states, flat: [G * L, hidden]."""
+        """Run the trunk and return flat hidden states, [G * L, hidden]."""
         return hidden_states(trunk, self.tokens_GL, self.positions_GL, self.mask_G1LL).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """Rows that are read together, in lexicographic order. shared: tokens that each begins with like the one before it,
-    which are not read again. total: tokens that are read."""
+    """Rows that are read together, in lexicographic order."""
 
     rows: list[int]
     shared: list[int]
+    """Number of first tokens that each row shares with the previous one. They are not read again."""
     total: int
+    """Number of tokens that are read."""
 
 
 def lay_out_plainly(tokens_BT: Tensor) -> Layout:
-    """Each row by itself, right-padded."""
+    """Lay out right-padded rows without folding."""
     places = torch.arange(tokens_BT.numel(), device=tokens_BT.device)
     return Layout(tokens_BT, None, None, places.view_as(tokens_BT))
 
 
 def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int = SHORTEST) -> Layout:
-    """Rows with common beginnings folded into one, where that is less work; else each by itself.
+    """Fold rows with common prefixes if that is less work; otherwise lay them out separately.
 
-    tokens_BT: right-padded; lengths_B: tokens of each row that are read. width: of the hidden states.
+    Args:
+        tokens_BT: Token ids, right-padded.
+        lengths_B: Number of tokens of each row.
+        width: Width of the hidden states.
+        shortest: Minimum length of a folded prefix.
     """
     padded = tokens_BT.tolist()
     rows = [ids[:length] for ids, length in zip(padded, lengths_B.tolist(), strict=True)]
@@ -76,7 +81,7 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
     places = [[0] * tokens_BT.shape[1] for _ in rows]
     for index, fold in enumerate(folds):
         read = 0
-        path: list[int] = []  # places of the row before
+        path: list[int] = []  # places of the previous row's tokens
         for row, shared in zip(fold.rows, fold.shared, strict=True):
             for place in path[shared:]:
                 ends[index][place] = read
@@ -95,14 +100,14 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
 
 
 def tokens_read(rows: Sequence[list[int]], *, width: int) -> int:
-    """Tokens of the layout of these rows, padding included: what a forward pass over them takes memory for."""
+    """Return the number of tokens in the layout of these rows, including padding. Memory of a pass depends on it."""
     longest = max(map(len, rows))
     folds = _worthwhile_folds(rows, longest, width, SHORTEST)
     return len(folds) * max(fold.total for fold in folds) if folds else len(rows) * longest
 
 
 def _worthwhile_folds(rows: Sequence[list[int]], longest: int, width: int, shortest: int) -> list[_Fold]:
-    """Rows that are read together; empty where that is not enough less work."""
+    """Return the folds of the rows, or an empty list if folding saves too little work."""
     folds = _fold(rows, width, shortest)
     folded = len(folds) * _work(max(fold.total for fold in folds), width)
     apart = len(rows) * _work(longest, width)
@@ -110,17 +115,17 @@ def _worthwhile_folds(rows: Sequence[list[int]], longest: int, width: int, short
 
 
 def _work(tokens: int, width: int) -> int:
-    """Time of one row in a layer of the usual shape: of its products, and of its attention."""
+    """Estimate the time of one row in a usual layer, as linear layers plus attention."""
     return tokens * (6 * width + _ATTENTION * tokens)
 
 
 def _fold(rows: Sequence[list[int]], width: int, shortest: int) -> list[_Fold]:
-    """Rows that begin alike are read together, as far as attention over all of them takes less than it saves."""
+    """Group rows with common prefixes, as long as the added attention costs less than the saved tokens."""
     order = sorted(range(len(rows)), key=lambda row: rows[row])
     shared = [0, *(common_prefix(rows[one], rows[next_]) for one, next_ in pairwise(order))]
 
     def parts(first: int, end: int) -> list[_Fold]:
-        """Of these places in the order, cut in two as long as that is less work than reading them together."""
+        """Split a range of the ordered rows in two, recursively, as long as that is less work than reading it whole."""
         again = [0, *shared[first + 1 : end]]
         fresh = (len(rows[row]) - before for row, before in zip(order[first:end], again, strict=True))
         read = [0, *accumulate(fresh)]
@@ -140,9 +145,10 @@ def _fold(rows: Sequence[list[int]], width: int, shortest: int) -> list[_Fold]:
 
 
 def _mask(ends_GL: Tensor) -> Tensor:
-    """[G, 1, L, L]: a token sees those that its rows begin with, up to itself.
+    """Return the mask [G, 1, L, L] in which a token sees only itself and earlier tokens of its row.
 
-    ends_GL: the place after the last token of the rows that go on from a token.
+    Args:
+        ends_GL: End (exclusive) of the range in which rows continue from each token.
     """
     places_L = torch.arange(ends_GL.shape[1], device=ends_GL.device)
     seen = places_L[None, :, None] < ends_GL[:, None, :]
@@ -152,7 +158,7 @@ def _mask(ends_GL: Tensor) -> Tensor:
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the longest common prefix of two sequences."""
     first, second = list(first), list(second)
-    # Halving compares slices: for long prompts several times as fast as one token after the other.
+    # Bisection compares slices, which is several times as fast for long prompts as comparing tokens one by one.
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -165,7 +171,7 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 @torch.no_grad()
 def folds_cleanly(model: nn.Module) -> bool:
-    """Whether the model reads folded rows as it reads plain ones: it has full attention alone, and takes a mask."""
+    """Return whether the model computes the same states for folded rows: only full attention, and masks accepted."""
     config = plain(model).config.get_text_config()
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         return False

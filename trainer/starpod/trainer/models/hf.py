@@ -1,4 +1,4 @@
-"""Models and tokenizers from the Hugging Face hub, its cache, a folder, or a package."""
+"""Loading of models and tokenizers from the Hugging Face hub, its cache, a folder, or a package."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from starpod.trainer.models.config import SMOLLM2, LoraConfig, ModelConfig, Mode
 from starpod.trainer.models.vision import PRETRAINED
 
 HUB_SECONDS = 5.0
-"""Time for the hub to answer whether it has a model; loading asks it again and again for most of a minute."""
+"""Time for the hub to answer whether it has a model. Loading itself retries for most of a minute."""
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The model's own tokenizer. Raises ModelError."""
-    _check_hub(config)  # once: the tokenizer is loaded before the model
+    """Load the model's tokenizer. Raises ModelError."""
+    _check_hub(config)  # not repeated in load_model, which runs later
     tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, config)
     if not tokenizer.chat_template:
         raise ModelError(
@@ -44,7 +44,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_model(config: ModelConfig, seed: int) -> torch.nn.Module:
-    """The pretrained weights in `base_dtype`, and adapters, where they are on, in float32. `seed` is that of adapters.
+    """Load pretrained weights in `base_dtype` and add float32 adapters if they are enabled, initialized by `seed`.
 
     Raises ModelError.
     """
@@ -57,7 +57,7 @@ def load_model(config: ModelConfig, seed: int) -> torch.nn.Module:
 
 
 def load_shape(config: ModelConfig) -> PreTrainedModel:
-    """The model without its weights: on the device `meta`. Raises ModelError."""
+    """Build the model without weights, on the device `meta`. Raises ModelError."""
     _check_hub(config)
     shape = _load(AutoConfig, config)
     with torch.device("meta"):
@@ -66,7 +66,7 @@ def load_shape(config: ModelConfig) -> PreTrainedModel:
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch.nn.Module:
-    """The model with LoRA layers, alone in being trained. Raises ModelError."""
+    """Return the model with LoRA layers, which are its only trained parameters. Raises ModelError."""
     try:
         import peft
     except ModuleNotFoundError:
@@ -86,7 +86,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch
 
 
 def _kind(shape: PretrainedConfig) -> Any:
-    """The class of transformers that loads such a model: with its eyes, where we can train it with them."""
+    """Return the class of transformers that loads the model, with vision if we support it for this type."""
     return AutoModelForImageTextToText if shape.model_type in PRETRAINED else AutoModelForCausalLM
 
 
@@ -102,9 +102,9 @@ def _load(factory: Any, config: ModelConfig, **settings: Any) -> Any:
 
 
 def _check_hub(config: ModelConfig) -> None:
-    """Raises ModelError at once for a model that is neither a folder nor in the cache, where no hub can be reached.
+    """Raise ModelError at once if the model is neither a folder nor cached and the hub is unreachable.
 
-    What the hub answers of a model, such as that it is gated, is left to loading, whose words say more.
+    Errors from the hub itself, such as for a gated model, are left to loading, which has better messages.
     """
     name = config.name
     if name == SMOLLM2 or Path(name).exists() or constants.HF_HUB_OFFLINE:
@@ -115,7 +115,7 @@ def _check_hub(config: ModelConfig) -> None:
         HfApi().model_info(name, timeout=HUB_SECONDS)
     except (HfHubHTTPError, ValueError):
         return
-    except Exception as error:  # the HTTP library's own: no connection, no name, no answer in time
+    except Exception as error:  # errors of the HTTP library: no connection, unknown host, timeout
         raise ModelError(
             f"model {name!r} is no folder here and not in the local cache, and the hub cannot be reached: "
             f"{_first_line(error)}"

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of sampled tokens, in few passes over the logits and bounded memory."""
+"""Log-probabilities and entropies of sampled tokens, with few passes over the logits and bounded memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log softmax at the tokens, and the entropy, of which autograd would keep and walk several copies.
+    """Log softmax at the tokens and the entropy, with a backward pass that keeps a single copy of the logits.
 
-    With p the probabilities and H the entropy: d log p[token] / d logits = onehot(token) - p, and
+    With probabilities p and entropy H, d log p[token] / d logits = onehot(token) - p, and
     d H / d logits = -p (log p + H).
     """
 
@@ -33,7 +33,7 @@ class _TokenLogprobs(torch.autograd.Function):
         if entropy_gradient is None or entropy_N is None:
             out = log_p.exp().mul_(scale)
         else:
-            # p (-g - gH (log p + H)), with the terms that do not depend on the entry taken together.
+            # p (-g - gH (log p + H)); `scale` collects the terms that are equal for all entries of a row.
             scale = scale - (entropy_gradient * entropy_N)[:, None]
             out = torch.addcmul(scale, log_p, entropy_gradient[:, None], value=-1).mul_(log_p.exp())
         if chosen_gradient is not None:
@@ -51,10 +51,17 @@ def token_logprobs(
     logits_at_once: int,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each token under softmax(head(hidden) / temperature), and the entropy of that distribution.
+    """Return log-probabilities of tokens under softmax(head(hidden) / temperature), and entropies, in float32 nats.
 
-    In float32 and nats. Where [N, vocabulary] has more than `logits_at_once` entries, the logits are made in chunks of
-    rows, and made again for the gradient instead of being kept.
+    Args:
+        head: Returns logits of hidden states.
+        hidden_NH: Hidden states.
+        tokens_N: Token ids.
+        temperature: Divisor of the logits.
+        entropy: Whether to compute entropies; otherwise they are None.
+        logits_at_once: If [N, vocabulary] has more entries, logits are computed in chunks of rows, and recomputed for
+            the gradient.
+        vocabulary: Number of logits per row.
     """
 
     def part(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:

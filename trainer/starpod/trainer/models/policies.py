@@ -1,4 +1,4 @@
-"""Policies of agents that have weights of their own, as one policy wherever the difference does not matter."""
+"""Separate policies of several agents, with part of the interface of a single policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Policies(nn.Module):
-    """A policy for each agent. All are of one shape, with one tokenizer and without a critic."""
+    """One policy per agent. All have the same shape and tokenizer, and no critic."""
 
     def __init__(self, by_agent: Mapping[str, Policy]) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class Policies(nn.Module):
 
     @classmethod
     def of(cls, agents: Iterable[str], policy: Policy) -> Policies:
-        """Each agent begins as this policy, which is the first one's. What is frozen they share."""
+        """Give `policy` to the first agent and a copy to each other one. Frozen parameters are shared."""
         first, *others = agents
         return cls({first: policy, **{agent: copy_trained(policy) for agent in others}})
 
     @property
     def model(self) -> nn.ModuleList:
-        """Their language models, in the order of the agents."""
+        """The language models, in the order of the agents."""
         return nn.ModuleList(policy.model for policy in self.by_agent.values())
 
     @property
@@ -41,17 +41,17 @@ class Policies(nn.Module):
 
     @property
     def view(self) -> ImageConfig | None:
-        """As `Policy.view`."""
+        """The image processing of all policies; None for text models."""
         return next(iter(self.by_agent.values())).view
 
 
 def copy_trained(model: Model) -> Model:
-    """A copy with trained parameters of its own. What is frozen it shares, as no update changes it."""
+    """Copy a model's trained parameters and share the frozen ones."""
     return copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
 
 
 def policy_of(policy: Policy | Policies, agent: str = "") -> Policy:
-    """An agent's policy, or the one of all agents. Raises ModelError where there is no such one."""
+    """Return an agent's policy, or the shared one for "". Raises ModelError if there is no such policy."""
     found = policy.by_agent.get(agent)
     if found is None and isinstance(policy, Policies):
         names = ", ".join(policy.by_agent)

@@ -1,4 +1,4 @@
-"""The trained model with its tokenizer and critic, and what it says about sampled tokens."""
+"""The trained model with its tokenizer and critic, which scores sampled tokens."""
 
 from __future__ import annotations
 
@@ -37,21 +37,25 @@ _VALUES = "starpod.json"
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of N sampled tokens, in row-major order. float32.
-
-    logprobs_N: log-probability of each, in nats. entropy_N: of the distribution that it was sampled from, in nats.
-    values_N: the critic's value of the context before it; [N, heads] where it has several.
-    """
+    """Scores of N sampled tokens in row-major order, float32."""
 
     logprobs_N: Tensor
+    """Log-probabilities in nats."""
     entropy_N: Tensor | None
+    """Entropies of the distributions that the tokens were sampled from, in nats."""
     values_N: Tensor | None
+    """The critic's values of the contexts before the tokens; [N, heads] if the critic has several heads."""
 
 
 class Policy(nn.Module):
-    """A causal language model, its tokenizer, and a critic or none.
+    """A causal language model, its tokenizer, and an optional critic.
 
-    model: a transformers causal LM, with adapters around it where they are on. heads: values that the critic gives.
+    Args:
+        config: Configuration of the model.
+        model: A causal LM of transformers, wrapped in adapters if they are enabled.
+        tokenizer: The model's tokenizer.
+        critic: Kind of the critic.
+        heads: Number of values of the critic.
     """
 
     def __init__(
@@ -74,13 +78,13 @@ class Policy(nn.Module):
                 _recompute_activations(plain(part))
             if (dtype := getattr(torch, config.dtype)) != torch.float32:
                 compute_in(part, dtype, float32_logits=config.float32_logits)
-        # Nothing is ever dropped out: the sampled distribution is the trained one.
+        # Dropout is never used, so that training and sampling use the same distribution.
         self.eval()
         self.folds = folds_cleanly(model)
 
     @property
     def by_agent(self) -> dict[str, Policy]:
-        """Itself, for all agents: see `Policies`."""
+        """This policy for all agents, as the counterpart of `Policies.by_agent`."""
         return {"": self}
 
     @property
@@ -89,37 +93,37 @@ class Policy(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """Entries of the output layer; at least those of the tokenizer."""
+        """Size of the output layer; at least that of the tokenizer."""
         return int(plain(self.model).config.get_text_config().vocab_size)
 
     @property
     def width(self) -> int:
-        """Of the hidden states."""
+        """Width of the hidden states."""
         return int(plain(self.model).config.get_text_config().hidden_size)
 
     @property
     def view(self) -> ImageConfig | None:
-        """How it sees images; None where it has no eyes."""
+        """Image processing of a vision model; None for a text model."""
         return view_of(self.model)
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters that belong to the critic alone and are trained."""
+        """Return the trained parameters that belong only to the critic."""
         every = iter(()) if self.critic is None else self.critic.parameters()
         return (parameter for parameter in every if parameter.requires_grad)
 
     def frozen(self) -> frozenset[str]:
-        """Entries of the state dict that adapters leave as they were in the model that training began from."""
+        """Return the entries of the state dict that adapters leave unchanged; empty without adapters."""
         if plain(self.model) is self.model:
             return frozenset()
         every = self.named_parameters(remove_duplicate=False)
         return frozenset(name for name, parameter in every if not parameter.requires_grad)
 
     def trained_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of the language model that are trained."""
+        """Return the trained parameters of the language model."""
         return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def tokens_read(self, samples: Sequence[list[int]]) -> int:
-        """Tokens that `score` reads for these ids, padding included; what several begin with may count once."""
+        """Return the number of tokens that `score` reads, with padding. A common prefix may count only once."""
         if self.folds:
             return tokens_read(samples, width=self.width)
         return len(samples) * max(map(len, samples))
@@ -135,19 +139,26 @@ class Policy(nn.Module):
         entropy: bool = False,
         values: bool = False,
     ) -> Scores:
-        """Scores the tokens where `sampled_BL` is True, each in its context.
+        """Score the sampled tokens of sequences. Common prefixes are computed once if that pays (see folding.py).
 
-        tokens_BL: ids, right-padded; lengths_B: of the sequences. What comes after them is never read. What several of
-        them begin with is computed once where that pays (see folding.py).
-        images: those that ids below 0 name. temperature: divides the logits. Raises ValueError for a sampled token
-        without a context before it, and for values where there is no critic.
+        Args:
+            tokens_BL: Token ids, right-padded.
+            lengths_B: Number of tokens of each sequence. Tokens after it are never read.
+            sampled_BL: True for the tokens to score.
+            images: Images that negative ids refer to.
+            temperature: Divisor of the logits.
+            entropy: Whether to compute entropies.
+            values: Whether to compute the critic's values.
+
+        Raises:
+            ValueError: If a first token is to be scored, or if values are requested without a critic.
         """
         if sampled_BL[:, 0].any():
             raise ValueError("the first token of a sequence has no context to be sampled from")
         longest = int(lengths_B.max())
         sampled_BL = sampled_BL[:, 1:longest]
         targets_N = tokens_BL[:, 1:longest][sampled_BL]
-        # The last token of a sequence predicts nothing that is asked for.
+        # The last token of a sequence is only a target, not an input.
         inputs_BL = tokens_BL[:, : longest - 1]
         layout = (
             lay_out(inputs_BL, (lengths_B - 1).clamp(max=longest - 1), width=self.width)
@@ -171,9 +182,11 @@ class Policy(nn.Module):
         return Scores(logprobs_N, entropy_N, values_N)
 
     def save(self, folder: Path, *, rounded: bool = False) -> None:
-        """Writes a folder that transformers loads, adapters merged into the weights; the critic lies beside them.
+        """Write a folder that transformers can load, with merged adapters, and a separate file for the critic.
 
-        rounded: the weights in what the model computes in, as it is used; else in float32, as it is trained.
+        Args:
+            folder: Folder to write.
+            rounded: Whether weights are rounded to the type in which the model computes; otherwise they are float32.
         """
         model = plain(self.model)
         if model is not self.model:
@@ -199,7 +212,7 @@ class Policy(nn.Module):
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
-        """transformers recomputes the activations of layers in training mode only; sampling needs the other one."""
+        """Put layers in training mode for scoring, because transformers recomputes activations only in that mode."""
         layers: list[Any] = []
         if self.config.gradient_checkpointing and torch.is_grad_enabled():
             layers = _recomputed_layers(self)
@@ -215,10 +228,17 @@ class Policy(nn.Module):
 def build_policy(
     config: ModelConfig, *, texts: Iterable[str] | None, critic: CriticKind, seed: int, heads: int = 1
 ) -> Policy:
-    """A policy to be trained. The same arguments give the same weights.
+    """Build a policy for training. The same arguments give the same weights.
 
-    texts: what the tokenizer of a tiny model is made of; not read for others. seed: of random weights. heads: values
-    of the critic. Raises ModelError.
+    Args:
+        config: Configuration of the model.
+        texts: Training texts for the tokenizer of a tiny model; unused for other models.
+        critic: Kind of the critic.
+        seed: Seed of random weights.
+        heads: Number of values of the critic.
+
+    Raises:
+        ModelError: If the model cannot be used as configured.
     """
     model: nn.Module
     if config.name == TINY:
@@ -238,7 +258,7 @@ def build_policy(
 
 
 def build_shape(config: ModelConfig) -> nn.Module:
-    """The language model without weights, on the device `meta`, adapters included. Raises ModelError."""
+    """Build the language model and its adapters without weights, on the device `meta`. Raises ModelError."""
     if config.name == TINY:
         with torch.device("meta"):
             return tiny_kind(config)(tiny_shape(config, config.tiny.vocabulary))
@@ -248,14 +268,19 @@ def build_shape(config: ModelConfig) -> nn.Module:
 
 
 def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
-    """Loads a folder of `Policy.save`, or one with any transformers model (then without a critic). Raises ModelError.
+    """Load a folder written by `Policy.save`, or one with any model of transformers (then without a critic).
 
-    given: how the model is computed; None: as it was saved.
+    Args:
+        folder: Folder to load.
+        given: Configuration whose RUN_TIME keys replace the saved ones; None keeps them.
+
+    Raises:
+        ModelError: If the model cannot be loaded.
     """
     config, critic, heads = ModelConfig(name=str(folder)), "none", 1
     if (folder / _VALUES).exists():
         values = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
-        # The weights are there, with the adapters in them.
+        # The folder holds complete weights with merged adapters.
         saved = values["config"] | {"name": str(folder), "lora": {}, "base_dtype": "float32", "revision": "main"}
         config = ModelConfig.model_validate(saved | {key: getattr(given, key) for key in RUN_TIME if given})
         critic, heads = values["critic"], values.get("heads", 1)
@@ -266,7 +291,7 @@ def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
 
 
 def _recompute_activations(model: Any) -> None:
-    # Under its newer name where transformers has it.
+    # Newer versions of transformers have renamed the method.
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable()
     else:
@@ -280,7 +305,7 @@ def _recomputed_layers(model: nn.Module) -> list[Any]:
 
 
 def _checkpoint_without_dropout(layer: nn.Module, run: Callable[..., Any], *inputs: Any) -> Any:
-    """Runs a layer now and again in the backward pass, in evaluation mode both times. `run` is its forward method."""
+    """Checkpoint a layer's forward method `run`, in evaluation mode now and when the backward pass repeats it."""
 
     def evaluate(*inputs: Any) -> Any:
         before, layer.training = layer.training, False
@@ -300,5 +325,5 @@ def _build_critic(
     hidden = plain(model).config.get_text_config().hidden_size
     if kind == "shared":
         return SharedCritic(hidden, config.detach_critic, heads)
-    # It begins as a copy: whoever can play can also see what a position is worth.
+    # The critic starts as a copy of the policy, whose features also help to predict values.
     return SeparateCritic(copy.deepcopy(trunk_of(model)), hidden, heads)

@@ -1,7 +1,7 @@
-"""Computing in bfloat16 with weights in float32.
+"""Computation in bfloat16 with weights in float32.
 
-A step of reinforcement learning moves a weight by less than bfloat16 can show: kept in it, most weights would never
-move. So what is trained is kept in float32, and rounded anew for each pass.
+An RL update changes a weight by less than the precision of bfloat16, so most bfloat16 weights would never change.
+Trained weights are therefore float32, and are rounded for each pass.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from starpod.trainer.models.trunk import head_of, plain
 
 
 def fast_dtype(device: str) -> Literal["float32", "bfloat16"]:
-    """bfloat16 where a device has instructions for its products; without them it is many times slower than float32.
+    """Return bfloat16 if the device has instructions for it. Without them it is many times slower than float32.
 
-    device: as in the configuration.
+    Args:
+        device: Name of the device, as in the configuration.
     """
     if device != "cpu" and torch.cuda.is_available():
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -29,9 +30,12 @@ def fast_dtype(device: str) -> Literal["float32", "bfloat16"]:
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = False) -> None:
-    """Makes passes under `computing` run in `dtype`, whatever the weights are kept in.
+    """Make passes inside `computing` run in `dtype`, independent of the type of the weights.
 
-    float32_logits: all but the output layer, see `output_layer`.
+    Args:
+        model: The model.
+        dtype: Type of computation.
+        float32_logits: Whether the output layer runs in float32; see `output_layer`.
     """
     inner = plain(model)
     inner.compute_dtype, inner.float32_logits = dtype, float32_logits
@@ -39,22 +43,22 @@ def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = F
     def round_states(module: nn.Module, arguments: Any, states: Tensor) -> Tensor:
         return states.to(dtype)
 
-    # Autocast rounds what goes into products. The sums of the residual stream follow their first term, and so are those
-    # of an engine that holds rounded weights.
+    # Autocast only rounds the inputs of matrix products. Rounding the embeddings also puts the residual stream in
+    # `dtype`, as in an engine with rounded weights.
     inner.get_input_embeddings().register_forward_hook(round_states)
 
 
 def compute_dtype(model: nn.Module) -> torch.dtype:
-    """The type that passes run in: as `compute_in` set it, else the type of the weights."""
+    """Return the type in which passes run: the one set by `compute_in`, otherwise that of the weights."""
     dtype: torch.dtype = getattr(plain(model), "compute_dtype", None) or next(model.parameters()).dtype
     return dtype
 
 
 def output_layer(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What makes logits of hidden states: in float32 where `compute_in` said so, else in the type of the pass.
+    """Return the function from hidden states to logits, in float32 if `compute_in` chose that.
 
-    Engine and trainer add up a product of bfloat16 in different orders; most of what their log-probabilities differ by
-    comes of the last one (MiniMax-M1, arXiv 2506.13585).
+    Engine and trainer sum bfloat16 products in different orders. Most of the difference between their
+    log-probabilities comes from the output layer (MiniMax-M1, arXiv 2506.13585).
     """
     head: Any = head_of(model)
     if not getattr(plain(model), "float32_logits", False):
@@ -70,22 +74,22 @@ def output_layer(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def kept_in_float32(model: nn.Module) -> set[int]:
-    """Ids of the weights that are not rounded to what the model computes in: those of a float32 output layer."""
+    """Return the Python ids of the weights that are not rounded: those of a float32 output layer."""
     float32 = getattr(plain(model), "float32_logits", False)
     return {id(parameter) for parameter in head_of(model).parameters()} if float32 else set()
 
 
 def computing(model: nn.Module) -> AbstractContextManager[object]:
-    """A context in which the model computes in its type, and keeps gradients in that of its weights."""
+    """Return a context in which the model runs in its computation type. Gradients keep the type of the weights."""
     parameter, dtype = next(model.parameters()), compute_dtype(model)
     if all(each.dtype == dtype for each in model.parameters()):
         return nullcontext()
-    # Every weight is read once in a pass: a cache of rounded ones would only hold them all at a time.
+    # Each weight is used once per pass, so a cache of rounded weights would only take memory.
     return torch.autocast(parameter.device.type, dtype=dtype, cache_enabled=False)
 
 
 def round_weights(model: nn.Module) -> None:
-    """Keeps the weights in what the model computes in: for models that are no longer trained."""
+    """Convert the weights to the type in which the model computes. Only for models that are no longer trained."""
     kept = {parameter: parameter.data for parameter in model.parameters() if id(parameter) in kept_in_float32(model)}
     model.to(compute_dtype(model))
     for parameter, data in kept.items():

@@ -1,11 +1,11 @@
-"""A small decoder with random weights, and its tokenizer, made of the words of the environments that it will read.
+"""A small decoder with random weights, and a tokenizer built from the words of its environments.
 
-Every word, digit, punctuation mark and map symbol is one token; whatever is not in the vocabulary is spelt in bytes. So
+Every word, digit, punctuation mark and map symbol is one token. Other text is encoded as bytes, so
 `decode(encode(text)) == text` for any text.
 
-A word takes the space before it along. The stretch after a special token is read as if a space stood before it, and
-decoding drops that space again: a word is the same token after `<answer>` as between two words, and a stretch is
-encoded in the same way whatever stands on the other side of a special token.
+A word's token includes the preceding space. A space is added to the text after a special token, and decoding removes
+it. A word is therefore the same token after `<answer>` as between two words, and the encoding of a text after a special
+token does not depend on what precedes that token.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""One token per message, and one that ends what the policy says."""
+"""The template adds one token before each message, and an end token after each message of the policy."""
 
 _SPECIALS = (PAD, END, *ROLES)
 _ALWAYS = (SEPARATOR, *"0123456789")
-"""In the vocabulary whether the texts have them or not, with and without a space before."""
+"""Entries of every vocabulary, with and without a preceding space."""
 
 _WORDS = r" ?\|\|| ?\p{Lu}?\p{Ll}+| ?\S|\s"
-"""The action separator; a word, at most its first letter a capital (a row of a map is no word); any other character."""
+"""The action separator, a word, or one other character. Only a word's first letter may be a capital, so that the rows
+of a map are split into characters."""
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer with the most frequent words of `texts`; at most `size` entries.
+    """Build a tokenizer with the most frequent words of `texts` and at most `size` entries.
 
-    The tags of further blocks, and what stands for an image, are tokens where the texts have them.
-
-    The same texts give the same tokenizer. Raises ValueError where `size` leaves no room for any word.
+    Tags of further blocks and the image mark are tokens if they occur in the texts. The same texts give the same
+    tokenizer. Raises ValueError if `size` leaves no room for words.
     """
     splitter = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     sections = re.compile("|".join(map(re.escape, (*_SPECIALS, *TAGS, *FURTHER_TAGS, MARK))))
@@ -75,7 +75,7 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFa
     if size <= len(fixed):
         raise ValueError(f"a vocabulary of {size} has no room for words; give it more than {len(fixed)} entries")
     words = sorted(counts.keys() - set(always), key=lambda word: (-counts[word], word))
-    # Equal scores: the fewer pieces, the better, so a known word is always one token.
+    # With equal scores, Unigram prefers fewer pieces, so a known word is always one token.
     pieces = [(piece, -1.0) for piece in [*fixed, *words[: size - len(fixed)]]]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.normalizer = normalizers.Prepend(" ")
@@ -85,7 +85,7 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFa
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex(starts), "")]
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
-    # Single tokens, but text of a reply: they stay where special tokens are skipped in decoding.
+    # Tags are single tokens but part of a reply's text, so decoding must not skip them as special tokens.
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tags])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
@@ -97,10 +97,10 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFa
 
 
 def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """Qwen2's architecture, with weights that follow from `seed` alone. The global random state is left as it was.
+    """Build a model of Qwen2's architecture with random weights from `seed`. The global random state is unchanged.
 
-    It goes by the name of Llama, with biases: transformers gives every folder of type qwen2 Qwen's own tokenizer, and
-    would ignore the one that is saved beside this model.
+    The class is Llama with biases. transformers gives every folder of type qwen2 Qwen's own tokenizer and would ignore
+    the model's saved one.
     """
     shape = tiny_shape(config, len(tokenizer))
     shape.eos_token_id = tokenizer.eos_token_id
@@ -111,12 +111,12 @@ def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: in
 
 
 def tiny_kind(config: ModelConfig) -> type[LlamaForCausalLM]:
-    """The class of the model: one with eyes where it is to see images."""
+    """Return the class of the model: a vision model if images are configured."""
     return ImageLlama if config.tiny.image.rows else LlamaForCausalLM
 
 
 def tiny_shape(config: ModelConfig, vocabulary: int) -> LlamaConfig:
-    """The architecture of `build_tiny`. vocabulary: entries of the tokenizer."""
+    """Return the configuration of the model of `build_tiny`, for a tokenizer with `vocabulary` entries."""
     tiny = config.tiny
     kind: Any = partial(ImageLlamaConfig, image=tiny.image.to_dict()) if tiny.image.rows else LlamaConfig
     shape: LlamaConfig = kind(
@@ -129,9 +129,9 @@ def tiny_shape(config: ModelConfig, vocabulary: int) -> LlamaConfig:
         max_position_embeddings=tiny.positions,
         rope_parameters={"rope_type": "default", "rope_theta": tiny.rope_theta},
         tie_word_embeddings=tiny.tied,
-        # With them a query can ask for a distance alone, whatever stands there.
+        # With biases, a query can attend to a distance, independent of the token there.
         attention_bias=True,
-        # As wide as the model is narrow: the 0.02 of large models leaves a small one almost linear for many steps.
+        # Narrow models need larger weights: 0.02, as in large models, would leave them almost linear for many steps.
         initializer_range=0.5 * tiny.hidden**-0.5,
         pad_token_id=None,
         bos_token_id=None,

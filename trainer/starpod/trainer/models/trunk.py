@@ -1,4 +1,4 @@
-"""The two halves of a causal language model: what makes hidden states, and what makes logits of them."""
+"""The two parts of a causal language model: the trunk computes hidden states, the head computes logits from them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 
 def plain(model: nn.Module) -> Any:
-    """The transformers model itself, where adapters are wrapped around it. Its layers hold the adapters."""
+    """Return the model of transformers inside a wrapper of adapters. Its layers still contain the adapters."""
     wrapped: Any = model
     return wrapped.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def trunk_of(model: nn.Module) -> nn.Module:
-    """The decoder without its output layer."""
+    """Return the decoder without its output layer."""
     trunk: nn.Module = plain(model).base_model
     return trunk
 
 
 def head_of(model: nn.Module) -> nn.Module:
-    """The output layer: hidden states to logits."""
+    """Return the output layer, from hidden states to logits."""
     head: nn.Module = plain(model).get_output_embeddings()
     return head
 
@@ -29,9 +29,13 @@ def head_of(model: nn.Module) -> nn.Module:
 def hidden_states(
     trunk: nn.Module, tokens_BL: Tensor, positions_BL: Tensor | None = None, mask_B1LL: Tensor | None = None
 ) -> Tensor:
-    """[B, L, hidden] of right-padded sequences. Causal attention never looks right, so padding needs no mask.
+    """Return hidden states [B, L, hidden] of right-padded sequences. Causal attention needs no mask for right padding.
 
-    positions_BL: None counts from 0. mask_B1LL: True where a query sees a key; None: all that is to its left.
+    Args:
+        trunk: The decoder.
+        tokens_BL: Token ids.
+        positions_BL: Positions; None counts from 0.
+        mask_B1LL: True if a query sees a key; None is the causal mask.
     """
     states: Tensor = trunk(
         input_ids=tokens_BL, position_ids=positions_BL, attention_mask=mask_B1LL, use_cache=False
@@ -41,7 +45,7 @@ def hidden_states(
 
 @torch.no_grad()
 def splits_cleanly(model: nn.Module) -> bool:
-    """Whether the output layer on the trunk's states is all that the model does. Some scale or cap their logits."""
+    """Return whether the head on the trunk's states gives the model's logits. Some models scale or cap them."""
     model_device = next(model.parameters()).device
     tokens = torch.tensor([[1, 2, 3]], device=model_device)
     whole = plain(model)(input_ids=tokens, use_cache=False).logits

@@ -1,6 +1,6 @@
-"""Models with eyes: ids below 0 are pieces of images, embedded by an encoder that is trained with the model.
+"""Vision models: negative ids are patches of images, embedded by an encoder that is trained with the model.
 
-A tiny model is built with one; pretrained models, which have their own, are made to read the same ids.
+A tiny model gets a new encoder. Pretrained vision models have their own and are made to read the same ids.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from starpod.trainer.data.images import INDEX_BITS, ImageConfig, Images, Pretrai
 from starpod.trainer.models.trunk import plain, trunk_of
 
 PRETRAINED = ("idefics3", "smolvlm")
-"""Types of pretrained models with eyes that can be trained. Their text models count positions as others do."""
+"""Supported types of pretrained vision models. Their text models use plain positions."""
 
 _SHOWN: ContextVar[Images] = ContextVar("shown")
 
 _ROWS = 32
-"""Patches are encoded in multiples of this, so that no other patch changes the bits of one's embedding."""
+"""Patches are encoded in multiples of this, so that a patch's embedding does not depend on the others bit for bit."""
 
 
 @contextmanager
 def showing(images: Images) -> Iterator[None]:
-    """A context in which models find the images of the ids that they read."""
+    """Provide the images of negative ids to models inside the context."""
     token = _SHOWN.set(images)
     try:
         yield
@@ -47,16 +47,16 @@ def showing(images: Images) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=4096)
 def patches(image: bytes, pixels: int) -> Tensor:
-    """uint8 [patches, pixels * pixels * 3] of an image whose edges are multiples of `pixels`, row by row."""
+    """Split an image, whose edges are multiples of `pixels`, into uint8 patches [patches, pixels * pixels * 3]."""
     values = torch.from_numpy(np.array(read_image(image)))
     rows, columns = values.shape[0] // pixels, values.shape[1] // pixels
     return values.view(rows, pixels, columns, pixels, 3).transpose(1, 2).reshape(rows * columns, -1)
 
 
 class ImageEmbedding(nn.Embedding):
-    """Embeddings of tokens; of patches the sum of what an MLP makes of their pixels and what is learnt of their place.
+    """Embedding of tokens and patches. A patch is embedded as an MLP of its pixels plus a learned position.
 
-    Raises ValueError for an image that is not among those of `showing`.
+    Raises ValueError if an image is not among those of `showing`.
     """
 
     def __init__(self, tokens: int, hidden: int, image: ImageConfig) -> None:
@@ -81,8 +81,17 @@ class ImageEmbedding(nn.Embedding):
 
 
 def _with_images(ids: Tensor, states: Tensor, embed: Callable[[list[bytes], Tensor, Tensor], Tensor]) -> Tensor:
-    """States of ids, with those of ids below 0 replaced by what `embed` makes of images and N pairs of a place in the
-    list of images and one in the image: [N, hidden]. Raises ValueError for an image that is not shown."""
+    """Replace the states of negative ids by embeddings of patches.
+
+    Args:
+        ids: Token ids.
+        states: Embeddings of the ids, [..., hidden].
+        embed: Returns embeddings [N, hidden] of N patches. Its arguments are images, each patch's index into them, and
+            each patch's index in its image.
+
+    Raises:
+        ValueError: If an image is not among those of `showing`.
+    """
     inside = ids < 0
     if not inside.any():
         return states
@@ -102,9 +111,9 @@ def _with_images(ids: Tensor, states: Tensor, embed: Callable[[list[bytes], Tens
 
 
 def open_eyes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Makes a pretrained model read ids of images, where it has eyes and is of a type that is known.
+    """Make a pretrained vision model of a supported type read negative ids. Other models are unchanged.
 
-    Images are scaled to the square that its encoder takes, and not cut into several.
+    Images are scaled to the square size of the model's encoder and not split.
     """
     config: PretrainedConfig = plain(model).config
     if config.model_type not in PRETRAINED:
@@ -120,13 +129,13 @@ def open_eyes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _read_images(trunk: Any, arguments: Any, values: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Embeds the ids that a trunk is given, where there are images among them."""
+    """Embed the ids of a trunk's inputs if there are images among them."""
     ids = values.get("input_ids")
     if ids is None or not (ids < 0).any():
         return None
 
     def embed(images: list[bytes], images_N: Tensor, index_N: Tensor) -> Tensor:
-        # One at a time, so that no other image changes the bits of one's embedding.
+        # Encode images one by one, so that an embedding does not depend on the other images bit for bit.
         return torch.stack([_features(trunk, image) for image in images])[images_N, index_N]
 
     states = _with_images(ids, trunk.get_input_embeddings()(ids.clamp(min=0)), embed)
@@ -134,14 +143,14 @@ def _read_images(trunk: Any, arguments: Any, values: dict[str, Any]) -> tuple[An
 
 
 def _features(trunk: Any, image: bytes) -> Tensor:
-    """[tokens, hidden] of an image."""
+    """Return the features [tokens, hidden] of an image."""
     pixels_CHW = pixels_of(image, next(trunk.parameters()).device)
     features: Tensor = trunk.get_image_features(pixels_CHW[None, None], return_dict=True).pooler_output[0]
     return features
 
 
 def pixels_of(image: bytes, device: torch.device | None = None) -> Tensor:
-    """[3, height, width] of an image, from -1 to 1, as the encoders of pretrained models read it."""
+    """Return an image as [3, height, width] in [-1, 1], the input of pretrained encoders."""
     pixels_HWC = torch.from_numpy(np.array(read_image(image))).to(device)
     return pixels_HWC.permute(2, 0, 1).to(torch.float32) / 127.5 - 1
 
@@ -150,7 +159,7 @@ def pixels_of(image: bytes, device: torch.device | None = None) -> Tensor:
 
 
 class ImageLlamaConfig(LlamaConfig):  # type: ignore[no-untyped-call]
-    """That of ImageLlama. image: values of an ImageConfig."""
+    """Configuration of ImageLlama, with an ImageConfig as a dictionary."""
 
     model_type = "starpod_image_llama"
 
@@ -160,7 +169,7 @@ class ImageLlamaConfig(LlamaConfig):  # type: ignore[no-untyped-call]
 
 
 class ImageLlama(LlamaForCausalLM):
-    """Llama whose embeddings read images."""
+    """Llama with an ImageEmbedding."""
 
     config_class = ImageLlamaConfig
 
@@ -172,7 +181,7 @@ class ImageLlama(LlamaForCausalLM):
 
 
 def view_of(model: nn.Module) -> ImageConfig | None:
-    """How a model sees images; None where it has no eyes."""
+    """Return the image processing of a model; None for a text model."""
     view: ImageConfig | None = getattr(plain(model), "view", None)
     return view
 
