@@ -1,11 +1,11 @@
-"""Training multi-turn agents with StarPO on environments that are served elsewhere."""
+"""Training of multi-turn agents with StarPO on environments that run in servers."""
 
 import os
 from pathlib import Path
 
 
 def _keep_temporary_folder_clean() -> None:
-    """Give torch a folder for compiled code in the user's cache: it makes one in /tmp as soon as it is imported."""
+    """Move torch's folder for compiled code to the user's cache. By default, importing torch creates one in /tmp."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute()
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     if there.is_dir() and os.access(there, os.W_OK):

@@ -1,4 +1,4 @@
-"""The configuration of a run: one frozen, validated tree, from YAML files and `key=value` words alike."""
+"""The configuration of a run: one frozen, validated tree from YAML files and `key=value` words."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ class Config(Section):
     def _with_stages(cls, values: Any, handler: ModelWrapValidatorHandler[Config]) -> Config:
         config = handler(values)
         if config.model.dtype == "auto":
-            from starpod.trainer.models.precision import fast_dtype  # which loads torch
+            from starpod.trainer.models.precision import fast_dtype  # imports torch
 
-            # Here, so that the run's folder says what it was computed in.
+            # Resolve "auto" here, so that the run folder records the dtype.
             config = config.model_copy(update={"model": config.model.in_dtype(fast_dtype(config.device))})
         if config.stages and isinstance(values, Mapping):
             config._in_stages = tuple(_stage(config, values, number) for number in range(len(config.stages)))
@@ -331,9 +331,9 @@ class Config(Section):
 
     @property
     def tasks(self) -> tuple[TaskConfig, ...]:
-        """The environments of the run, in their order, each with the sections that hold for it.
+        """Environments of the run in order, each with the sections that apply to it.
 
-        Raises ValueError for a section of one of several that is wrong.
+        Raises ValueError if a section of one environment among several is wrong.
         """
         if not self.environments:
             return (TaskConfig("", 1.0, self.environment, self.prompt, self.rewards, self.warm_start, self.evaluation),)
@@ -352,28 +352,28 @@ class Config(Section):
 
     @property
     def criteria_weights(self) -> dict[str, Mapping[str, float]]:
-        """Factors of criteria by the name of the task, which is empty in a run with one environment."""
+        """Weights of criteria by task name, which is "" in a run with one environment."""
         return {task.name: task.rewards.criteria.weights for task in self.tasks}
 
     @property
     def in_stages(self) -> tuple[Config, ...]:
-        """The configuration of each stage, and last the one that holds after them."""
+        """Configuration of each stage in order, followed by the run's own, which applies after the stages."""
         return (*self._in_stages, self)
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a frozen reference policy is scored in any stage."""
+        """Whether any stage uses a frozen reference policy."""
         return any(stage.algorithm.needs_reference for stage in self.in_stages)
 
     @property
     def needs_state_key(self) -> bool:
-        """Whether environments must tell the digest of each state in any stage."""
+        """Whether any stage needs the digest of each state from the environments."""
         return any(stage.algorithm.needs_state_key for stage in self.in_stages)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the one of `environment` and `environments` that is in use, and stages if there are any.
+        """Return plain values, with either `environment` or `environments`, and with stages if there are any.
 
-        What a stage sets is written out, with what follows from it.
+        The settings of a stage are written in full, including derived ones.
         """
         values = super().to_dict()
         del values["environment" if self.environments else "environments"]
@@ -387,7 +387,7 @@ class Config(Section):
 
 
 def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
-    """The whole configuration of a stage. values: of the run, as they were given. Raises ValueError."""
+    """Return the whole configuration of a stage. values: the run's values as given. Raises ValueError."""
     given, until = config.stages[number].set, config.stages[number].until
     place = f"stages[{number}]"
     if problem := until.problem():
@@ -407,7 +407,7 @@ def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
         except ConfigError as error:
             raise ValueError(f"{place}.set: {error}") from None
     if isinstance(algorithm := merged.get("algorithm"), dict):
-        # A stage with another estimator or loss has no use for the keys of the run's own.
+        # Drop keys that a stage with another estimator or loss does not use.
         kept = {key.split(".")[1] for key in given if key.startswith("algorithm.")}
         merged["algorithm"] = without_unused_keys(algorithm, kept)
     try:
@@ -427,28 +427,28 @@ def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
 SHORTHANDS = {
     name: word for name, field in Config.model_fields.items() if (word := getattr(field.annotation, "SHORTHAND", ""))
 }
-"""Sections that may be given as one word, and the field that it fills."""
+"""Sections that may be given as one word, and the field that the word sets."""
 
 
 Explore = Callable[[str], Mapping[str, Any]]
-"""Returns the values of a configuration for `FILE.py`, the file of an environment."""
+"""Return configuration values for the file of an environment, `FILE.py`."""
 
 
 def names_environment_file(source: str) -> bool:
-    """Return whether a source is `FILE.py` or `FILE.py:ENVIRONMENT`, and no YAML file."""
+    """Return whether a source is `FILE.py` or `FILE.py:ENVIRONMENT`, and not a YAML file."""
     return source.partition(":")[0].endswith(".py")
 
 
 def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | None = None) -> Config:
     """Read a configuration.
 
-    A file may begin from another one: `base: NAME` or `base: FILE`, which lies beside it. A word that names a whole
-    section is applied before those that name its parts, wherever it stands.
+    A file may extend another one with `base: NAME`, or with `base: FILE` relative to its own folder. A word that sets a
+    whole section is applied before words that set its keys, regardless of their order.
 
     Args:
-        source: A YAML file, the name of one that comes with the package, or `FILE.py` of an environment.
+        source: A YAML file, the name of a configuration of the package, or `FILE.py` of an environment.
         words: Changes, as `key=value`.
-        explore: What chooses a configuration for the file of an environment; None: such files are refused.
+        explore: Chooses a configuration for the file of an environment; None: such files are refused.
 
     Raises:
         ConfigError: The configuration cannot be used.
@@ -470,7 +470,7 @@ def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | No
 
 
 def _value(key: str, text: str) -> Any:
-    """Reads the value behind `key=`: YAML, or the text as it is where the key takes text. Raises ConfigError."""
+    """Parse the value of `key=` as YAML, or as plain text if the key takes text. Raises ConfigError."""
     *sections, last = key.split(".")
     section = _section(sections)
     wants_text = section is not None and last in section.model_fields and section.model_fields[last].annotation is str
@@ -484,7 +484,7 @@ def _value(key: str, text: str) -> Any:
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
-    """Validates plain values. Raises ConfigError with one line per mistake."""
+    """Validate plain values. Raises ConfigError with one sentence per mistake."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -520,14 +520,14 @@ def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> d
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, section by section."""
+    """Return `above` merged over `below`, section by section."""
     merged = dict(below)
     for key, value in above.items():
         if key in SHORTHANDS and isinstance(value, str):
             value = {SHORTHANDS[key]: value}
         old = merged.get(key)
         if isinstance(old, dict) and isinstance(value, Mapping):
-            # Changes to one preset make no sense in another.
+            # Drop the changes to a preset if another preset is chosen.
             old = without_old_window(old, value.get("context")) if key == "prompt" else old
             another = key == "algorithm" and value.get("preset", old.get("preset")) != old.get("preset")
             value = value if another else _merge(old, value)
@@ -536,7 +536,7 @@ def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """`a.b.c=value`."""
+    """Set `a.b.c` to a value, where `keys` are the parts of the dotted key."""
     name = ".".join(keys)
     for depth, key in enumerate(keys[:-1]):
         below = values.setdefault(key, {})
@@ -547,7 +547,8 @@ def _set(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
         values = below
     last = keys[-1]
     if len(keys) == 1 and last in SHORTHANDS and isinstance(value, str):
-        # One word names the thing and leaves what else is set; but changes to one preset make no sense in another.
+        # One word sets the section's main field and keeps its other keys, except for the algorithm: changes to one
+        # preset make no sense in another.
         old = values.get(last)
         kept = old if isinstance(old, dict) and last != "algorithm" else {}
         value = {**kept, SHORTHANDS[last]: value}
@@ -555,24 +556,24 @@ def _set(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
 
 
 def _explain(item: Any) -> str:
-    """One of pydantic's errors in a line."""
+    """Return one of pydantic's errors as a sentence."""
     place = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"no key {place!r}{nearest(str(item['loc'][-1]), _siblings(item['loc']))}"
     message = item["msg"].removeprefix("Value error, ")
     given = "" if item["type"] == "value_error" or isinstance(item["input"], dict) else f", not {item['input']!r}"
-    # A section's own sentences name their keys themselves.
+    # Sections' own messages already name their keys.
     return f"{place}: {message}{given}" if place and f"{place}." not in message else f"{message}{given}"
 
 
 def _siblings(place: Sequence[int | str]) -> list[str]:
-    """The keys that stand where an unknown one was given."""
+    """Return the valid keys next to an unknown one."""
     section = _section(place[:-1])
     return list(section.all_fields()) if section is not None else []
 
 
 def _section(place: Sequence[int | str]) -> Any:
-    """The class of the section at a place in the tree; None where there is none."""
+    """Return the class of the section at a place in the tree; None if there is none."""
     section: Any = Config
     for part in place:
         if (kind := get_origin(section)) in (dict, tuple):  # sections by name, or in a list

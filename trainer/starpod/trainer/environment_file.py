@@ -1,4 +1,5 @@
-"""Configuration for the file of an environment: a tiny policy, sized by what the environment tells and shows."""
+"""Configuration for the file of an environment: a tiny policy, sized by what the environment declares and by test
+episodes."""
 
 from __future__ import annotations
 
@@ -24,34 +25,33 @@ if TYPE_CHECKING:
     from starpod.trainer.config import Config
 
 _EPISODES = 64
-"""Episodes that are played to find the sizes."""
+"""Number of episodes that are played to find the sizes."""
 _MOST_TURNS = 32
-"""Turns of an episode that nobody ended."""
+"""Maximum number of turns of a test episode."""
 _MOST_TOKENS = 768
-"""Tokens of an episode up to which a reply sees all of it although one observation is enough."""
+"""If a whole episode fits into this number of tokens, replies see all of it even if one observation is enough."""
 _MOST_CONTEXT = 4096
-"""Tokens up to which a reply sees all of an episode; of longer ones it sees the last turns, half of these at least."""
+"""If a whole episode fits into this number of tokens, replies see all of it. Otherwise they see a window of the last
+turns."""
 _NOISE = 0.5
 _IMITATED, _COLLECTED = 12_288, 81_920
-"""Tokens of a step of the warm start, and of an iteration: half a second and five seconds on an idle core."""
+"""Tokens of a warm-start step, and of an iteration. They take half a second and five seconds on an idle core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A configuration as plain values, and what was found out about the environment.
-
-    lengths: turns of the episodes that its expert played, or, where it has none, random play. solved: how many of them
-    succeeded; None where the environment does not say.
-    """
+    """A configuration as plain values, and what was found out about the environment."""
 
     values: dict[str, Any]
     path: Path
     spec: pb.EnvironmentSpec
     lengths: tuple[int, ...]
+    """Number of turns of each test episode, played by the expert or, without one, at random."""
     solved: int | None
+    """Number of successful test episodes; None if the environment does not say."""
 
     def explain(self, config: Config) -> list[str]:
-        """Return what will be trained and how, a line each. config: this one with the user's changes."""
+        """Return lines on what will be trained and how. config: this configuration with the user's changes."""
         spec, warm_start, collect, stop = self.spec, config.warm_start, config.collect, config.stop
         who = "its expert" if spec.capabilities.expert_action else "random play"
         own = spec.limits.max_turns
@@ -96,10 +96,10 @@ class Job:
 
 
 def choose_job(source: str, context: str | None = None) -> Job:
-    """The job for `FILE.py` or, where the file holds several environments, `FILE.py:ENVIRONMENT`.
+    """Return the job for `FILE.py` or, if the file defines several environments, `FILE.py:ENVIRONMENT`.
 
-    Serves the file and plays some episodes of it: by its expert, where it has one. context: the `prompt.context` that
-    the user gave; None: one is chosen. Raises ConfigError, for a mistake in the file with its line.
+    Serves the file and plays some episodes, by its expert if it has one. context: the user's `prompt.context`; None:
+    choose one. Raises ConfigError, with the line number for a mistake in the file.
     """
     file, _, name = source.partition(":")
     path = Path(file).resolve()
@@ -124,7 +124,7 @@ async def _explore(path: Path, name: str, address: str, context: str | None) -> 
                 "begin from: give it `expert_action`, `valid_actions` or names in `spec.actions`, or train a "
                 "pretrained model, in a YAML file with `model` and `environment`"
             )
-        noise = _NOISE if names or can.valid_actions else 0.0  # where no actions are listed none is drawn
+        noise = _NOISE if names or can.valid_actions else 0.0  # random moves need a list of actions
         warm_start: dict[str, Any] = (
             {"steps": 120, "lr": 0.003, "noise": noise, "imitate_noise": True}
             if can.expert_action
@@ -160,10 +160,10 @@ def _job(
     expert, own = spec.capabilities.expert_action, spec.limits.max_turns
     lengths = [len(each.episode.turns) for each in played]
     longest = max(lengths)
-    # Twice what the expert needs: a policy that is still learning takes detours.
+    # Allow twice the expert's turns: a policy that is still learning takes detours.
     turns = min(own or _MOST_TURNS, _MOST_TURNS, max(4, 2 * longest) if expert else 2 * longest if longest > 1 else 1)
     reply, turn, usual = _tokens(spec, warm_start, played)
-    episode = turns * usual  # of a policy that has not learnt to end it earlier
+    episode = turns * usual  # an untrained policy uses all turns
     whole = _rounded(1.25 * turns * turn)
     prompt, tokens = _chosen_prompt(spec, turn, whole) if context is None else ({}, whole)
     size, iterations, minutes = 8, 60, 3
@@ -183,10 +183,11 @@ def _job(
         "prompt": {"thinking": False, **prompt},
         "sampling": {"max_reply_tokens": reply, "max_episode_tokens": tokens},
         "collect": {"groups": groups, "group_size": size},
-        # One each: with fewer, half of all prompts were read again, and collecting took ten times as long.
+        # One slot per episode: with fewer, half of all prompts were read again, and collecting took ten times as long.
         "engine": {"slots": max(groups * size, EngineConfig.model_fields["slots"].default)},
-        # Once most groups do alike, the few that are left would take full steps: a run fell from 98 % to 44 % so. An
-        # entropy bonus of 0.005 then outweighed what was left to learn: replies grew past their limit, 98 % fell to 47.
+        # Once most groups have equal rewards, the few others would take full steps, and one run fell from 98 % to 44 %.
+        # With an entropy bonus of 0.005, that bonus then outweighed the task: replies exceeded their limit, and a run
+        # fell from 98 % to 47 %.
         "algorithm": {
             "preset": "starpo-s",
             "filter": {"value": 0.5},
@@ -221,10 +222,10 @@ def _chosen_prompt(spec: pb.EnvironmentSpec, turn: int, whole: int) -> tuple[dic
 def _tokens(
     spec: pb.EnvironmentSpec, warm_start: dict[str, Any], played: Sequence[Demonstration]
 ) -> tuple[int, int, float]:
-    """Return the tokens to allow for a reply, and those of the longest and the mean turn, replies included."""
+    """Return the token limit of a reply, and the tokens of the longest and the mean turn including replies."""
     prompt = PromptConfig(style="compact", thinking=False)
     writer = DemonstrationWriter(WarmStartConfig(**warm_start), prompt, tuple(spec.action_space.names))
-    from starpod.trainer.models.tiny import train_tokenizer  # which loads torch
+    from starpod.trainer.models.tiny import train_tokenizer  # imports torch
 
     tokenizer = train_tokenizer(writer.texts(played), size=TinyConfig().vocabulary)
     turns = [turn for each in played for turn in each.episode.turns]
@@ -235,5 +236,5 @@ def _tokens(
 
 
 def _rounded(tokens: float) -> int:
-    """Up to the next multiple of 64."""
+    """Round up to a multiple of 64."""
     return -int(-tokens // 64) * 64

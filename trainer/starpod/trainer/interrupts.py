@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: end what is played, save and stop; the second time, stop at once."""
+"""Handling of SIGTERM and Ctrl-C: the first signal ends, saves and stops the run; the second one stops it at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Result = TypeVar("Result")
 
 
 class Interrupted(Exception):
-    """A signal came while something was awaited that need not be finished."""
+    """A signal interrupted something that need not be finished."""
 
 
 class Interrupts:
-    """While the context lasts, a signal is remembered instead of ending the process.
+    """Context in which a signal is remembered instead of ending the process.
 
         with Interrupts(notify=print) as interrupts:
             while not interrupts.requested and step < last:
@@ -26,14 +26,14 @@ class Interrupts:
             save()
         sys.exit(interrupts.status)
 
-    The first signal sets `requested` and ends what is awaited by `unless_requested`. The second one raises
-    KeyboardInterrupt in the main thread, so that services are stopped on the way out and nothing is saved. The third
-    one kills the process.
-    notify: is told what will happen, in one sentence. It runs in the main thread, between two of its instructions.
-    ranks: processes that work together. Of several one may get a signal alone, and the others would wait for it: then
-    nothing is ended by it, and all stop where they ask each other.
+    The first signal sets `requested` and cancels the work in `unless_requested`. The second one raises
+    KeyboardInterrupt in the main thread, so that services are stopped but nothing is saved. The third one kills the
+    process. Outside the main thread signals cannot be caught, and this context does nothing.
 
-    Outside the main thread, where signals cannot be caught, it does nothing.
+    Args:
+        notify: Called with one sentence on what will happen. It runs in the main thread, between two instructions.
+        ranks: Number of processes that train together. With several, a signal to one rank does not cancel work, because
+            the other ranks would wait for it. All ranks stop when they next compare `requested`.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -47,13 +47,13 @@ class Interrupts:
         self.signal: signal.Signals | None = None
 
     async def unless_requested(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Awaits it, one at a time; at the first signal, or if it has come, cancels it and raises Interrupted."""
+        """Await one piece of work. If a signal comes or has come, cancel it and raise Interrupted."""
         if not self._alone:
             return await work
         task = asyncio.ensure_future(work)
         self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
         if self.requested:
-            self._cancel()  # not before it has begun: what it was given may have to be awaited
+            self._cancel()  # start the task first: it must get the chance to close what it was given
         try:
             return await task
         except asyncio.CancelledError:
@@ -64,7 +64,7 @@ class Interrupts:
             self._cancel = lambda: None
 
     def raise_if_requested(self) -> None:
-        """Raises Interrupted after a signal: for the beginning of what takes long."""
+        """Raise Interrupted after a signal. Call this before slow work."""
         if self.requested and self._alone:
             raise Interrupted
 
@@ -75,8 +75,8 @@ class Interrupts:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 without a signal; 143 after SIGTERM and 130 after Ctrl-C (128 + its number), by which
-        scripts and schedulers know a run that was stopped from one that is done (0) or failed (1)."""
+        """Exit status: 0 without a signal, 143 after SIGTERM and 130 after Ctrl-C (128 + the signal's number). It lets
+        scripts distinguish a stopped run from one that is done (0) or failed (1)."""
         return 0 if self.signal is None else 128 + self.signal
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class Interrupts:
         if self.signal is None:
             self.signal = signal.Signals(number)
             self._notify(f"{self.signal.name}: saving and stopping; once more stops at once, without saving")
-            self._cancel()  # by way of the loop, which a handler may not touch and which sleeps until it is told
+            self._cancel()  # thread-safe call, because a handler must not touch the loop directly and must wake it
             return
         self._at_once = True
         for each in self.SIGNALS:

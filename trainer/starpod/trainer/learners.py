@@ -1,4 +1,4 @@
-"""Learners of several policies, one for each agent of an episode, behind the interface of one learner."""
+"""Learners of several policies, one per agent, with the interface of one learner."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from starpod.trainer.update import Accumulated, Learner, Stream, advantages_by_k
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One agent's turns of a batch of whole episodes, [B, T], as a batch of their own.
-
-    rows: of the whole batch, in which the agent speaks. inside_BT: bool, its tokens there.
+    """One agent's turns of a batch of whole episodes [B, T], as a separate batch.
+    .inside_BT Mask of its tokens in the whole batch (bool).
     """
 
     learner: Learner
     rows: list[int]
+    """Rows of the whole batch in which the agent speaks."""
     inside_BT: Tensor
     batch: Batch
     rollout: RolloutBatch
@@ -42,23 +42,23 @@ class _Share:
     single: bool
 
     def advantages(self, advantages_BT: Tensor) -> Advantages:
-        """Those of the whole batch, on its own tokens. Both orders of tokens are by row and turn."""
+        """Return the whole batch's advantages at this agent's tokens. Both batches order tokens by row and turn."""
         own_BT = torch.zeros_like(self.rollout.old_logprobs_BT)
         own_BT[self.rollout.mask_BT] = advantages_BT[self.inside_BT]
         return Advantages(own_BT, None, self.rollout.mask_BT)
 
     def accumulate(self, advantages_BT: Tensor, rows: Sequence[int], component: str) -> Accumulated:
-        """Adds a gradient as `Learner.accumulate` does. rows: of its own batch."""
+        """Add a gradient as in `Learner.accumulate`. rows: rows of this agent's batch."""
         advantages = self.advantages(advantages_BT)
         return self.learner.accumulate(self.batch, self.rollout, advantages, rows, scale=1.0, components=(component,))
 
 
 class Learners:
-    """Updates the policy of each agent from its own turns, and is used as a `Learner` is.
+    """Updates the policy of each agent from its own turns, with the interface of `Learner`.
 
-    Advantages are those of whole episodes, as for one policy; means of the loss are over the agent's own tokens, and so
-    are its mini-batches. All learners are configured alike, without a critic. A metric `agents/<agent>/<metric>` is one
-    learner's; `<metric>` is their mean, or the largest where the name ends in `_max`.
+    Advantages are those of whole episodes, as for one policy. Means of the loss and mini-batches only contain the
+    agent's own tokens. All learners have the same configuration, without a critic. A metric `agents/<agent>/<metric>`
+    belongs to one learner. `<metric>` is the mean over learners, or the maximum if its name ends in `_max`.
     """
 
     def __init__(self, policy: Policies, by_agent: Mapping[str, Learner]) -> None:
@@ -67,12 +67,12 @@ class Learners:
 
     @property
     def _first(self) -> Learner:
-        """For what is the same in all."""
+        """Learner to ask for what is the same in all."""
         return next(iter(self.by_agent.values()))
 
     @property
     def reference(self) -> Policy | FirstAdapters | None:
-        """Of the first agent; none where no agent has one."""
+        """Reference policy of the first agent; None if no agent has one."""
         return self._first.reference
 
     def configure(
@@ -95,7 +95,7 @@ class Learners:
         rate: float = 1.0,
         record: UpdateRecord | None = None,
     ) -> dict[str, float]:
-        """As `Learner.learn`. An agent that said nothing learns nothing. Raises LogprobGap."""
+        """Update the policies as in `Learner.learn`. An agent without turns is skipped. Raises LogprobGap."""
         batch, rollout, shares = self._read(groups, version)
         advantages_BT = self._advantages(batch, rollout)
         if record is not None:
@@ -113,9 +113,9 @@ class Learners:
     def _read(
         self, groups: Sequence[Group], version: int, *, scored: bool = False
     ) -> tuple[Batch, RolloutBatch, dict[str, _Share]]:
-        """The episodes as a batch, and each agent's share of them. What policies say of tokens is put together.
+        """Return the episodes as a batch, scored by all policies, and each agent's share of them.
 
-        scored: whether policies say it even where an update would not need it. Raises ConfigError for another agent.
+        scored: score all tokens even if the update does not need it. Raises ConfigError for an unknown agent.
         """
         episodes = episodes_of(groups)
         batch, rollout, _ = self._first.read(episodes, version, single=True)
@@ -147,7 +147,8 @@ class Learners:
         return advantages_by_kind(self._first.algorithm, rollout, kinds).advantages_BT
 
     def gradients(self, groups: Sequence[Group], *, version: int, buckets: int) -> dict[str, float]:
-        """As `Learner.gradients`. Norms by bucket are of all policies' gradients together, by agent of its own."""
+        """Return gradient norms as in `Learner.gradients`: per bucket for all policies together, per agent for its own
+        policy."""
         kept = [group for group in groups if episodes_of([group])]
         batch, rollout, shares = self._read(kept, version, scored=True)
         advantages_BT = self._advantages(batch, rollout)
@@ -199,7 +200,7 @@ class Learners:
 
 
 def _together(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of all learners, each and together."""
+    """Return the metrics of each learner, and those over all learners."""
     metrics = {f"agents/{agent}/{name}": value for agent, own in found.items() for name, value in own.items()}
     values: defaultdict[str, list[float]] = defaultdict(list)
     for own in found.values():

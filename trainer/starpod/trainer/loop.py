@@ -1,4 +1,4 @@
-"""The training loop: sync weights, collect, filter, advantages, update, log, save, evaluate."""
+"""The training loop: sync weights, collect, filter, update, log, evaluate, save."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from starpod.trainer.run.run import Run
 
 
 async def train(run: Run) -> str:
-    """Trains until the run says why to stop, and returns that.
+    """Train until the run has a reason to stop, and return that reason.
 
-    A signal ends it: episodes in play at once, an update when it is done. So does an engine that is lost, or all
-    servers. What was learnt is saved. Where `collect.max_staleness` allows it, groups of later steps are played
-    meanwhile (rollout/ahead.py).
+    A signal stops the run: episodes in play at once, an update when it is done. The loss of the engine or of all
+    servers stops it as well. In each case the finished steps are saved. With `collect.max_staleness`, groups of later
+    steps are played meanwhile (rollout/ahead.py).
     """
     try:
         return await _train(run)

@@ -1,7 +1,7 @@
-"""Estimates the memory of a training run per device, from its configuration and the model's shape alone.
+"""Estimate of a training run's memory per device, from its configuration and the model's shape.
 
-What is kept for the backward pass was counted on Llama's layers in transformers: bytes per token and layer that follow
-from the widths. The rest is arithmetic on numbers of parameters.
+The tensors kept for the backward pass were counted on Llama's layers in transformers, as bytes per token and layer that
+follow from the widths. The rest is arithmetic on numbers of parameters.
 """
 
 from __future__ import annotations
@@ -27,38 +27,43 @@ from starpod.trainer.parallel import device_named
 GIB = 2**30
 FLOAT32 = 4
 PROGRAM = {"cpu": 0.45 * GIB, "cuda": 1.0 * GIB}
-"""Python with its libraries; what CUDA and its kernels take of a GPU."""
+"""Bytes used by Python with its libraries, and on a GPU by CUDA and its kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Device of a rank. size: bytes of memory; on a CPU this rank's share. world: ranks that share the model."""
+    """Device of a rank."""
 
     kind: Literal["cpu", "cuda"]
     size: int
+    """Bytes of memory; on a CPU this rank's share."""
     world: int = 1
+    """Number of ranks that share the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One use of memory. size: bytes. keys: those that lower it. phase: when it is held; empty: always."""
+    """One use of memory."""
 
     what: str
     size: float
+    """Bytes."""
     keys: str = ""
+    """Configuration keys that lower it."""
     phase: str = ""
+    """Phase during which it is held; "" means always."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Memory of one rank, in bytes. Of the phases, one is held at a time."""
+    """Memory of one rank, in bytes. Only one phase's items are held at a time."""
 
     items: Sequence[Item]
     place: Place
 
     @property
     def total(self) -> float:
-        """Sum of what is always held and of the largest phase."""
+        """Bytes held permanently plus those of the largest phase."""
         return sum(item.size for item in self.items if item.phase in ("", self._widest))
 
     @property
@@ -71,7 +76,7 @@ class Estimate:
         return max(phases, key=lambda phase: sum(item.size for item in self.items if item.phase == phase), default="")
 
     def table(self) -> list[str]:
-        """Lines of text: a row for each use, then the total."""
+        """Return a table as lines of text, with a row per use and a total."""
         shards = f" of {self.place.world}" if self.place.world > 1 else ""
         lines = [f"Memory per device{shards}, GiB (estimated)"]
         for item in self.items:
@@ -81,7 +86,7 @@ class Estimate:
         return lines
 
     def advice(self) -> str:
-        """A sentence for what does not fit: how much there is, and which keys lower the most."""
+        """Return a sentence for a run that does not fit: the memory available, and the keys that save the most."""
         held = [item for item in self.items if item.phase in ("", self._widest) and item.keys]
         largest = sorted(held, key=lambda item: -item.size)[:4]
         told = ", ".join(f"{item.what} {item.size / GIB:.1f} ({item.keys})" for item in largest)
@@ -92,7 +97,7 @@ class Estimate:
 
 
 def place_of(device: str) -> Place:
-    """The device that a rank of this run would compute on, and how many ranks torchrun started. Raises NoDevice."""
+    """Return the device that a rank of this run would use, and the number of ranks from torchrun. Raises NoDevice."""
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     chosen = device_named(device)
     if chosen.type == "cuda":
@@ -106,12 +111,14 @@ def place_of(device: str) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Numbers of parameters and widths of a model. largest: parameters of its largest weight. adapters: of LoRA."""
+    """Numbers of parameters and widths of a model."""
 
     parameters: int
     adapters: int
+    """Parameters of LoRA adapters."""
     per_layer: int
     largest: int
+    """Parameters of the largest weight."""
     layers: int
     hidden: int
     intermediate: int
@@ -142,8 +149,12 @@ class Shape:
 
 
 def estimate_memory(config: Config, place: Place) -> Estimate:
-    """Estimates what a rank holds at most. Raises ModelError where the model's shape cannot be had, EngineError where
-    the engine's cache has no room for one reply."""
+    """Estimate the peak memory of a rank.
+
+    Raises:
+        ModelError: The model's shape cannot be loaded.
+        EngineError: The engine's cache has no room for one reply.
+    """
     model, algorithm, world = config.model, config.algorithm, place.world
     shape = Shape.of(model)
     lora = model.lora.rank > 0
@@ -164,19 +175,19 @@ def estimate_memory(config: Config, place: Place) -> Estimate:
     if algorithm.needs_reference:
         items.append(Item("reference model", trained * FLOAT32 / world, "algorithm.kl.where=off"))
     if world > 1:
-        # Two layers, and what is in none of them, with their gradients.
+        # FSDP gathers two layers at a time and all parameters outside of layers, with their gradients.
         whole = shape.parameters - (shape.layers - 2) * shape.per_layer
         items.append(Item("gathered shards", whole * (kept if lora else 2 * FLOAT32), size))
     return Estimate([*items, *_engine(config, place, shape), *_passes(config, place, shape)], place)
 
 
 def _policies(config: Config) -> int:
-    """How many are trained: one, or one for each agent."""
+    """Return the number of trained policies: one, or one per agent."""
     return max(len(config.script.policies), 1)
 
 
 def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
-    """Of the engine, where it samples on this machine, and of the hand-over of weights."""
+    """Return the memory of an engine on this machine, and of handing over weights."""
     engine, model = config.engine, config.model
     longest = config.sampling.max_episode_tokens
     dtype: torch.dtype = getattr(torch, engine.computes_in(model.dtype))
@@ -208,7 +219,7 @@ def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
         taken = engine.gpu_memory_fraction * place.size
         fewer = "engine=vllm_remote" if engine.sleep else "engine.sleep, engine=vllm_remote"
         return [
-            # Awake for the hand-over, which takes more than sampling.
+            # The engine is awake during the hand-over, which needs more memory than sampling.
             Item("engine (vLLM)", taken, f"engine.gpu_memory_fraction, {fewer}", "hand-over" if engine.sleep else ""),
             *([Item("engine asleep (vLLM)", PROGRAM["cuda"])] if engine.sleep else []),
             Item("hand-over of weights", handed if ipc else shape.largest * FLOAT32, "engine.handover", "hand-over"),
@@ -222,10 +233,10 @@ def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
 
 
 def kept_for_backward(config: ModelConfig, shape: Shape, tokens: int) -> int:
-    """Bytes that a forward pass of the model's layers keeps for the way back."""
+    """Return the bytes that a forward pass of the layers keeps for the backward pass."""
     size: int = getattr(torch, config.dtype).itemsize
     layer = tokens * _per_token(config, shape)
-    # Weights that are rounded for the pass are kept too.
+    # Weights that are rounded for the pass are kept as well.
     rounded = shape.per_layer * size if size < FLOAT32 and getattr(torch, config.base_dtype) != torch.bfloat16 else 0
     if config.gradient_checkpointing:
         return shape.layers * tokens * size * shape.hidden
@@ -233,8 +244,8 @@ def kept_for_backward(config: ModelConfig, shape: Shape, tokens: int) -> int:
 
 
 def _per_token(config: ModelConfig, shape: Shape) -> int:
-    """Of one layer and token: eight tensors of the model's width and what the norms keep in float32, keys and values,
-    four of the MLP's width."""
+    """Return the bytes kept per layer and token: eight tensors of the model's width, float32 values of the norms, keys
+    and values, and four tensors of the MLP's width."""
     size: int = getattr(torch, config.dtype).itemsize
     norms = 10 * shape.hidden if size < FLOAT32 else 0
     every: int = size * (8 * shape.hidden + 2 * shape.key_value + 4 * shape.intermediate) + norms
@@ -242,16 +253,17 @@ def _per_token(config: ModelConfig, shape: Shape) -> int:
 
 
 def _passes(config: Config, place: Place, shape: Shape) -> list[Item]:
-    """Of a micro-batch's forward and backward pass, and of the optimiser's step."""
+    """Return the memory of a micro-batch's forward and backward pass, and of the optimiser's step."""
     model, longest = config.model, config.sampling.max_episode_tokens
     episodes = config.collect.groups * config.collect.group_size
     tokens = max(min(config.optimizer.micro_batch_tokens, episodes * longest), longest)
-    # The ends of the model; a layer that is computed again, or its gradients.
+    # Add the model's input and output, and one layer that is recomputed, or its gradients.
     held = kept_for_backward(model, shape, tokens) + tokens * (8 * shape.hidden + _per_token(model, shape))
     if model.critic == "separate" and config.algorithm.needs_critic:
         held *= 2
     size = getattr(torch, model.dtype).itemsize
-    # Logits as they are made, in float32, their logarithm and its gradient; the gradient of the largest weight.
+    # Logits in the model's dtype and in float32, their log-softmax and its gradient; then the gradient of the largest
+    # weight.
     logits = min(model.logits_at_once, tokens * shape.vocabulary) * (size + 3 * FLOAT32)
     logits += shape.largest * (FLOAT32 + (2 * size if size < FLOAT32 else 0))
     lower = "optimizer.micro_batch_tokens, sampling.max_episode_tokens"

@@ -17,10 +17,10 @@ from starpod.trainer.tasks import TaskConfig
 
 
 class Mixture:
-    """Divides collections among the environments of a run, by weight, and keeps the level of each one's curriculum.
+    """Divides collections among environments by weight, and keeps the level of each environment's curriculum.
 
-    Each group in turn goes to the environment that is furthest behind its share of all groups so far; of equal ones to
-    the first. What is asked for again, in place of a lost group, is asked of the same environment and counts for none.
+    Each group goes to the environment that is furthest behind its share of all groups so far; the first one of equals.
+    A replacement for a lost group is played in the same environment and does not count.
     """
 
     def __init__(self, tasks: Sequence[TaskConfig]) -> None:
@@ -35,11 +35,11 @@ class Mixture:
         }
         self._saved_shares = {task.name: Fraction(task.environment.starts_share) for task in tasks}
         self._curricula = {task.name: Curriculum(task.environment.curriculum) for task in tasks}
-        # The ids of the next group, and of the first one at each task's present level.
+        # Id of the next group, and the first group id at each task's present level.
         self._next, self._level_from = 0, dict.fromkeys(weights, 0)
 
     def divide(self, count: int) -> list[str]:
-        """The task of each of the next `count` groups."""
+        """Return the task of each of the next `count` groups."""
         names = []
         for _ in range(count):
             number = sum(self._given.values()) + 1
@@ -49,7 +49,7 @@ class Mixture:
         return names
 
     def starts(self, names: Sequence[str], cursor: SeedCursor) -> list[Start]:
-        """A group for each task named, at the level of its curriculum, with the next seeds."""
+        """Return a start for each named task, at its curriculum's level and with the next seeds."""
         first, seeds = cursor.taken, cursor.take(len(names))
         self._next = cursor.taken
         return [
@@ -58,18 +58,19 @@ class Mixture:
         ]
 
     def _saved_start(self, name: str, group: int) -> SavedStart | None:
-        """The saved state in which a group begins, by its number alone; None where it begins at its seed's start."""
+        """Return the saved state that a group begins in, which depends only on its number; None for its seed's start
+        state."""
         saved, share = self._saved.get(name, ()), self._saved_shares[name]
         turn = math.floor((group + 1) * share)
         return saved[(turn - 1) % len(saved)] if saved and turn > math.floor(group * share) else None
 
     def levels(self) -> dict[str, int]:
-        """The present level of each task that has a curriculum."""
+        """Return the level of each task with a curriculum."""
         return {name: curriculum.level for name, curriculum in self._curricula.items() if curriculum.enabled}
 
     def update(self, groups: Sequence[Group]) -> list[str]:
-        """Takes what an iteration played; groups that were begun at an earlier level do not count. Returns the tasks
-        that go on at the next level."""
+        """Update the curricula with an iteration's groups, and return the tasks that rise to the next level. Groups
+        that began at an earlier level do not count."""
         successes: dict[str, list[bool]] = {}
         for group in groups:
             for episode in group.episodes:
@@ -80,13 +81,13 @@ class Mixture:
         return risen
 
     def silent(self, groups: Sequence[Group]) -> list[str]:
-        """The tasks with a curriculum whose episodes say nothing of success."""
+        """Return the tasks with a curriculum whose episodes do not report success."""
         telling = {each.task for group in groups for each in group.episodes if each.success is not None}
         played = dict.fromkeys(each.task for group in groups for each in group.episodes)
         return [name for name in played if self._curricula[name].enabled and name not in telling]
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the state as JSON values."""
         return {
             "shares": {name: str(share) for name, share in self._shares.items()},
             "given": dict(self._given),
@@ -95,7 +96,7 @@ class Mixture:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the other one stood; with other shares the division begins anew."""
+        """Restore the values from `state_dict`. If the shares have changed, the division begins anew."""
         if state["shares"] == {name: str(share) for name, share in self._shares.items()}:
             self._given = dict(state["given"])
         for name, curriculum in self._curricula.items():

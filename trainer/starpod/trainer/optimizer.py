@@ -1,4 +1,4 @@
-"""Configuration of the optimiser, and the course of its rates."""
+"""Configuration of the optimiser and of its learning rate schedule."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class OptimizerConfig(Section):
         return self
 
     def rate_factor(self, iteration: int, iterations: int) -> float:
-        """The factor that an iteration multiplies the learning rates by.
+        """Return the factor of the learning rates in an iteration.
 
-        iteration: counted from 1. iterations: of the run. The factor depends on these two alone, so there is no state
-        to resume.
+        It depends only on the iteration, counted from 1, and on the number of iterations of the run, so there is no
+        state to resume.
         """
         done, warmup = iteration - 1, self.warmup_iterations
         if done < warmup:

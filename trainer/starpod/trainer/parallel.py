@@ -1,9 +1,8 @@
-"""Data-parallel training: torchrun starts the processes, FSDP2 shards the model among them.
+"""Data-parallel training: torchrun starts the processes, and FSDP2 shards the model among them.
 
-A program that was started plainly is one process without any process group, and every method here is then trivial.
-
-The rule for gradients: every rank weights its tokens by the whole batch, so the gradient of a step is the *sum* over
-the ranks, never their mean. https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+A program that was not started by torchrun is one process without a process group, for which every method here is
+trivial. Every rank weights its tokens by the whole batch, so the gradient of a step is the *sum* over ranks, not their
+mean. https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 from __future__ import annotations
@@ -29,33 +28,36 @@ from torch.distributed.tensor import DTensor, Shard
 Item = TypeVar("Item")
 
 TIMEOUT = timedelta(hours=2)
-"""For which a rank waits for the others: their environments may be far slower than its own."""
+"""Timeout of collective operations. It is long because other ranks' environments may be far slower."""
 
 
 _Inbox = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]
 _idle: list[_Inbox] = []
-"""Where threads without work wait for some. They are used again: with a fresh thread for each piece of work, which had
-its own part of malloc's memory, a process grew by over a gigabyte in each update of SmolLM2."""
+"""Inboxes of idle threads, which are reused. A fresh thread for each piece of work has its own malloc arena, and the
+process grew by over a gigabyte in each update of SmolLM2."""
 MOST_IDLE = 4
-"""How many of them wait, about: several may be through at once."""
+"""Approximate number of idle threads to keep. It may be exceeded if several finish at once."""
 _under_way: set[Future[Any]] = set()
-# A forked process has none of the threads.
+# A forked process has none of these threads.
 os.register_at_fork(after_in_child=_idle.clear)
 os.register_at_fork(after_in_child=_under_way.clear)
 
 
 class NoDevice(ValueError):
-    """The device that a configuration names is not there, or not for one of several ranks. The message says why."""
+    """The configured device does not exist, or cannot be used by one of several ranks. The message says why."""
 
 
 class RankFailed(Exception):
-    """Work of some rank failed, and all of them know. The message says why."""
+    """The work of some rank failed, and all ranks raise this. The message says why."""
 
 
 class Parallel:
-    """The ranks of a run. `start` makes it; collective methods must be called by all ranks, in the same order.
+    """The ranks of a run. Use `start` to make one. Collective methods must be called by all ranks, in the same order.
 
-    rank: of this process. world: how many there are. device: what this rank computes on.
+    Attributes:
+        rank: Rank of this process.
+        world: Number of ranks.
+        device: Device on which this rank computes.
     """
 
     def __init__(self, rank: int = 0, world: int = 1, device: str | torch.device = "cpu") -> None:
@@ -65,16 +67,16 @@ class Parallel:
 
     @classmethod
     def start(cls, device: str = "auto") -> Parallel:
-        """Joins the ranks that torchrun started, or is the only one.
+        """Join the ranks that torchrun started; without torchrun, return a single rank.
 
-        device: as `device_named` takes it. Raises NoDevice.
+        device: see `device_named`. Raises NoDevice.
         """
         rank, world, _ = _ranks()
         chosen = device_named(device)
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         if world > 1:
-            # Objects travel over gloo either way; nccl knows tensors on GPUs only.
+            # Objects always use gloo, because nccl only supports tensors on GPUs.
             backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=TIMEOUT)
         return cls(rank, world, chosen)
@@ -85,17 +87,17 @@ class Parallel:
         return self.rank == 0
 
     def close(self) -> None:
-        """Leaves the group. Harmless to repeat."""
+        """Leave the process group. May be called repeatedly."""
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
     def end(self, status: int) -> None:
-        """Ends the process with this status where it is one of several, or where a thread of `in_thread` is still at
-        work; all must have been written. Else does nothing.
+        """Exit the process at once if it is one of several, or if a thread of `in_thread` is still busy. Otherwise do
+        nothing.
 
-        gloo's threads let go of what the last exchange held in their own time. If Python is being torn down by then,
-        the process aborts, and torchrun reports a failure of a run that was through. It aborts as well where a thread
-        is still inside torch.
+        Write all output before. gloo's threads release their buffers some time after the last exchange. If Python is
+        being torn down by then, the process aborts, and torchrun reports a finished run as failed. It also aborts if a
+        thread is still inside torch.
         """
         if self.world > 1 or _under_way:
             sys.stdout.flush()
@@ -105,16 +107,16 @@ class Parallel:
     # --- work --------------------------------------------------------------------------------------------------------
 
     def split(self, items: Sequence[Item]) -> Sequence[Item]:
-        """This rank's share, in order: the ranks' shares one after the other are `items`, and differ by one at most."""
+        """Return this rank's share of the items, in order. The shares' sizes differ by at most one."""
         small, larger = divmod(len(items), self.world)
         first = self.rank * small + min(self.rank, larger)
         return items[first : first + small + (self.rank < larger)]
 
     def share(self, blocks: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
-        """This rank's blocks, and whether each is its own to be counted.
+        """Yield this rank's blocks, and whether each one counts.
 
-        Passes through a sharded model are collective, so all ranks make as many: one that has none left repeats the
-        first block, whose loss must then be multiplied by 0.
+        Passes through a sharded model are collective, so all ranks make the same number. A rank without a block left
+        repeats the first one, and its loss must be multiplied by 0.
         """
         for first in range(0, len(blocks), self.world):
             index = first + self.rank
@@ -123,17 +125,17 @@ class Parallel:
     # --- exchange ----------------------------------------------------------------------------------------------------
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Adds the ranks' tensors up, in place, and returns the tensor."""
+        """Add up the ranks' tensors in place, and return the tensor."""
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true on some rank: what one rank saw (a signal, the time), all of them act upon."""
+        """Return whether the flag is true on any rank. It makes all ranks act on what one saw, such as a signal."""
         return any(self.gather_objects(flag))
 
     def gather_objects(self, item: Item) -> list[Item]:
-        """Every rank's object, in the order of the ranks, on all of them."""
+        """Return all ranks' objects, in rank order, on every rank."""
         if self.world == 1:
             return [item]
         items: list[Any] = [None] * self.world
@@ -141,7 +143,7 @@ class Parallel:
         return items
 
     def broadcast_object(self, item: Item) -> Item:
-        """The object of rank 0, on all ranks."""
+        """Return the object of rank 0 on all ranks."""
         if self.world == 1:
             return item
         items = [item]
@@ -149,16 +151,16 @@ class Parallel:
         return items[0]
 
     async def in_thread(self, work: Callable[..., Item], /, *arguments: Any, **named: Any) -> Item:
-        """Runs it in a thread, on this rank's device: a thread of its own begins on the first GPU, whatever the others
-        chose, and there FSDP would make its streams.
+        """Run work in a thread, on this rank's device.
 
-        A program that is told to stop at once does not wait for the thread, as it would for one of asyncio's.
+        A fresh thread starts on the first GPU, and FSDP would create its streams there. Unlike with asyncio's threads,
+        a program that must stop at once does not wait for the thread.
         """
 
         threads = torch.get_num_threads()
 
         def on_device() -> Item:
-            torch.set_num_threads(threads)  # each thread has a number of its own
+            torch.set_num_threads(threads)  # the setting is per thread
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
             return work(*arguments, **named)
@@ -166,10 +168,10 @@ class Parallel:
         return await asyncio.wrap_future(_submit(on_device))
 
     async def all_done(self, work: Awaitable[Item]) -> list[Item]:
-        """Every rank's result of its own work, in the order of the ranks, on all of them.
+        """Await this rank's work, and return the results of all ranks in rank order.
 
-        Where it fails on one, it fails on all when all are through: no rank waits for one that is gone. Raises what
-        the work raises; of several ranks RankFailed.
+        If the work fails on one rank, all ranks raise once all are done, so that none waits for a rank that is gone.
+        With one rank the work's exception is raised, with several RankFailed.
         """
         if self.world == 1:
             return [await work]
@@ -180,7 +182,7 @@ class Parallel:
         except Exception as raised:
             error = raised
         words = "" if error is None else str(error) or type(error).__name__
-        # In a thread: a rank that waits for the others still plays.
+        # Wait in a thread: a rank that waits for the others continues to play.
         shares = await self.in_thread(self.gather_objects, (result, words))
         for rank, (_, failed) in enumerate(shares):
             if failed:
@@ -188,19 +190,17 @@ class Parallel:
         return [item for item, _ in shares]
 
     def barrier(self) -> None:
-        """Returns when all ranks have come here."""
+        """Wait until all ranks have called this."""
         if self.world > 1:
             dist.barrier()
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
     def shard(self, model: nn.Module) -> None:
-        """Brings the model to `device`, and shares the parameters, gradients and, later, optimiser states out among the
-        ranks.
+        """Move the model to `device`, and shard its parameters, gradients and, later, optimiser states among the ranks.
 
-        All ranks must hold the same weights; of those in CPU memory a GPU gets this rank's part alone. Optimisers are
-        made afterwards. Each decoder layer is gathered when it is run; `forward` and `score` are the methods through
-        which the model is run.
+        All ranks must hold the same weights; of weights in CPU memory, a GPU only gets its own part. Create optimisers
+        afterwards. Each decoder layer is gathered when it runs. Run the model with `forward` or `score` only.
         """
         if self.world == 1:
             model.to(self.device)
@@ -216,13 +216,13 @@ class Parallel:
             register_fsdp_forward_method(model, "score")
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-        """Scales the gradients down so that their common norm is at most `limit`. Returns the norm before, a scalar."""
+        """Scale the gradients down to a common norm of at most `limit`. Return the norm before, a scalar."""
         return whole(nn.utils.clip_grad_norm_(parameters, limit))
 
     def copy_weights(self, model: nn.Module, replica: nn.Module) -> None:
-        """Makes the whole, unshared module `replica` equal to `model`, tensor by tensor, on every rank.
+        """Copy the weights of `model` to the whole, unsharded module `replica`, tensor by tensor, on every rank.
 
-        A sharded model can only be run by all ranks at once; an engine that samples at its own pace runs a replica.
+        A sharded model can only run on all ranks at once. An engine that samples at its own pace needs a replica.
         """
         reshard(model)
         targets = replica.state_dict(keep_vars=True)
@@ -233,9 +233,10 @@ class Parallel:
     # --- what a checkpoint holds -------------------------------------------------------------------------------------
 
     def full_state_dict(self, model: nn.Module, *, without: Collection[str] = ()) -> dict[str, Tensor]:
-        """The state dict of the unshared model, on the CPU, on rank 0; empty on the others. Ties stay ties.
+        """Return the state dict of the unsharded model on the CPU of rank 0; empty on the others. Tied tensors stay
+        tied.
 
-        without: names to leave out. In one process it is the model's own memory.
+        without: names to leave out. With one rank, the tensors share the model's memory.
         """
         reshard(model)
         state = model.state_dict(keep_vars=True)
@@ -244,17 +245,17 @@ class Parallel:
     def load_full_state_dict(
         self, model: nn.Module, state: Mapping[str, Tensor], *, without: Collection[str] = ()
     ) -> None:
-        """Loads a state dict of the unshared model; every rank gives all of it and keeps its part.
+        """Load a state dict of the unsharded model. Every rank passes all of it and keeps its part.
 
-        without: names that the state may lack. Raises ValueError for other names or shapes than the model's.
+        without: names that may be missing. Raises ValueError for other names or shapes than the model's.
         """
         reshard(model)
         own = model.state_dict(keep_vars=True)
         self.load({name: tensor for name, tensor in own.items() if name in state or name not in without}, state)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors, whole, on rank 0 (of several ranks on the CPU); nothing on the others. One is gathered at a
-        time. Collective."""
+        """Return these tensors whole on rank 0, and nothing on the others. With several ranks they are on the CPU, and
+        gathered one at a time. Collective."""
         full: dict[str, Tensor] = {}
         seen: dict[int, Tensor] = {}
         for name, tensor in tensors.items():
@@ -265,7 +266,7 @@ class Parallel:
         return full if self.is_main else {}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        """Copies whole tensors into these, one after the other: each rank its part.
+        """Copy whole tensors into these, one after the other; each rank copies its part.
 
         Raises ValueError for other names or shapes.
         """
@@ -279,8 +280,8 @@ class Parallel:
                 tensor.detach().copy_(_like(state[name], tensor))
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The optimiser's state dict with parameters by name and whole tensors on the CPU, the same for any number of
-        ranks. Complete on rank 0; tensors are missing on the others."""
+        """Return the optimiser's state dict, with named parameters and whole tensors on the CPU. It is the same for any
+        number of ranks. On ranks other than 0, the tensors are missing."""
         reshard(model)
         names = _names(model)
         state: dict[str, Any] = {}
@@ -299,7 +300,7 @@ class Parallel:
     def load_optimizer_state(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
     ) -> None:
-        """Loads what `optimizer_state` gave on rank 0, here on any number of ranks; every rank gives all of it.
+        """Load the result of `optimizer_state` from rank 0, with any number of ranks. Every rank passes all of it.
 
         Raises ValueError if the optimiser has other parameters.
         """
@@ -331,13 +332,13 @@ class Parallel:
 
 
 def _ranks() -> tuple[int, int, int]:
-    """Rank, number of ranks and local rank, as torchrun tells them."""
+    """Return the rank, the number of ranks and the local rank from torchrun's environment variables."""
     told = os.environ
     return int(told.get("RANK", "0")), int(told.get("WORLD_SIZE", "1")), int(told.get("LOCAL_RANK", "0"))
 
 
 def _submit(work: Callable[[], Item]) -> Future[Item]:
-    """Runs it at once, in a thread that has no other work."""
+    """Run work at once, in a thread that has no other work."""
     done: Future[Item] = Future()
     done.set_running_or_notify_cancel()
     try:
@@ -351,9 +352,9 @@ def _submit(work: Callable[[], Item]) -> Future[Item]:
 
 
 def _serve(inbox: _Inbox) -> None:
-    """The loop of a thread: runs one piece of work after another, and keeps no reference to finished work.
+    """Run one piece of work after another. The thread keeps no reference to finished work.
 
-    The thread ends when MOST_IDLE other threads already wait for work.
+    It ends if MOST_IDLE other threads already wait for work.
     """
     stays = True
     while stays:
@@ -363,7 +364,7 @@ def _serve(inbox: _Inbox) -> None:
         except BaseException as error:
             tell = partial(done.set_exception, error)
         del work
-        # Before it is told, so that whoever then has more work finds this thread.
+        # Become idle before reporting the result, so that the caller's next work can use this thread.
         _under_way.discard(done)
         if stays := len(_idle) < MOST_IDLE:
             _idle.append(inbox)
@@ -372,9 +373,9 @@ def _serve(inbox: _Inbox) -> None:
 
 
 def device_named(device: str) -> torch.device:
-    """The device that a configuration names: "cpu", "cuda", "cuda:1", ...; "auto" is the GPU where there is one.
+    """Return the configured device: "cpu", "cuda", "cuda:1", ...; "auto" is the GPU if there is one.
 
-    Of several ranks that torchrun started, each takes the GPU of its local rank. Raises NoDevice.
+    With several ranks, each one uses the GPU of its local rank. Raises NoDevice.
     """
     _, world, local = _ranks()
     chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
@@ -382,7 +383,7 @@ def device_named(device: str) -> torch.device:
         return chosen
     if world > 1 and chosen.index is not None:
         raise NoDevice(f"device {device}: of several processes each takes its own GPU; give device=cuda")
-    # torch takes no device without an index for the current one.
+    # Give an index, which torch.cuda.set_device needs.
     chosen = torch.device("cuda", local if world > 1 else chosen.index or 0)
     if chosen.index >= (seen := torch.cuda.device_count()):
         build = "" if torch.version.cuda or torch.version.hip else ", and this build of it is for CPUs alone"
@@ -391,8 +392,11 @@ def device_named(device: str) -> torch.device:
 
 
 def _units(model: nn.Module) -> list[nn.Module]:
-    """Units that are gathered by themselves: decoder layers, as transformers names them; and, because what a unit
-    trains must be of one dtype, modules outside of them that differ from the rest (a critic's head in float32)."""
+    """Return the modules that FSDP gathers separately.
+
+    They are the decoder layers, as transformers names them, and modules outside of them with a different dtype, such as
+    a critic's head in float32. The parameters of one unit must have the same dtype.
+    """
     kinds = {kind for module in model.modules() for kind in getattr(module, "_no_split_modules", None) or ()}
     layers = [module for module in model.modules() if type(module).__name__ in kinds]
     inside = {id(module) for layer in layers for module in layer.modules()}
@@ -410,28 +414,29 @@ def _sharded(model: nn.Module) -> Iterable[FSDPModule]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Gives up what a pass gathered: after one without a backward the root's parameters still are, and the optimiser
-    knows the shards only."""
+    """Release what a pass gathered. After a pass without backward, the root's parameters are still gathered, but the
+    optimiser only knows the shards."""
     for module in _sharded(model):
         module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which each rank holds a part. Collective if it is one."""
+    """Return the whole of a sharded tensor. Collective if it is sharded."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(full: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of `full`, shared out as `tensor` is; one of another shape (a counter) is not shared out.
+    """Return this rank's part of `full`, sharded like `tensor`. A tensor of another shape (a counter) is returned
+    whole.
 
-    No more of `full` is read than that part: it may lie in a file.
+    Only that part is read, because `full` may be memory-mapped.
     """
     if not isinstance(tensor, DTensor) or full.shape != tensor.shape:
         return full
     mesh, (placement,) = tensor.device_mesh, tensor.placements
     assert isinstance(placement, Shard)
-    # As torch.chunk: equal parts, and fewer or none for the last ranks.
+    # Split as torch.chunk does: equal parts, with fewer or no rows for the last ranks.
     length = full.shape[placement.dim]
     part = -(-length // mesh.size())
     first = min(mesh.get_local_rank() * part, length)
@@ -444,7 +449,7 @@ def _names(model: nn.Module) -> dict[int, str]:
 
 
 def _in_order(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-    """Parameters that have a state, in the order that is the same on all ranks."""
+    """Yield parameters with a state, in an order that is the same on all ranks."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter in optimizer.state:

@@ -1,7 +1,8 @@
-"""Refusals before anything is played, in the order in which they can be known.
+"""Checks of a configuration before anything is played.
 
-`check` needs the configuration alone, and so does `starpod train --dry-run`. `check_model` needs the model's files,
-`check_environment` the servers. What a configuration says about itself, its sections refuse (config.py).
+`check` only needs the configuration, and `starpod train --dry-run` runs it as well. `check_model` needs the model's
+files, and `check_environment` the servers. Contradictions within a configuration are refused by its sections
+(config.py).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from starpod.trainer.user_file import names_file
 
 
 def check(config: Config, *, world: int) -> None:
-    """Refuse what needs neither servers nor weights to be known.
+    """Refuse a configuration that can be known to fail without servers or weights.
 
-    world: processes that train together.
+    world: number of processes that train together.
 
     Raises:
         ConfigError: The message names the key.
@@ -45,7 +46,7 @@ def check(config: Config, *, world: int) -> None:
             check_user_methods(stage.algorithm)
         for task in stage.tasks:
             try:
-                Rewards(task.rewards)  # finds the functions
+                Rewards(task.rewards)  # loads the functions
             except RewardError as error:
                 raise ConfigError(str(error)) from error
     _check_scorer(config)
@@ -71,7 +72,7 @@ def _check_scorer(config: Config) -> None:
 
 
 def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -> None:
-    """Raise ConfigError where a file teaches what evaluations ask."""
+    """Raise ConfigError if training data in a file comes from a seed that is held out for evaluations."""
     for seed in seeds:
         if held_out := config.seeds.holds_out(seed):
             raise ConfigError(
@@ -81,7 +82,8 @@ def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -
 
 
 def check_model(config: Config) -> None:
-    """Refuse a model that cannot be had, that the engine does not know, or that does not see what it is shown.
+    """Refuse a model that cannot be loaded, that the engine does not support, or that cannot see the images it is
+    shown.
 
     Raises ConfigError and ModelError.
     """
@@ -96,7 +98,7 @@ def check_model(config: Config) -> None:
     from starpod.trainer.models.vision import view_of
 
     if config.model.name == TINY:
-        return  # its sections refuse the rest
+        return  # its sections check the rest
     load_tokenizer(config.model)
     shape = build_shape(config.model)
     if config.engine.name == "torch":
@@ -113,7 +115,7 @@ def check_model(config: Config) -> None:
 
 
 async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
-    """Refuse what the servers of an environment cannot do, and options that it refuses.
+    """Refuse settings that the servers of an environment do not support, and options that it rejects.
 
     Raises ConfigError, and BadArgument for options.
     """
@@ -130,7 +132,8 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
 
 
 def _played(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
-    """The environment of a task with all options that a run gives it: in stages, at levels, in evaluations."""
+    """Yield the environment of a task with all options that a run uses: in evaluations, stages and curriculum
+    levels."""
     yield task.held_out
     for stage in config.in_stages:
         (environment,) = (each.environment for each in stage.tasks if each.name == task.name)
@@ -140,7 +143,7 @@ def _played(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
 
 
 def _lacking(config: Config, task: TaskConfig, facts: Facts) -> list[tuple[bool, str]]:
-    """Whether the environment lacks what each setting needs, and what to say then."""
+    """Return for each setting whether the environment lacks what it needs, and the message for that case."""
     name, search = task.environment.id, config.collect.search
     from_expert = any(each.environment.expert_moves_left for stage in config.in_stages for each in stage.tasks)
     return [

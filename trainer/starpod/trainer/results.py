@@ -21,13 +21,13 @@ Kind = Literal["final", "eval", "train"]
 
 
 class Run:
-    """The folder of a run, read anew at each question: it may still be training.
+    """The folder of a run. It is read again at each access, because the run may still be training.
 
-    run = Run("runs/lake")
-    run.metrics["collect/success"].plot()
-    run.episodes(solved=False)[0]
+        run = Run("runs/lake")
+        run.metrics["collect/success"].plot()
+        run.episodes(solved=False)[0]
 
-    Raises FileNotFoundError where the folder holds no run.
+    Raises FileNotFoundError if the folder contains no run.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -46,29 +46,36 @@ class Run:
 
     @property
     def final(self) -> dict[str, Any] | None:
-        """Figures of the final evaluation, as `summarise` has them; None before there is one."""
+        """Figures of the final evaluation (see `summarise`); None before it."""
         return self._folder.read_final()
 
     @property
     def metrics(self) -> DataFrame:
-        """A row per step, a column per metric; `time` is when it was written, `warnings` what the run warned of."""
+        """Metrics, with a row per step and a column per metric. `time` is when the row was written; `warnings` is a
+        list."""
         lines = self._folder.read_metrics()
         rows = [{**line, **line["metrics"], "warnings": line.get("warnings", [])} for line in lines]
         return self._by_step(rows, without=("metrics",))
 
     @property
     def evaluations(self) -> DataFrame:
-        """A row per evaluation on the selection seeds, a column per figure; those below another have a dotted name."""
+        """Evaluations on the selection seeds, with a row each and a column per figure. Nested figures have dotted
+        names."""
         return self._by_step([_flat(line) for line in self._folder.read_evaluations()])
 
     def episodes(
         self, *, kind: Kind | None = None, step: int | None = None, solved: bool | None = None, environment: str = ""
     ) -> Episodes:
-        """The episodes that were kept of the last evaluation so far, or of another kind or step.
+        """Return the recorded episodes of the latest evaluation, or of another kind or step.
 
-        kind: final, eval or train. step: of that evaluation or collection. solved: only those with, or only those
-        without success. environment: only those of it, by its id or its name in the run. Raises BadEpisodes where
-        there are none.
+        Args:
+            kind: final, eval or train; None: any evaluation.
+            step: Step of the evaluation or collection; None: the last one.
+            solved: True: only episodes with success. False: only others.
+            environment: Only episodes of this environment, by its id or its name in the run.
+
+        Raises:
+            BadEpisodes: There are none.
         """
         kinds = EVALUATION if kind is None else (f"{kind}-",)
         files = [file for file in episode_files(self.path) if file.name.startswith(kinds)]
@@ -85,10 +92,10 @@ class Run:
         )
 
     def compare(self, other: Run | Path | str) -> DataFrame:
-        """The final evaluations of two runs, paired by seed: a row per environment, as `starpod ui` compares them.
+        """Compare the final evaluations of two runs, paired by seed, with a row per environment.
 
-        Differences are the other's minus this one's, with their 95 % interval; p_value is of McNemar's exact test.
-        Raises NotComparable where the two were not played from the same seeds in the same environments.
+        Differences are the other's minus this one's, with their 95 % interval. p_value is McNemar's exact test. Raises
+        NotComparable if seeds or environments differ.
         """
         paths = self.path, other.path if isinstance(other, Run) else Path(other)
         compared = compare(*(read_evaluation(path) for path in paths))
@@ -107,7 +114,7 @@ class Run:
         return frame.drop(columns=list(without), errors="ignore").set_index("step")
 
     def _repr_html_(self) -> str:
-        """Title, environment, algorithm, newest success: for notebooks."""
+        """Return the title, environment, algorithm and latest success as HTML, for notebooks."""
         facts, config = self._folder.read_facts(), self.config
         evaluations = self._folder.read_evaluations()
         newest = self.final or (evaluations[-1] if evaluations else {})
@@ -124,7 +131,7 @@ class Run:
 
 
 class Episodes(list[Episode]):
-    """Episodes, with a table of them for notebooks."""
+    """Episodes, shown as a table in notebooks."""
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{name}</th>" for name in ("", "seed", "solved", "return", "turns", "end"))

@@ -1,6 +1,6 @@
-"""Base class of the configuration's sections, the error for a wrong configuration, and those that are shipped.
+"""Base class of the configuration's sections, the error for a wrong configuration, and the shipped configurations.
 
-Free of torch, for what a command line can tell before it is needed.
+This module does not import torch, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 
 def shipped() -> dict[str, Path]:
-    """The configurations that come with the package, by name."""
+    """Return the configurations that come with the package, by name."""
     folder = Path(str(resources.files("starpod.trainer"))) / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
@@ -38,14 +38,14 @@ class ConfigError(Exception):
 class Section(BaseModel):
     """A frozen, validated part of the configuration tree. Unknown keys are refused.
 
-    Each component declares its own section next to its code; `starpod.trainer.config` joins them. The `description` of
+    Each component declares its section next to its code, and `starpod.trainer.config` joins them. The `description` of
     a field is its help text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     SHORTHAND: ClassVar[str] = ""
-    """The field that a single word fills where the section itself is meant; empty: a single word is refused."""
+    """Field that is set if a single word is given for the section; "": a single word is refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -55,7 +55,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _keep_truth_apart(cls, value: Any, info: ValidationInfo) -> Any:
-        # pydantic would take true as the number 1.
+        # Refuse booleans for numbers: pydantic would accept true as 1.
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
             raise ValueError(f"{str(value).lower()} is not a value of this key")
         return value
@@ -66,23 +66,23 @@ class Section(BaseModel):
         return dict(cls.model_fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as YAML and JSON hold them."""
+        """Return plain values, as in YAML and JSON."""
         return self.model_dump(mode="json")
 
 
 class Kinds(Section):
-    """A section that has several kinds: a class with KIND, which is the default, and its subclasses.
+    """A section with several kinds: a class with KIND, which is the default, and its subclasses.
 
-    Each kind declares keys of its own, and gives the field that KIND names another default. A key of another kind is
-    refused; null stands for a key that is not given.
+    Each kind declares its own keys, and another default for the field that KIND names. A key of another kind is
+    refused; null counts as not given.
     """
 
     KIND: ClassVar[str] = ""
-    """The field that tells the kinds apart."""
+    """Name of the field that distinguishes the kinds."""
 
     @classmethod
     def kinds(cls) -> list[type[Kinds]]:
-        """Return the section and those that derive from it."""
+        """Return this section class and all classes derived from it."""
         return [cls, *(kind for each in cls.__subclasses__() for kind in each.kinds())]
 
     @classmethod

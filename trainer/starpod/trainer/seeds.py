@@ -1,7 +1,7 @@
-"""Seeds: where each purpose takes its start states from, and how one seed becomes many.
+"""Seeds of start states for each purpose, and seeds of random streams.
 
-The start states of training, warm start, selection and final evaluation come from ranges that never meet: nothing is
-evaluated that was trained on, and the final figure is not one that chose its checkpoint.
+Training, warm start, selection and final evaluation use ranges of start states that do not overlap. No evaluation
+contains trained start states, and the final one contains none that chose its checkpoint.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pydantic import Field, model_validator
 from starpod.trainer.section import ConfigError, Section
 
 RUN_STRIDE = 1_000_000
-"""Seeds between the first training seeds of runs whose `seed` differ by one."""
+"""Distance between the first training seeds of runs whose `seed` differs by one."""
 Purpose = Literal["selection", "final"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
-"""Of evaluations."""
+"""Purposes of evaluations."""
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """A seed below 2**63 for the stream called `names` of the run `seed`: the same on every machine, in every process.
+    """Return a seed below 2**63 for the stream `names` of the run `seed`. It is the same on every machine.
 
-    Different arguments give independent streams; ("a", "b") and ("ab",), or 1 and "1", are different.
+    Different arguments give independent streams. ("a", "b") differs from ("ab",), and 1 differs from "1".
     """
     digest = hashlib.blake2b(digest_size=8)
     for name in (seed, *names):
@@ -56,8 +56,8 @@ class SeedRange(Section):
 class SeedsConfig(Section):
     """Ranges of start states. Overlapping ranges are refused.
 
-    final: of the figure that a run ends with, and of `starpod eval`. selection: of the evaluations during training,
-    which choose the best checkpoint.
+    final: for the final evaluation of a run and `starpod eval`. selection: for evaluations during training, which
+    choose the best checkpoint.
     """
 
     final: SeedRange = SeedRange(start=0, stop=5_000)
@@ -77,12 +77,12 @@ class SeedsConfig(Section):
         return self
 
     def holds_out(self, seed: int) -> str:
-        """Which range of an evaluation a seed lies in, in words; empty where in none."""
+        """Return the range of an evaluation that contains a seed, in words; "" if none does."""
         found = ((purpose, getattr(self, purpose)) for purpose in PURPOSES)
         return next((f"seeds.{name} ({own.start} to {own.stop - 1})" for name, own in found if seed in own), "")
 
     def held_out(self, purpose: Purpose, count: int) -> range:
-        """The first `count` seeds of a purpose, the same at every call. Raises ValueError if there are fewer."""
+        """Return the first `count` seeds of a purpose, the same at every call. Raises ValueError if there are fewer."""
         seeds: SeedRange = getattr(self, purpose)
         if count > len(seeds):
             raise ValueError(f"seeds.{purpose} holds {len(seeds)} seeds, fewer than the {count} episodes to evaluate")
@@ -90,11 +90,13 @@ class SeedsConfig(Section):
 
 
 class SeedCursor:
-    """Hands out the seeds of a range one after the other, each once until the range is used up; then it begins again.
+    """Hands out the seeds of a range in order. After the last one it begins again.
 
-    run_seed: where in the range it begins, so that runs with other seeds play other start states:
-        `start + run_seed * RUN_STRIDE`, going round at the end of the range.
-    taken: how many it has handed out; the index of the next one.
+    Attributes:
+        taken: Number of seeds handed out so far, which is the index of the next one.
+
+    run_seed: offset of the first seed, at `start + run_seed * RUN_STRIDE` modulo the range, so that runs with different
+    seeds play different start states.
     """
 
     def __init__(self, seeds: SeedRange, run_seed: int = 0) -> None:
@@ -103,17 +105,17 @@ class SeedCursor:
         self.taken = 0
 
     def take(self, count: int) -> list[int]:
-        """The next `count` seeds."""
+        """Return the next `count` seeds."""
         first = self._run_seed * RUN_STRIDE + self.taken
         self.taken += count
         return [self._seeds.start + index % len(self._seeds) for index in range(first, first + count)]
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the state as JSON values."""
         return {"range": self._seeds.to_dict(), "run_seed": self._run_seed, "taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the other one stood. Raises ConfigError if that one had another range or another run's seed."""
+        """Restore the values from `state_dict`. Raises ConfigError if the range or the run's seed differs."""
         mine = {**self.state_dict(), "taken": state["taken"]}
         if mine != dict(state):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Builds a run from its configuration: folder, environments, models, learner, engine, collectors."""
+"""Construction of a run from its configuration: folder, environments, models, learner, engine, collectors."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from starpod.trainer.update import Learner
 async def open_run(
     config: Config, path: Path, *, resume: bool, parallel: Parallel, screen: Screen, interrupts: Interrupts
 ) -> AsyncIterator[Run]:
-    """Build all parts of a run, its state restored where one is resumed. Everything is closed at the end.
+    """Build all parts of a run, restore its state if it is resumed, and close everything at the end.
 
-    The configuration has passed `preflight.check`.
+    The configuration must have passed `preflight.check`.
 
     Raises:
         Interrupted: A signal came before the run began.
-        ConfigError: The run cannot be as it is configured. RunExists, ServiceFailed, StarpodError and whatever stops a
-            model from being loaded say what else went wrong.
+        ConfigError: The configuration cannot be used. Other causes raise RunExists, ServiceFailed, StarpodError or an
+            error from loading the model.
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
@@ -111,7 +111,7 @@ async def open_run(
         stack.push_async_callback(run.collecting.ahead.close)
         if loaded is not None:
             run.restore(loaded)
-        # Not before: what is refused leaves the folder as it was.
+        # Write to the folder only now, so that a refused run leaves it unchanged.
         if parallel.is_main:
             output.sinks = stack.enter_context(_begin_folder(config, folder, screen, loaded, resume=resume))
         yield run
@@ -133,7 +133,7 @@ def _build_templates(served: Sequence[Served], policy: Policy | Policies) -> dic
 
 
 def build_learner(config: Config, models: Models, parallel: Parallel) -> Learner | Learners:
-    """Return what updates the policy, or the policy of each agent."""
+    """Return the learner of the policy, or of each agent's policy."""
     turnwise = any(stage.algorithm.order != "together" for stage in config.in_stages)
     learners = {
         agent: (TurnwiseLearner if turnwise else Learner)(
@@ -160,7 +160,7 @@ async def _build_collectors(
     engine: Engine,
     stack: contextlib.AsyncExitStack,
 ) -> list[Collector[EngineAgents]]:
-    """Return what plays each stage in order, and last the run's own configuration."""
+    """Return the collector of each stage in order, and last the one for the run's own configuration."""
     playing: Wrap = lambda agents: agents  # noqa: E731
     if config.collect.agent.command:
         playing = await stack.enter_async_context(load_programs()(config.collect.agent))
@@ -196,9 +196,9 @@ async def _build_collectors(
 
 
 def _want(config: Config, facts: Facts, *, image: bool) -> Want:
-    """Return what observations carry beside their text. image: whether they are shown as images.
+    """Return what observations must carry besides text. image: whether the policy sees images.
 
-    Turn scorers pool visits of a state, and are compared with scores.
+    Turn scorers pool visits of the same state, and are compared with the environment's scores.
     """
     scorer = config.scorer.kind
     return Want(
@@ -209,7 +209,7 @@ def _want(config: Config, facts: Facts, *, image: bool) -> Want:
 
 
 def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Parallel) -> TurnScorer | None:
-    """Return the turn scorer that is configured, or None. make_model: builds a policy like the one that is trained."""
+    """Return the configured turn scorer, or None. make_model: build a policy with the initial weights."""
     scorer = config.scorer
     if not isinstance(scorer, ImplicitConfig | QConfig):
         return None
@@ -225,12 +225,12 @@ def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Para
 
 
 def _begin_folder(config: Config, folder: RunFolder, screen: Screen, loaded: Loaded | None, *, resume: bool) -> Sinks:
-    """Write what the run is into its folder, cut what came after the checkpoint, and open the sinks of metrics."""
-    # The report compares with a configuration without what was given, but with the same environments.
+    """Record the run in its folder, remove what was written after the checkpoint, and open the sinks of metrics."""
+    # The report shows differences from the default configuration with the same environments.
     usual = Config.model_validate({"environments": {name: each.id for name, each in config.environments.items()}})
     model = model_title(config.model.name)
     folder.begin(config.to_dict(), defaults=usual.to_dict(), title=config.title, model=model)
-    # A run that was lost before its first checkpoint begins again, without what it had written.
+    # A run that was lost before its first checkpoint begins again, without earlier output.
     resumed_step = None if not resume else loaded.step if loaded else -1
     if resumed_step is not None:
         folder.cut_after(resumed_step)

@@ -1,7 +1,7 @@
-"""Stages of a run: settings that hold until an iteration, or until a metric is where it should be.
+"""Stages of a run: settings that apply until an iteration, or until a metric reaches a bound.
 
-A stage is the run's own configuration with some keys set otherwise; after the last stage the configuration itself
-holds. Evaluations play what it says in every stage, so that their figures compare.
+A stage is the run's own configuration with some keys changed. After the last stage the run's own configuration applies.
+Evaluations always use that one, so that their figures are comparable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MAY_CHANGE = (
     "sampling.max_reply_tokens",
     "sampling.min_reply_tokens",
 )
-"""Keys and sections that a stage may set; of `environments.NAME` those of `environment` and the rewards."""
+"""Keys and sections that a stage may set. For `environments.NAME`, these are the keys of `environment`, and the
+rewards."""
 
 
 class UntilConfig(Section):
@@ -44,7 +45,7 @@ class UntilConfig(Section):
     patience: int = Field(default=1, ge=1, description="Iterations in a row in which it does.")
 
     def problem(self) -> str:
-        """What makes no sense; empty where it does."""
+        """Return what is wrong with this end of a stage; "" if nothing is."""
         bounded = self.at_least is not None or self.at_most is not None
         if self.iteration is None and not self.metric:
             return "never ends: give until.iteration, or until.metric with at_least or at_most"
@@ -55,7 +56,7 @@ class UntilConfig(Section):
         return ""
 
     def holds(self, metrics: Mapping[str, float]) -> bool:
-        """Whether the metric is where it should be in one iteration."""
+        """Return whether the metric of one iteration is within its bounds."""
         value = metrics.get(self.metric)
         if value is None:
             return False
@@ -74,7 +75,8 @@ class StageConfig(Section):
 class Stages:
     """The present stage of a run. It never goes back.
 
-    index: from 0; the number of stages once all are over.
+    Attributes:
+        index: Index of the stage from 0; the number of stages once all are over.
     """
 
     def __init__(self, stages: Sequence[StageConfig]) -> None:
@@ -83,11 +85,11 @@ class Stages:
         self.index = 0
 
     def update(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Takes an iteration, counted from 1, with its metrics. Whether another stage begins after it."""
+        """Process the metrics of an iteration, counted from 1. Return whether another stage begins after it."""
         before = self.index
         while self.index < len(self._stages):
             until = self._stages[self.index].until
-            # The metrics are of the stage that was played, and of none that is passed over.
+            # Metrics only count for the stage that was played, not for stages that are skipped.
             self._held = self._held + 1 if self.index == before and until.metric and until.holds(metrics) else 0
             reached = until.iteration is not None and step >= until.iteration
             if not reached and (not until.metric or self._held < until.patience):
@@ -96,21 +98,21 @@ class Stages:
         return self.index > before
 
     def unknown(self, metrics: Mapping[str, float]) -> str:
-        """The metric that the stage waits for, where an iteration does not have it; empty where it has."""
+        """Return the metric that the stage waits for if the iteration does not have it, else ""."""
         metric = self._stages[self.index].until.metric if self.index < len(self._stages) else ""
         return metric if metric and metric not in metrics else ""
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the state as JSON values."""
         return {"index": self.index, "held": self._held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the other one stood, at the last stage where there are fewer now."""
+        """Restore the values from `state_dict`. The index is limited to the present number of stages."""
         self.index, self._held = min(state["index"], len(self._stages)), state["held"]
 
 
 def may_change(key: str) -> bool:
-    """Whether a stage may set a dotted key."""
+    """Return whether a stage may set a dotted key."""
     parts = key.split(".")
     if parts[0] == "environments" and len(parts) > 2:
         parts = ["environment", *parts[2:]] if parts[2] != "rewards" else parts[2:]
@@ -119,7 +121,7 @@ def may_change(key: str) -> bool:
 
 
 def difference(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What to set in `base` to make it `other`, by dotted keys: plain values of two configurations."""
+    """Return the dotted keys to set in `base` to make it equal to `other`, for plain values of two configurations."""
     found: dict[str, Any] = {}
     for key, value in other.items():
         below = base.get(key)

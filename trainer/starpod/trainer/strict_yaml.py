@@ -1,6 +1,7 @@
-"""Read and write YAML 1.2 strictly: no key twice, no `No` as false, no `1:30` as 90, and no file that fills the memory.
+"""Strict reading and writing of YAML 1.2.
 
-PyYAML alone follows YAML 1.1, and of two equal keys it silently keeps the last one.
+Duplicate keys are refused, `No` is not false, `1:30` is not 90, and a small file cannot fill the memory. PyYAML alone
+follows YAML 1.1, and silently keeps the last of two equal keys.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any, ClassVar
 import yaml
 
 MAX_DEPTH = 64
-"""Nesting of lists and mappings. PyYAML recurses, so without a bound a file of brackets ends the process."""
+"""Maximum nesting of lists and mappings. PyYAML recurses, so without a limit a file of brackets crashes the process."""
 MAX_NODES = 100_000
-"""Values in a document, with each alias counted as all that it stands for: a bomb of aliases has billions."""
+"""Maximum number of values in a document, with aliases expanded: a bomb of aliases has billions."""
 
 
 class YamlError(ValueError):
-    """The text is not YAML that can be used. The message says what is wrong and names the line."""
+    """The text is not usable YAML. The message says what is wrong and names the line."""
 
 
 def load_yaml(text: str) -> Any:
@@ -87,10 +88,10 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text that either version of YAML would read as something else."""
+    """Dumper that quotes text which either version of YAML would read as something else."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        # In single quotes these would come back as a blank or a line break.
+        # In single quotes, these characters would be read back as a blank or a line break.
         style = '"' if any(mark in text for mark in "\x85\u2028\u2029\ufeff") else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -104,7 +105,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return the number of values in a node, its aliases written out. Raise if there are too many or a key is twice."""
+    """Return the number of values in a node with aliases expanded. Raise if it is too large or a key is duplicate."""
     if id(node) in sizes:
         size = sizes[id(node)]
         if not size:

@@ -1,4 +1,4 @@
-"""Environments of a run, each with the sections that hold for it."""
+"""Environments of a run, each with the sections that apply to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN_KEYS = {
     "warm_start": ("episodes", "demonstrations", "actions", "noise", "imitate_noise", "thought"),
     "evaluation": ("episodes", "temperature", "options", "reference"),
 }
-"""Keys of the run's sections that one of several environments may set for itself."""
+"""Keys of the run's sections that one environment among several may set."""
 
 
 class MixedEnvironment(EnvironmentConfig):
@@ -46,9 +46,10 @@ class MixedEnvironment(EnvironmentConfig):
 
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
-    """An environment of a run with the sections that hold for it. name: empty where the run has one environment."""
+    """An environment of a run with the sections that apply to it."""
 
     name: str
+    """Key in `environments`; "" if the run has one environment."""
     weight: float
     environment: EnvironmentConfig
     prompt: PromptConfig
@@ -58,14 +59,14 @@ class TaskConfig:
 
     @property
     def held_out(self) -> EnvironmentConfig:
-        """The environment as evaluations play it."""
+        """The environment with the options of evaluations."""
         return self.environment.with_options(self.evaluation.options)
 
 
 def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any]) -> Any_Section:
-    """A section of the run with the values of `environments.<name>.<key>` over its own.
+    """Return a section of the run with the values of `environments.<name>.<key>` applied to it.
 
-    Raises ValueError for a key that is none, that is the whole run's, or that has a wrong value.
+    Raises ValueError for a key that does not exist, that cannot be set per environment, or that has a wrong value.
     """
     place = f"environments.{name}.{key}"
     for each in values:

@@ -1,8 +1,7 @@
-"""Updates turn by turn: a step for each turn of the episodes, the last one first or the first one (SeeUPO, arXiv
-2602.06554).
+"""Updates turn by turn, with one step per turn, from the last turn or from the first (SeeUPO, arXiv 2602.06554).
 
-An episode of T turns is read as T agents with the same weights that learn one after the other. What an earlier step
-changed is carried along: each later step weighs the episode by how much likelier its turns so far became.
+An episode of T turns is treated as T agents with the same weights, which learn one after the other. A carry accounts
+for earlier steps: each later step weights an episode by how much likelier its already updated turns became.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from starpod.trainer.update import Learner
 LARGEST = 3.0
 """Bound of a normalised advantage."""
 MOVE = 0.2
-"""How far the carry, and each factor of it, may be from 1."""
+"""Maximum distance from 1 of the carry and of each of its factors."""
 SMALLEST_STD = 1e-6
-"""Deviation up to which advantages are not divided by it."""
+"""Advantages are only divided by a deviation above this."""
 
 
 def normalised(advantages_B: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 (ddof=1) over the rows of a turn, within LARGEST. The group's is never used."""
+    """Normalise to mean 0 and standard deviation 1 (ddof=1) over the rows of a turn, not over groups, and clamp to
+    LARGEST."""
     if len(advantages_B) > 1:
         std = advantages_B.std()
         if std > SMALLEST_STD:
@@ -38,13 +38,14 @@ def normalised(advantages_B: Tensor) -> Tensor:
 
 
 def carried(carry_B: Tensor, log_ratio_B: Tensor) -> Tensor:
-    """The carry after a step that moved each row's mean log-probability of a token by `log_ratio_B`."""
+    """Return the carry after a step that changed each row's mean log-probability per token by `log_ratio_B`."""
     factor_B = log_ratio_B.exp().clamp(1 - MOVE, 1 + MOVE)
     return (carry_B * factor_B).clamp(1 - MOVE, 1 + MOVE)
 
 
 def turn_alone(episode: Episode, turn: int) -> Episode:
-    """One turn as an episode of its own: all before it is its prompt, and it is paid what the episode was."""
+    """Return one turn as an episode. Everything before it is its prompt, and its reward is that of the whole
+    episode."""
     context: list[int] = []
     for before in episode.turns[:turn]:
         context = [*([] if before.fresh else context), *before.prompt, *before.reply]
@@ -54,7 +55,7 @@ def turn_alone(episode: Episode, turn: int) -> Episode:
 
 
 class TurnwiseLearner(Learner):
-    """A learner that takes the turns of episodes one after the other where `algorithm.order` says so."""
+    """A learner that updates turn by turn if `algorithm.order` says so."""
 
     def learn(
         self,
@@ -79,7 +80,7 @@ class TurnwiseLearner(Learner):
         carry: dict[tuple[int, int], float] = {}
         found: defaultdict[str, list[float]] = defaultdict(list)
         for turn in reversed(order) if self.algorithm.order == "reverse_turns" else order:
-            # Rows of a turn that few episodes reached say nothing of each other.
+            # A turn that fewer than two episodes reached has nothing to be compared with.
             if int((turns_BT == turn).any(1).sum()) < 2:
                 continue
             reached = [each for each in episodes if len(each.turns) > turn and each.turns[turn].reply]
@@ -91,7 +92,7 @@ class TurnwiseLearner(Learner):
             )
             for name, value in metrics.items():
                 found[name].append(value)
-            # The same tokens in the same order: row by row.
+            # Both masks select the same tokens in the same order, row by row.
             advantages_BT[turns_BT == turn] = own_BT[mask_BT]
             if record is not None and own_record is not None:
                 record.found_2BT[:, turns_BT == turn] = own_record.found_2BT[:, mask_BT]
@@ -112,13 +113,13 @@ class TurnwiseLearner(Learner):
         scale: float,
         record: UpdateRecord | None,
     ) -> tuple[dict[str, float], Tensor, Tensor]:
-        """One step on a turn of these episodes, which all have it; brings `carry`, by group and member, up to date.
+        """Take one step on a turn that all these episodes have, and update `carry`, by group and member.
 
         Returns metrics, the advantages of the turn's tokens, and their mask.
         """
         batch = Batch([turn_alone(episode, turn) for episode in episodes], self.parallel.device)
         rollout, metrics = self.prepare(batch, version)
-        # The very returns of the whole episodes: sums of parts, added up in another order, differ in the last digit.
+        # Use the exact returns of the whole episodes: summing parts in another order changes the last digit.
         returns = [[0.0] * (len(each.turns[turn].reply) - 1) + [each.total_reward] for each in episodes]
         rollout = replace(rollout, rewards_BT=batch.rows(returns, dtype=torch.float64))
         places = [(episode.group, episode.member) for episode in episodes]

@@ -1,7 +1,7 @@
 """One policy update from collected groups: score, advantages, losses, optimiser steps.
 
-Every mean is taken over the whole batch of an optimiser step, before it is cut into micro-batches and given to ranks:
-each token carries its weight along, and a loss is a weighted sum. So no packing can change the gradient.
+Every mean is taken over the whole batch of an optimiser step, before it is split into micro-batches and among ranks.
+Each token carries its weight, and a loss is a weighted sum. The gradient therefore does not depend on the packing.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.config import PivotsConfig
 
 COMPONENTS = ("task", "entropy", "kl", "critic")
-"""Of the loss."""
+"""Components of the loss."""
 
 CRITIC_LR: dict[CriticKind, float] = {"shared": 1e-3, "separate": 1e-5}
-"""Learning rates of critics. A head alone starts at zero and would learn nothing at the rate of a whole model."""
+"""Default learning rates of critics. A head alone starts at zero and would not learn at the rate of a whole model."""
 
 
 class LogprobGap(Exception):
-    """The log-probabilities of sampler and trainer differ: nothing learnt from the samples could be trusted."""
+    """The log-probabilities of sampler and trainer differ, so updates from these samples would be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scores of a batch under the models before the update; as in RolloutBatch."""
+    """Scores of a batch under the models before the update; see RolloutBatch."""
 
     logprobs_BT: Tensor
     values_BT: Tensor | None
@@ -62,8 +62,9 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """Metrics of one optimiser step. logprobs_BT: the policy's, 0 for tokens of other rows, where the update has this
-    step alone; else None."""
+    """Result of the gradient of one optimiser step.
+    .logprobs_BT The policy's log-probabilities, 0 for other rows' tokens, if the update has a single step; else None.
+    """
 
     metrics: dict[str, float]
     logprobs_BT: Tensor | None
@@ -71,25 +72,30 @@ class Accumulated:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Episodes whose loss is a mean of its own. metrics: of their scoring. weight: of the loss. single: as in
-    `accumulate`."""
+    """Episodes whose loss is a separate mean."""
 
     batch: Batch
     rollout: RolloutBatch
     advantages: Advantages
     metrics: dict[str, float]
+    """Metrics of their scoring."""
     weight: float
+    """Weight of the loss."""
     single: bool
+    """See `accumulate`."""
 
 
 class Learner:
     """Updates the policy from groups of episodes; owns the optimiser.
 
-    temperature: that of sampling; the trained distribution is the sampled one. max_length: longest context, the
-    constant of the loss average seq-mean-token-sum-norm. make_reference: builds the frozen policy of the KL
-    term, with any weights, where the policy has no adapters; `reference` is None until `freeze_reference`.
-    branches: how their advantages are scaled, and their loss weighed.
-    criteria_weights: as `Config.criteria_weights`.
+    `reference` is None until `freeze_reference`.
+
+    Args:
+        temperature: Temperature of sampling, so that the trained distribution is the sampled one.
+        max_length: Longest context, the constant of the loss average seq-mean-token-sum-norm.
+        make_reference: Build the frozen policy of the KL term, with any weights. Only used without adapters.
+        branches: How advantages of branches are scaled and their loss weighted.
+        criteria_weights: See `Config.criteria_weights`.
     """
 
     def __init__(
@@ -131,11 +137,11 @@ class Learner:
 
     @property
     def by_agent(self) -> dict[str, Learner]:
-        """Itself, for all agents: see `Learners`."""
+        """This learner, for all agents; see `Learners`."""
         return {"": self}
 
     def _rates(self, optimizer: OptimizerConfig) -> tuple[float, float]:
-        """Learning rates of policy and critic."""
+        """Return the learning rates of policy and critic."""
         return optimizer.lr, optimizer.critic_lr or CRITIC_LR.get(self.policy.critic_kind, optimizer.lr)
 
     def configure(
@@ -144,7 +150,7 @@ class Learner:
         optimizer: OptimizerConfig,
         criteria_weights: Mapping[str, Mapping[str, float]],
     ) -> None:
-        """Goes on with another algorithm, other rates and other weights; the optimiser keeps its state."""
+        """Use another algorithm, other rates and other weights from now on. The optimiser keeps its state."""
         self.algorithm, self.config, self.criteria_weights = algorithm, optimizer, criteria_weights
         for parameters, rate in zip(self.optimizer.param_groups, self._rates(optimizer), strict=False):
             parameters["rate"] = rate
@@ -160,11 +166,18 @@ class Learner:
         rate: float = 1.0,
         record: UpdateRecord | None = None,
     ) -> dict[str, float]:
-        """Updates the policy from these groups and returns metrics.
+        """Update the policy from these groups, and return metrics.
 
-        version: that of the policy now; the sampler's log-probabilities of tokens that it sampled are checked.
-        scale: multiplies the loss. rate: multiplies the learning rates. record: is told what becomes of each token.
-        Raises LogprobGap.
+        Args:
+            groups: Groups to train on.
+            version: Present version of the policy. The sampler's log-probabilities of tokens of this version are
+                checked.
+            scale: Factor of the loss.
+            rate: Factor of the learning rates.
+            record: Receives what the update does with each token.
+
+        Raises:
+            LogprobGap: Sampler and trainer differ too much.
         """
         return self.take_steps(self._streams(groups, version), version=version, scale=scale, rate=rate, record=record)
 
@@ -177,7 +190,7 @@ class Learner:
         rate: float,
         record: UpdateRecord | None,
     ) -> dict[str, float]:
-        """The optimiser's steps of an update; arguments and metrics as for `learn`. Raises LogprobGap."""
+        """Take the optimiser steps of an update. Arguments, metrics and exceptions are those of `learn`."""
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = parameters["rate"] * rate
         metrics = dict(streams[0].metrics)
@@ -217,7 +230,7 @@ class Learner:
         return metrics
 
     def _streams(self, groups: Sequence[Group], version: int) -> list[Stream]:
-        """What is trained on: the groups' episodes, and branches beside them, whose loss is a mean of its own."""
+        """Return the groups' episodes and, separately, their branches, whose loss is a separate mean."""
         main, branches = episodes_of(groups), branches_of(groups)
         single = not self.algorithm.scores_first(len(main or branches))
         streams = []
@@ -240,13 +253,14 @@ class Learner:
     def read(
         self, episodes: Sequence[Episode], version: int, *, single: bool
     ) -> tuple[Batch, RolloutBatch, dict[str, float]]:
-        """The episodes as a batch, scored unless the update has a single step; and metrics. Raises LogprobGap."""
+        """Return the episodes as a batch, scored unless the update has a single step, and metrics. Raises
+        LogprobGap."""
         batch = Batch(episodes, self.parallel.device)
         rollout, metrics = (self._unscored(batch), {}) if single else self.prepare(batch, version)
         return batch, rollout, metrics
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """Scores a batch with the policy as it is. Raises LogprobGap."""
+        """Score a batch with the present policy. Raises LogprobGap."""
         scored, unscored = self.score(batch), self._unscored(batch)
         metrics = self._check_sampler(batch, unscored.sampler_logprobs_BT, scored.logprobs_BT, version)
         rollout = replace(
@@ -259,7 +273,7 @@ class Learner:
         return rollout, metrics
 
     def _unscored(self, batch: Batch) -> RolloutBatch:
-        """A batch of which the engine's log-probabilities alone are known."""
+        """Return a batch with only the engine's log-probabilities."""
         sampler_BT, weights = batch.sampler_logprobs_BT(), self.criteria_weights
         return RolloutBatch(
             mask_BT=batch.mask_BT,
@@ -288,14 +302,15 @@ class Learner:
         return advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
 
     def _check_sampler(self, batch: Batch, sampler_BT: Tensor, logprobs_BT: Tensor, version: int) -> dict[str, float]:
-        """Compares the engine's log-probabilities of this version's tokens with the policy's. Raises LogprobGap."""
+        """Compare the engine's log-probabilities of this version's tokens with the policy's. Raises LogprobGap."""
         versions = [[v for turn in episode.own_turns for v in turn.versions] for episode in batch.episodes]
         fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & batch.mask_BT
         gaps = (logprobs_BT - sampler_BT).abs()[fresh_BT]
         return check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
 
     def freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
-        """Sets the reference policy of the KL term: what `reference_state` gave, or the present one."""
+        """Set the reference policy of the KL term from `reference_state`, or to the present policy if `state` is
+        None."""
         if self.policy.frozen():
             adapters = self.reference = FirstAdapters(self.policy, self.parallel)
             if state is not None:
@@ -315,44 +330,48 @@ class Learner:
     # --- what a checkpoint holds --------------------------------------------------------------------------------------
 
     def policy_state(self) -> dict[str, Tensor]:
-        """The policy's tensors by name, on rank 0; without those that adapters leave as they were. Collective."""
+        """Return the policy's tensors by name on rank 0, without weights that adapters leave frozen. Collective."""
         return self.parallel.full_state_dict(self.policy, without=self.policy.frozen())
 
     def load_policy(self, state: Mapping[str, Tensor]) -> None:
-        """Puts back what `policy_state` gave."""
+        """Restore the tensors from `policy_state`."""
         self.parallel.load_full_state_dict(self.policy, state, without=self.policy.frozen())
 
     def reference_state(self) -> dict[str, Tensor]:
-        """The reference policy's tensors by name, on rank 0; with adapters, these alone. Collective."""
+        """Return the reference policy's tensors by name on rank 0; with adapters, only these. Collective."""
         if isinstance(self.reference, Policy):
             return self.parallel.full_state_dict(self.reference)
         return {} if self.reference is None else self.reference.state_dict()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The optimiser's tensors by name, and JSON values. All ranks take part."""
+        """Return the optimiser's tensors by name, and JSON values. All ranks take part."""
         tensors, values = flatten_optimizer(self.parallel.optimizer_state(self.policy, self.optimizer))
         return tensors, {"generator": self.generator.get_state().tolist(), "optimizer": values}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Puts back what `state` gave."""
+        """Restore the values from `state`."""
         self.generator.set_state(torch.tensor(values["generator"], dtype=torch.uint8))
         kept = ("rate", "betas", "eps", "weight_decay")
         configured = [{name: group[name] for name in kept} for group in self.optimizer.param_groups]
         self.parallel.load_optimizer_state(
             self.policy, self.optimizer, unflatten_optimizer(tensors, values["optimizer"])
         )
-        # The rates that are configured now, which may have been changed.
+        # Keep the rates that are configured now, which may differ from the checkpoint's.
         for group, settings in zip(self.optimizer.param_groups, configured, strict=True):
             group |= settings
 
     # --- diagnostics --------------------------------------------------------------------------------------------------
 
     def gradients(self, groups: Sequence[Group], *, version: int, buckets: int) -> dict[str, float]:
-        """Gradient norms by reward deviation of the groups and component of the loss, and by agent where there are
-        several; no step is taken."""
+        """Return gradient norms by the groups' reward deviation and by loss component, and by agent if there are
+        several.
+
+        No step is taken.
+        """
         kept = [group for group in groups if episodes_of([group])]
         batch, rollout, _ = self.read(episodes_of(kept), version, single=False)
-        # Of the whole batch, as in an update: whitened alone, a bucket without deviation would show a gradient.
+        # Compute advantages over the whole batch, as in an update. A bucket without deviation would show a gradient if
+        # it were whitened separately.
         advantages = self._advantages(batch, rollout)
         place = {id(episode): row for row, episode in enumerate(batch.episodes)}
 
@@ -374,7 +393,7 @@ class Learner:
     def log_likelihoods(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], images: Images | None = None
     ) -> list[float]:
-        """Log-probability of each continuation after its prompt, in nats. images: those that ids below 0 name."""
+        """Return the log-probability of each continuation after its prompt (nats). images: pictures for ids below 0."""
         samples = [Sample.of(*each, images) for each in zip(prompts, continuations, strict=True)]
         batch = Batch.from_samples(samples, self.parallel.device)
         sums = torch.zeros(len(batch), device=batch.device)
@@ -389,7 +408,7 @@ class Learner:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Scored:
-        """Log-probabilities and values of all sampled tokens under the policy as it is. Ranks share the work."""
+        """Return log-probabilities and values of all sampled tokens under the present policy. Ranks share the work."""
         critic = self.algorithm.needs_critic
         logprobs = torch.zeros(batch.mask_BT.shape, device=batch.device)
         values = torch.zeros_like(logprobs) if critic else None
@@ -413,7 +432,7 @@ class Learner:
         return Scored(logprobs, values, reference, self._bootstrap(batch))
 
     def _bootstrap(self, batch: Batch) -> Tensor:
-        """The critic's value of what a truncated episode would have seen next; 0 for the others."""
+        """Return the critic's value of the state in which an episode was truncated; 0 for other episodes."""
         values = torch.zeros(len(batch), device=batch.device)
         if self.algorithm.critic is None or not self.algorithm.critic.bootstrap_truncated:
             return values
@@ -421,7 +440,7 @@ class Learner:
         tails = [batch.episodes[row].tail for row in cut]
         before = [[] if batch.episodes[row].tail_fresh else batch.samples[row][-1].tokens for row in cut]
         images = [{**batch.samples[row][-1].images, **by_key([batch.episodes[row].final_image])} for row in cut]
-        # A value is that of the context before a token: one more token, whose own id does not matter.
+        # A value refers to the context before a token, so append one token. Its id does not matter.
         seen = Batch.from_samples(
             [Sample.of(past + tail, tail[-1:], shown) for past, tail, shown in zip(before, tails, images, strict=True)],
             batch.device,
@@ -430,19 +449,20 @@ class Learner:
             scores = self.policy.score(*seen.pack(block), temperature=self.temperature, values=True)
             assert scores.values_N is not None
             if mine:
-                first_N = scores.values_N.float().view(len(block), -1)[:, 0]  # of several, that of a turn's beginning
+                first_N = scores.values_N.float().view(len(block), -1)[:, 0]  # the head of a turn's beginning
                 values[[cut[row] for row in seen.unpack(block).rows]] = first_N
         return self.parallel.sum(values)
 
     def _share(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
-        """This rank's micro-batches of these rows, and whether each is its own; see `Parallel.share`."""
+        """Yield this rank's micro-batches of these rows, and whether each one counts; see `Parallel.share`."""
         return self.parallel.share(batch.micro_batches(rows, self.config.micro_batch_tokens, self.policy.tokens_read))
 
     # --- one optimiser step -------------------------------------------------------------------------------------------
 
     def _step(self) -> dict[str, float]:
-        """Clips the gradients and takes the step."""
-        # Apart: the critic's gradient can be a hundred times the policy's, which a common bound would take away.
+        """Clip the gradients and take the optimiser step."""
+        # Clip separately: the critic's gradient can be 100 times the policy's, and a common bound would scale the
+        # latter to almost 0.
         parts = (list(self.policy.trained_parameters()), list(self.policy.critic_parameters()))
         bound = self.config.max_grad_norm
         norms = [float(self.parallel.clip_grad_norm(part, bound)) if part else 0.0 for part in parts]
@@ -464,11 +484,18 @@ class Learner:
         single: bool = False,
         record: UpdateRecord | None = None,
     ) -> Accumulated:
-        """Adds the gradient of one optimiser step's loss over these rows, or of some of its components.
+        """Add the gradient of one optimiser step's loss over these rows, or of some of its components.
 
-        record: as for `learn`.
-        single: the update has this step alone. Then the policy that it starts from is the one that learns: this pass
-        itself gives the log-probabilities that ratios and corrections are taken to, and those of `rollout` are not.
+        Args:
+            batch: The whole batch.
+            rollout: Its rollout data.
+            advantages: Its advantages.
+            rows: Rows of this step.
+            scale: Factor of the loss.
+            components: Components of the loss to include.
+            single: Whether the update has only this step. Then this pass itself computes the log-probabilities that
+                ratios and corrections refer to, and those of `rollout` are not used.
+            record: See `learn`.
         """
         algorithm = self.algorithm
         mask_BT = trained_BT = batch.mask_BT[list(rows)]
@@ -485,7 +512,8 @@ class Learner:
         correction_BT = correction_weights(algorithm.correction, rollout.old_logprobs_BT, sampler_BT, rollout.mask_BT)
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
         found_BT = torch.zeros_like(weights_BT) if single else None
-        # What a block says of an episode whose other turns lie in other blocks is completed by these.
+        # Sequence-level ratios need all turns of an episode. Turns packed into other blocks contribute these
+        # precomputed log-probabilities.
         present_BT = (
             self._present_logprobs(batch, rows, proximal_BT) if algorithm.objective.couples_turns else proximal_BT
         )
@@ -548,9 +576,9 @@ class Learner:
 
     @torch.no_grad()
     def _present_logprobs(self, batch: Batch, rows: Sequence[int], otherwise_BT: Tensor) -> Tensor:
-        """Log-probabilities [B, T] of these rows under the policy as it is; others as given.
+        """Return log-probabilities [B, T] of these rows under the present policy, and `otherwise_BT` for other rows.
 
-        A row of one sample is never cut, so where all are there is nothing to score.
+        A row with one sample is never split among blocks, so if all rows have one, nothing is scored.
         """
         cut = [row for row in rows if len(batch.samples[row]) > 1]
         if not cut:
@@ -568,7 +596,8 @@ class Learner:
 
 
 def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch, kinds: Sequence[str]) -> Advantages:
-    """Advantages of a batch: of each kind of episodes by themselves, so that no statistic mixes environments."""
+    """Return the advantages of a batch, computed separately per kind of episode, so that no statistic mixes
+    environments."""
     rows: dict[str, list[int]] = {}
     for row, kind in enumerate(kinds):
         rows.setdefault(kind, []).append(row)
@@ -585,7 +614,8 @@ def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch, kinds: Se
 
 
 def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None) -> Tensor:
-    """A block's values as rows: [R, T]. blocks_BT: where the critic has several heads, the one of a token's stage."""
+    """Return a block's values as rows [R, T]. blocks_BT: selects the head of a token's stage if the critic has
+    several."""
     if blocks_BT is None:
         return unpacked.place(values)
     placed_RTH = torch.stack([unpacked.place(values_N) for values_N in values.unbind(1)], dim=2)
@@ -593,7 +623,7 @@ def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None)
 
 
 def _trees(episodes: Sequence[Episode]) -> list[int]:
-    """The member without a parent that each episode's line goes back to, or the last one that is there."""
+    """Return the root member of each episode's chain of parents; the earliest known member if the root is missing."""
     parents = {(each.group, each.member): each.parent[0] for each in episodes if each.parent is not None}
     roots = []
     for episode in episodes:
@@ -605,7 +635,7 @@ def _trees(episodes: Sequence[Episode]) -> list[int]:
 
 
 class Sums:
-    """Metrics of one optimiser step, added up over micro-batches and ranks; names that end in `_max` are maxima."""
+    """Metrics of one optimiser step, summed over micro-batches and ranks. Names that end in `_max` are maxima."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -620,17 +650,17 @@ class Sums:
             self.values[name] = torch.maximum(old, value) if name.endswith("_max") else old + value
 
     def reduce(self, parallel: Parallel) -> dict[str, float]:
-        """Floats, over all ranks."""
+        """Return the metrics over all ranks."""
         mine = dict(zip(self.values, torch.stack(list(self.values.values())).tolist(), strict=True))
         parts = parallel.gather_objects(mine)
         return {name: (max if name.endswith("_max") else sum)(part[name] for part in parts) for name in mine}
 
 
 def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, float]:
-    """Metrics of how far apart sampler and trainer are on each fresh token, in nats.
+    """Return metrics of the differences between sampler and trainer on each fresh token, in nats.
 
-    Raises LogprobGap for the mean and for the 0.99 quantile. Not for the maximum: of many tokens in bfloat16 some lie
-    above any bound by chance.
+    Raises LogprobGap if the mean or the 0.99 quantile is too large. The maximum is not checked: among many tokens in
+    bfloat16, some exceed any bound by chance.
     """
     metrics = {
         "policy/logprob_gap_mean": gaps_N.mean().item(),
@@ -650,14 +680,14 @@ def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, flo
 
 
 def _quantile(values_N: Tensor, share: float) -> float:
-    """The smallest value that at least this share of all is not above; NaN where one is NaN."""
+    """Return the smallest value that at least this share of all values does not exceed; NaN if any is NaN."""
     if values_N.isnan().any():
         return math.nan
     return values_N.kthvalue(max(1, math.ceil(share * values_N.numel()))).values.item()
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows only the mean."""
+    """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for one that only knows the mean."""
     returns = returns_BT[mask_BT]
     spread = returns.var(correction=0)
     return float(1 - (returns - values_BT[mask_BT]).var(correction=0) / spread) if spread > 0 else 0.0

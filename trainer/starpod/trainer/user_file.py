@@ -1,4 +1,4 @@
-"""Functions and classes of a user's file, which a configuration names as FILE.py:NAME."""
+"""Functions and classes in a user's file, which a configuration names as FILE.py:NAME."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starpod.trainer.section import ConfigError
 
 
 def names_file(text: str) -> bool:
-    """Return whether this is FILE.py:NAME."""
+    """Return whether a text has the form FILE.py:NAME."""
     return text.rpartition(":")[0].endswith(".py")
 
 
@@ -24,10 +24,10 @@ def located(text: str) -> str:
 
 
 def known_or_located(text: str, known: Sequence[str], what: str) -> str:
-    """Return one of the known names as it is and FILE.py:NAME with an absolute path.
+    """Return a known name as it is, and FILE.py:NAME with an absolute path.
 
     Raises:
-        ValueError: for another name. The message suggests a known one.
+        ValueError: The name is unknown. The message suggests a known one.
     """
     if names_file(text):
         return located(text)
