@@ -1,1 +1,1 @@
-"""Other packages' environments as environments of ours: `starpod serve --gymnasium`, `--openenv`, `--skyrl-gym`."""
+"""Hosting of other packages' environments."""

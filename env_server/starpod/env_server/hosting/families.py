@@ -1,4 +1,4 @@
-"""Families of others' environments, which packages register by entry point: what `serve --host FAMILY:NAME` hosts."""
+"""Families of other packages' environments, registered by entry point, for `serve --host FAMILY:NAME`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "starpod.hosting"
 LONG_START = 5.0
-"""CPU seconds of trying what fits a pattern: there may be hundreds."""
+"""Maximum CPU seconds for trying one match of a pattern, because there may be hundreds."""
 
 
 class Family(Protocol):
-    """A module that an entry point of the group names.
+    """A module named by an entry point of the group.
 
-    A family that takes patterns has a function `installed(pattern)`, too, which lists the names that fit.
+    If the family supports patterns, it also has a function `installed(pattern)`, which returns the matching names.
     """
 
     def host(self, text: str) -> type[Environment]:
-        """Return the class that `NAME?argument=value&...#setting=value&...` asks for. Raises RegistryError."""
+        """Return the class for `NAME?argument=value&...#setting=value&...`. Raises RegistryError."""
 
 
 class NothingFits(RegistryError):
-    """A pattern under which nothing can be hosted."""
+    """No environment that matches a pattern can be hosted."""
 
 
 @functools.cache
@@ -44,19 +44,21 @@ def families() -> dict[str, EntryPoint]:
 
 
 def family_of(text: str) -> str:
-    """Return the family of `FAMILY:NAME`, or an empty string if it begins with none."""
+    """Return the family of `FAMILY:NAME`, or an empty string if the text does not begin with one."""
     name = text.partition(":")[0].replace("-", "_") if ":" in text else ""
     return name if name in families() else ""
 
 
 def add_hosted(registry: Registry, wanted: str) -> list[str]:
-    """Add another package's environments, asked for as `FAMILY:NAME`, to the registry and return their ids.
+    """Add another package's environments to the registry, and return their ids.
 
-    A `*` in the name stands for any text: then all that fit and can be hosted are added, but for those that take long
-    to start, which have to be named.
+    Args:
+        registry: where they are added.
+        wanted: `FAMILY:NAME`. A `*` in the name matches any text. All matches that can be hosted are added, unless they
+            take long to start. Such environments must be named.
 
     Raises:
-        RegistryError: It cannot be hosted; NothingFits for a pattern.
+        RegistryError: the environment cannot be hosted; NothingFits for a pattern.
     """
     name, _, text = wanted.partition(":")
     entry = families().get(name.replace("-", "_"))
@@ -92,7 +94,7 @@ def add_hosted(registry: Registry, wanted: str) -> list[str]:
 
 
 def _add_one(registry: Registry, wanted: str, family: Family, text: str) -> str:
-    said = io.StringIO()  # such as the progress of a download: a reason that comes after it must not be lost in it
+    said = io.StringIO()  # output such as the progress of a download, which would hide a later error message
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             environment = family.host(text)
@@ -108,7 +110,7 @@ def _add_one(registry: Registry, wanted: str, family: Family, text: str) -> str:
 
 @contextlib.contextmanager
 def _soon() -> Iterator[None]:
-    """Stops what takes longer than LONG_START, where the system can."""
+    """Raise TimeoutError in code that takes more than LONG_START CPU seconds, if this is the main thread."""
 
     def stop(*_: object) -> None:
         raise TimeoutError(f"it takes more than {LONG_START:g} s to start: name it to host it all the same")

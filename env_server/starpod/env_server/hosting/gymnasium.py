@@ -1,4 +1,4 @@
-"""Any Gymnasium environment whose actions can be written: `starpod serve --gymnasium FrozenLake-v1`."""
+"""Host any Gymnasium environment with supported spaces: `starpod serve --gymnasium FrozenLake-v1`."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _MAKE_ARGUMENTS = ("max_episode_steps",)
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:
-    """The environment class for `ID?argument=value#setting=value`. Raises HostingError.
+    """Return the environment class for `ID?argument=value#setting=value`. Raises HostingError.
 
-    probed: the result of trying it, where another process asks.
+    `probed` is the result of trying it, if another process did.
     """
     request = HostingRequest.parse(text, ("actions", "observation", "render", "instructions", "info"))
     gym_spec = _find(request)
@@ -80,7 +80,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         observation_modes=(),
         render_modes=("text", "png") if drawn.get("render_mode") == "rgb_array" else ("text",),
         limits=Limits(max_turns=_most_steps(first)),
-        # Gymnasium's own take microseconds and hold nothing that could hang; of others nothing is known.
+        # Gymnasium's own environments take microseconds and cannot hang. Others might.
         concurrency=Concurrency.INLINE if module.startswith("gymnasium.") else Concurrency.PROCESS,
     )
     base = NamedGymnasiumEnvironment if plan.names else GymnasiumEnvironment
@@ -88,16 +88,16 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 def _most_steps(first: gymnasium.Env[Any, Any]) -> int:
-    """Steps after which the environment cuts an episode short, by a time limit or, as MiniGrid, itself; 0: unknown."""
+    """Return the maximum length of an episode, from a time limit or the environment itself (MiniGrid); 0: unknown."""
     limited = first.spec and first.spec.max_episode_steps
     most = limited or getattr(first.unwrapped, "max_steps", 0)
     return most if isinstance(most, int) else 0
 
 
 def installed(pattern: str) -> list[str]:
-    """The ids that fit, as requests: `MODULE:PATTERN` for those of that package; `*` stands for any text.
+    """Return the ids that match, in the newest version of each environment. Raises HostingError.
 
-    Of several versions of an environment the newest. Raises HostingError.
+    The pattern is `PATTERN`, or `MODULE:PATTERN` for the ids of that package. `*` matches any text.
     """
     module, _, name = pattern.rpartition(":")
     if module:
@@ -112,7 +112,7 @@ def installed(pattern: str) -> list[str]:
 
 
 class GymnasiumEnvironment(Hosted):
-    """One Gymnasium environment per session."""
+    """Environment with one Gymnasium environment per session."""
 
     factory: ClassVar[GameFactory]
     options: EnvironmentOptions
@@ -135,7 +135,7 @@ class GymnasiumEnvironment(Hosted):
 
 
 class NamedGymnasiumEnvironment(GymnasiumEnvironment):
-    """One whose actions have names. Some tell by a mask which of them do something now."""
+    """Environment whose actions have names. A mask in `info` may tell which of them currently have an effect."""
 
     def valid_actions(self) -> Sequence[str]:
         game = self.game
@@ -147,7 +147,7 @@ class NamedGymnasiumEnvironment(GymnasiumEnvironment):
 
 
 def _find(request: HostingRequest) -> EnvSpec:
-    """The registration of an id, `MODULE:ID` for one that a module registers."""
+    """Return the registration of an id, or of `MODULE:ID` if a module registers it."""
     module, _, name = request.name.rpartition(":")
     if module:
         import_named(request, module)
@@ -177,7 +177,7 @@ def _creator(request: HostingRequest, gym_spec: EnvSpec) -> Callable[..., Any]:
 
 
 def _render_mode(request: HostingRequest, creator: Callable[..., Any]) -> dict[str, str]:
-    """The constructor's render_mode: an environment has one, so that text and pictures exclude each other."""
+    """Return the constructor's render_mode. An environment has only one, so text and pictures exclude each other."""
     text = request.choice("observation", "text", "json", "ansi") == "ansi"
     picture = request.choice("render", "no", "png") == "png"
     if text and picture:
@@ -220,7 +220,7 @@ def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, 
 
 
 def _instructions(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any], plan: Plan) -> str:
-    """Instructions: the package's own text about the environment, then the forms of observations and actions."""
+    """Return the package's description of the environment, followed by the forms of observations and actions."""
     told = ""
     if request.choice("instructions", "full", "brief") == "full":
         told = _description(inspect.getdoc(type(first.unwrapped)) or "")
@@ -238,7 +238,7 @@ def _instructions(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.E
 
 
 def _description(doc: str) -> str:
-    """The sections of a docstring that tell how to play; all of it where it has no sections."""
+    """Return the sections of a docstring that explain how to play, or all of it if it has no sections."""
     opening, *sections = re.split(r"^[ \t]*#+ +(.+)$", doc, flags=re.MULTILINE)
     kept = [opening.strip()]
     for title, body in zip(sections[::2], sections[1::2], strict=True):
@@ -248,7 +248,7 @@ def _description(doc: str) -> str:
 
 
 def _probe(factory: GameFactory, module: str) -> ProbeResult:
-    """Plays some random turns, again, and with a copy in their middle."""
+    """Play some random turns twice, and once with a copy in the middle."""
     request = factory.request
     try:
         games = [factory.begin({}, 1, 2) for _ in range(3)]
@@ -264,7 +264,7 @@ def _probe(factory: GameFactory, module: str) -> ProbeResult:
             copied = games[2].copy()
             ends = [_played(game, actions[middle:]) for game in (copied, games[2])]
             copies = ends[0] == ends[1] and (one != other or start + ends[0] == one)
-        except Exception:  # whatever a copy may raise: then there is none
+        except Exception:  # any exception means that copies do not work
             copies = False
         for game in games:
             game.close()
@@ -277,7 +277,7 @@ def _probe(factory: GameFactory, module: str) -> ProbeResult:
 
 
 def _played(game: GymnasiumGame, actions: Sequence[Any]) -> list[Any]:
-    """Plays actions until the episode ends; returns what was seen."""
+    """Play actions until the episode ends, and return a record of the observations."""
     record: list[Any] = []
     for action in actions:
         seen, reward, terminated, truncated, _ = game.environment.step(action)

@@ -1,4 +1,4 @@
-"""One live Gymnasium environment: actions read, observations written."""
+"""A live Gymnasium environment, with conversion of its actions and observations."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from starpod.v1.values import JSON, Action, Image, Part
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Translation of an environment's actions and observations.
-
-    names: its actions by name, where there are not too many; by_name: what they stand for.
-    observation: text, json, or ansi (its own drawing). info: whether transitions carry its info.
-    """
+    """Conversion of an environment's actions and observations."""
 
     action_space: gymnasium.Space[Any]
     observation_space: gymnasium.Space[Any]
     names: tuple[str, ...]
+    """Names of the actions, if there are at most 256."""
     by_name: Mapping[str, Any]
+    """Element of the action space by name."""
     read: Reader
     write: Writer
     observation: str
+    """Form of observations: text, json, or ansi (the environment's own drawing)."""
     info: bool
+    """Whether transitions include the environment's info."""
     success_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class GameFactory:
-    """Makes games as the operator asked. drawn: the constructor's render_mode, where there is one."""
+    """Factory of games with the operator's arguments. `drawn` holds the constructor's render_mode, if any."""
 
     request: HostingRequest
     gym_spec: EnvSpec
@@ -62,13 +62,13 @@ class GameFactory:
     plan: Plan
 
     def begin(self, chosen: Mapping[str, Any], seed: int, luck: int) -> GymnasiumGame:
-        """A new game with a caller's choice of arguments. Raises HostingError or UnsupportedSpace."""
+        """Start a new game with the caller's arguments. Raises HostingError or UnsupportedSpace."""
         arguments = {**self.request.arguments, **chosen, **self.drawn}
         return GymnasiumGame(make(self.request, self.gym_spec, arguments), self.plan, seed, luck)
 
 
 def make(request: HostingRequest, gym_spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment as gymnasium.make gives it, time limit included. Raises HostingError."""
+    """Return the environment as gymnasium.make creates it, with its time limit. Raises HostingError."""
     try:
         return gymnasium.make(gym_spec, disable_env_checker=True, **arguments)
     except gymnasium.error.Error as error:
@@ -78,7 +78,7 @@ def make(request: HostingRequest, gym_spec: EnvSpec, arguments: Mapping[str, Any
 
 
 class GymnasiumGame(Game):
-    """An environment with what was last seen, which is written when somebody looks at it."""
+    """A live environment and its latest observation, which is converted when it is read."""
 
     def __init__(self, environment: gymnasium.Env[Any, Any], plan: Plan, seed: int, luck: int) -> None:
         super().__init__(plan.success_at)
@@ -109,7 +109,7 @@ class GymnasiumGame(Game):
 
     @property
     def written(self) -> tuple[Any, list[Image]]:
-        """The observation as a JSON value, and the pictures in it."""
+        """The observation as a JSON value, and its pictures."""
         if self._written is None:
             drawn: list[Image] = []
             self._written = self.write(self.seen, drawn), drawn
@@ -117,7 +117,7 @@ class GymnasiumGame(Game):
 
     @property
     def parts(self) -> list[Part]:
-        """The observation itself, in words or as JSON, and then its pictures."""
+        """The observation as text or JSON, followed by its pictures."""
         value, drawn = self.written
         if is_picture(self.environment.observation_space):
             return [*drawn]
@@ -125,7 +125,7 @@ class GymnasiumGame(Game):
 
     @property
     def text(self) -> str:
-        """For people: the environment's own drawing in text, else the observation in words."""
+        """A text for people: the environment's own drawing, or else the observation in words."""
         if self.plan.observation == "ansi":
             return plain_colours(str(self.environment.render()))
         space = self.environment.observation_space
@@ -138,7 +138,7 @@ class GymnasiumGame(Game):
         return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
 
     def draw(self) -> bytes:
-        """Its own picture, as PNG."""
+        """Return the environment's picture as PNG."""
         return encode_png(Pillow.fromarray(np.ascontiguousarray(self.environment.render())))
 
     def copy(self) -> GymnasiumGame:
@@ -150,7 +150,7 @@ class GymnasiumGame(Game):
         self.environment.close()
 
     def _parse(self, action: Action) -> Any:
-        """The JSON value of an action. Raises ValueError."""
+        """Return the JSON value of an action. Raises ValueError."""
         if isinstance(action, JSON):
             return action.value
         if not isinstance(action, str):

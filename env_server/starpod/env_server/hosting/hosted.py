@@ -1,4 +1,4 @@
-"""Base of hosted environments: an episode's state is its list of actions, and a copy plays them again."""
+"""Base of hosted environments. An episode's state is its list of actions, and a copy replays them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ from starpod.v1.values import JSON, Action, Part, ToolCall
 logger = logging.getLogger(__name__)
 
 MAX_REPLAYED_ACTIONS = 20_000
-"""Actions of the longest episode that is saved: who restores it plays them all again."""
+"""Maximum number of actions in a saved episode, because restoring it replays them all."""
 
 MOST_TURNS = 1000
-"""Turns of an episode where the package names no limit: its own limits count actions, and a turn may have none."""
+"""Limit on turns if the package names none. A package's own limit counts actions, and a turn may have none."""
 
 _WORD_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PLACED = random.Random(0)
-"""Stands where `Environment` keeps the stream of transitions: a Fork with new luck takes it away, which asks for it."""
+"""Sentinel for the transition RNG. A fork that reseeds removes it, and the next step then reseeds the hosted
+environment."""
 
 
 # --- what others must know of it ---------------------------------------------------------------------------------
@@ -48,33 +49,33 @@ _PLACED = random.Random(0)
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Result of trying an environment once, handed to its other processes so that they need not try again.
-
-    version: its package's. deterministic: equal seeds and actions gave equal episodes. copies: a deep copy went on as
-    the original did, and left it alone. tools: what it listed, as [name, description, schema of the arguments].
-    expert: it knows good actions.
-    """
+    """Result of trying an environment once, which is passed to other processes so that they need not try again."""
 
     version: str = "0.0.0"
+    """Version of its package."""
     deterministic: bool = False
+    """Whether equal seeds and actions gave equal episodes."""
     copies: bool = False
+    """Whether a deep copy continued like the original, without affecting it."""
     tools: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
+    """Its tools as [name, description, JSON Schema of the arguments]."""
     expert: bool = False
+    """Whether it knows good actions."""
 
     def overridden(self, request: HostingRequest) -> ProbeResult:
-        """Replaces `deterministic` with the operator's setting, if there is one."""
+        """Return the result with the operator's setting for `deterministic`, if there is one."""
         word = request.choice("deterministic", "unsaid", "yes", "no")
         return self if word == "unsaid" else replace(self, deterministic=word == "yes")
 
 
 def starpod_id(request: HostingRequest, family: str, name: str, number: int) -> str:
-    """`family-some-name-vN` for SomeName, or the id that the operator gave."""
+    """Return `family-some-name-vN` for SomeName, or the id that the operator gave."""
     words = re.sub(r"[^a-z0-9_]+", "-", _WORD_BORDER.sub("-", name).lower()).strip("-")
     return request.settings.get("id", f"{family}-{words}-v{number}")
 
 
 def package_version(module: str) -> str:
-    """MAJOR.MINOR.PATCH of the distribution that has a module; 0.0.0 if there is none."""
+    """Return MAJOR.MINOR.PATCH of the distribution that contains a module; 0.0.0 if there is none."""
     top = module.partition(".")[0]
     for distribution in _distributions().get(top, ()):
         try:
@@ -86,7 +87,7 @@ def package_version(module: str) -> str:
 
 
 def dependents(*packages: str) -> list[str]:
-    """The modules of the distributions that need one of these packages, and not only with an extra."""
+    """Return the modules of distributions that depend on one of these packages, other than through an extra."""
     found = set()
     for module, names in _distributions().items():
         for name in names:
@@ -98,7 +99,7 @@ def dependents(*packages: str) -> list[str]:
 
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
-    """The distributions by the modules that they have: found once, as that reads the files of each."""
+    """Return the distributions by module. It is cached, because it reads the files of every distribution."""
     return importlib.metadata.packages_distributions()
 
 
@@ -108,7 +109,7 @@ def _distributions() -> Mapping[str, list[str]]:
 class Game(ABC):
     """One live episode of another package's environment.
 
-    success_at: the return from which an episode that has ended counts as solved; None: nobody can say.
+    `success_at` is the return from which a finished episode counts as solved. If it is None, success is unknown.
     """
 
     def __init__(self, success_at: float | None) -> None:
@@ -117,7 +118,7 @@ class Game(ABC):
 
     @abstractmethod
     def play(self, action: Action) -> Outcome:
-        """One action. INVALID itself, and nothing else, where it was not played."""
+        """Execute one action. Returns INVALID itself, and only then, if the action was not executed."""
 
     @abstractmethod
     def observe(self) -> str | Sequence[Part]: ...
@@ -125,8 +126,8 @@ class Game(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def reseed(self, seed: int) -> None:  # noqa: B027 - most have no luck that can be reached
-        """New luck from here on."""
+    def reseed(self, seed: int) -> None:  # noqa: B027 - most have no random state that can be set
+        """Reseed the random transitions from here on."""
 
     def copy(self) -> Game:
         raise StateError("has no copies")
@@ -134,7 +135,7 @@ class Game(ABC):
     def outcome(
         self, reward: Any, terminated: bool, truncated: bool = False, info: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """The outcome of an action; at the end with the success that the return tells."""
+        """Return the outcome of an action. At the end, the return determines its success."""
         self.total += float(reward)
         success = None
         if self.success_at is not None and (terminated or truncated):
@@ -143,9 +144,9 @@ class Game(ABC):
 
 
 class Hosted(Environment):
-    """Base of hosted environments. Its state is what was played: a copy or a restored one plays it again.
+    """Base of hosted environments. Its state is the list of actions, which a copy or a restored environment replays.
 
-    copies: whether `Game.copy` is to be trusted. reference: how another process makes the class.
+    `copies` says whether `Game.copy` is reliable. `reference` is how another process creates the class.
     """
 
     copies: ClassVar[bool] = False
@@ -158,11 +159,11 @@ class Hosted(Environment):
 
     @abstractmethod
     def begin(self, luck: int) -> Game:
-        """A new game with `self.options` and `self.seed`; `luck` is the seed of its random transitions."""
+        """Start a new game with `self.options` and `self.seed`. `luck` is the seed of its random transitions."""
 
     @property
     def game(self) -> Game:
-        """The live game, played up to here if there is none yet."""
+        """The live game. If there is none yet, it is created and the actions are replayed."""
         if self._cached_game is None:
             game = self._keep(self.begin(self._luck))
             for action in self._past:
@@ -240,7 +241,7 @@ class Hosted(Environment):
 
     def _keep(self, game: Game) -> Game:
         self._cached_game = game
-        # Closed when nobody holds the session any more; at exit everything goes anyway.
+        # Close the game when the session no longer refers to it, but not at interpreter exit.
         waits = self.spec.concurrency is Concurrency.THREAD
         weakref.finalize(self, _close_aside if waits else Game.close, game).atexit = False
         return game
@@ -250,7 +251,7 @@ _ended: SimpleQueue[Game] = SimpleQueue()
 
 
 def _close_aside(game: Game) -> None:
-    """Close a game whose calls wait on the thread for that, because its last reference is dropped in the event loop."""
+    """Close a game on a separate thread, because closing may wait and this function runs in the event loop."""
     _start_closing()
     _ended.put(game)
 
@@ -261,17 +262,18 @@ def _start_closing() -> None:
         while True:
             try:
                 _ended.get().close()
-            except Exception:  # of another package
+            except Exception:  # the other package may raise anything
                 logger.warning("a hosted environment could not be closed", exc_info=True)
 
     threading.Thread(target=serve, name="starpod closing", daemon=True).start()
 
 
 def own_luck(seed: int, dynamics_seed: int) -> bool:
-    """Whether an episode's transitions have a seed of their own.
+    """Return whether an episode's transitions have their own seed.
 
-    Packages that know one seed draw everything from it. The first member of a group, opened without a dynamics seed,
-    does just that, and so is exactly the package's episode; other members and given dynamics seeds have their own luck.
+    Packages with a single seed draw everything from it. The first member of a group that was opened without a dynamics
+    seed does the same, so its episode is exactly the package's. Other members and given dynamics seeds need their own
+    random state.
     """
     return dynamics_seed != derive_seed(seed, "member", 0)
 
@@ -279,9 +281,9 @@ def own_luck(seed: int, dynamics_seed: int) -> bool:
 def publish(
     base: type[Hosted], request: HostingRequest, spec: EnvironmentSpec, probed: ProbeResult, module: str, **members: Any
 ) -> type[Hosted]:
-    """The class that is hosted: `base` with its spec, and with what else it needs as class attributes.
+    """Return the hosted class: `base` with its spec and `members` as class attributes.
 
-    module: the environment's own, which processes of their own need too.
+    `module` is the environment's module, which is preloaded for separate processes.
     """
     concurrency = Concurrency(request.choice("concurrency", spec.concurrency.value, *(c.value for c in Concurrency)))
     alone = concurrency is Concurrency.PROCESS
@@ -291,7 +293,8 @@ def publish(
         version=probed.version,
         concurrency=concurrency,
         deterministic=probed.deterministic,
-        fork=probed.deterministic or (probed.copies and not alone),  # between processes only what was played can travel
+        # only actions can be sent between processes, not copies
+        fork=probed.deterministic or (probed.copies and not alone),
         snapshot=probed.deterministic,
     )
     if alone:
@@ -302,12 +305,12 @@ def publish(
 
 
 def plain(value: Any, exclude: set[str] | None = None) -> Any:
-    """A value of any package as JSON-like values, what has no such form as text. exclude: fields of a model."""
+    """Return a value of any package, without the fields in `exclude`, as JSON-like values or else as text."""
     return to_jsonable_python(value, exclude=exclude, serialize_unknown=True, inf_nan_mode="strings")
 
 
 def _plain(action: Action) -> Any:
-    """An action as a plain value for the state."""
+    """Return an action as a plain value for the state."""
     match action:
         case JSON():
             return ["json", action.value]
@@ -319,7 +322,7 @@ def _plain(action: Action) -> Any:
 
 
 def _action(plain: Any) -> Any:
-    """The action that `_plain` wrote; an integer is a reseeding. Raises ValueError on anything else."""
+    """Return the action that `_plain` converted. An integer is a new seed. Raises ValueError for other values."""
     match plain:
         case str() | int():
             return plain

@@ -1,4 +1,4 @@
-"""Any OpenEnv environment, in process: `starpod serve --openenv echo_env.server.echo_environment:EchoEnvironment`."""
+"""Host any OpenEnv environment: `starpod serve --openenv echo_env.server.echo_environment:EchoEnvironment`."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from starpod.env_server.seeding import derive_seed
 from starpod.v1.values import JSON, Action, Part
 
 _WEB = ("app", "__main__")
-"""Modules of a package's server that start its web application: not needed here."""
+"""Modules of a package's server that start its web application, which is not needed here."""
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:
-    """The environment class for `MODULE:CLASS?argument=value#setting=value`. Raises HostingError.
+    """Return the environment class for `MODULE:CLASS?argument=value#setting=value`. Raises HostingError.
 
-    probed: the result of trying it, where another process asks.
+    `probed` is the result of trying it, if another process did.
     """
     request = HostingRequest.parse(text, ("action",))
     found = _find(request)
@@ -70,20 +70,20 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 def installed(pattern: str) -> list[str]:
-    """The modules that fit, of the packages that need OpenEnv: `MODULE:CLASS` where it has several environments."""
+    """Return the modules that match and depend on OpenEnv, as `MODULE:CLASS` if a module has several environments."""
     names: list[str] = []
     for module in fitting(pattern, dependents("openenv", "openenv-core")):
         try:
             found = _classes(HostingRequest.parse(module, ()), module, "")
         except HostingError:
-            found = {}  # hosting it tells why
+            found = {}  # hosting it reports the reason
         names += [f"{module}:{name}" for name in found] if len(found) > 1 else [module]
     return names
 
 
 @dataclass(frozen=True, slots=True)
 class GameFactory:
-    """Makes environments as the operator asked, and reads their actions."""
+    """Factory of environments with the operator's arguments, and the conversion of their actions."""
 
     request: HostingRequest
     found: type[OpenEnvironment[Any, Any, Any]]
@@ -91,7 +91,7 @@ class GameFactory:
 
 
 class OpenEnvEnvironment(Hosted):
-    """One OpenEnv environment per session. Its `render` shows its state."""
+    """Environment with one OpenEnv environment per session. `render` shows its state."""
 
     factory: ClassVar[GameFactory]
 
@@ -112,7 +112,7 @@ class OpenEnvEnvironment(Hosted):
 
 
 class OpenEnvGame(Game):
-    """A live environment with what was last seen."""
+    """A live environment and its latest observation."""
 
     def __init__(self, environment: OpenEnvironment[Any, Any, Any], factory: GameFactory, seed: int, luck: int) -> None:
         super().__init__(factory.request.number("success_at"))
@@ -120,7 +120,7 @@ class OpenEnvGame(Game):
         self.factory = factory
         taken = inspect.signature(environment.reset).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        # Generators of many packages take 32 bits. The name of the episode must be the same when it is played again.
+        # Many packages' generators take 32 bits. The episode's name must be the same when it is replayed.
         given = {"seed": seed % 2**32, "episode_id": f"{derive_seed(seed, 'episode', luck):016x}"}
         self.seen: Observation = environment.reset(**{k: v for k, v in given.items() if anything or k in taken})
 
@@ -152,7 +152,7 @@ class OpenEnvGame(Game):
 
 
 def _find(request: HostingRequest) -> type[OpenEnvironment[Any, Any, Any]]:
-    """The class that is meant: in the module itself, or in the `server` folder where OpenEnv's packages have theirs."""
+    """Return the requested class, from the module itself or its `server` folder, where OpenEnv's packages have it."""
     source, _, name = request.name.partition(":")
     found = _classes(request, source, name)
     if name in found:
@@ -189,7 +189,7 @@ def _environments(module: Any) -> Iterator[type[OpenEnvironment[Any, Any, Any]]]
 
 
 def _probe(request: HostingRequest, found: type[OpenEnvironment[Any, Any, Any]]) -> ProbeResult:
-    """Whether it can be made, and what tools it lists. That it is deterministic nobody but the operator can say."""
+    """Check that it can be created, and list its tools. Only the operator can know whether it is deterministic."""
     try:
         first = found(**request.arguments)
         try:
@@ -205,7 +205,7 @@ def _probe(request: HostingRequest, found: type[OpenEnvironment[Any, Any, Any]])
 
 
 def _is_call(seen: Observation) -> bool:
-    """Whether it is what a called tool answered."""
+    """Return whether the observation is the result of a tool call."""
     return type(seen).__name__ == "CallToolObservation"
 
 

@@ -18,23 +18,22 @@ from starpod.v1.values import JSON, Action, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """Reads actions.
-
-    model: what its `step` takes; None where that is calls of tools alone. typed: the model's name.
-    only_field: the model's one required field, for which plain text can stand; empty if it has none or several.
-    tools: by name, the model as one of them: so its schema is where programs look for it.
-    """
+    """Conversion of actions to the environment's own."""
 
     model: TypeAdapter[Any] | None
+    """Type that its `step` takes; None if it takes only tool calls."""
     typed: str
+    """Name of the model."""
     only_field: str
+    """The model's only required field, for which plain text may be given; empty if it has none or several."""
     tools: Mapping[str, Tool]
+    """Tools by name. The model is one of them, so that programs find its schema."""
 
     @classmethod
     def of(
         cls, request: HostingRequest, found: type[Any], listed: Sequence[tuple[str, str, Mapping[str, Any]]]
     ) -> Actions:
-        """Reads the actions of a class; `listed` is what `list_tools` gives. Raises HostingError."""
+        """Return the actions of a class. `listed` is the result of `list_tools`. Raises HostingError."""
         tools: dict[str, Tool] = {}
         typed = only_field = ""
         model = _action_type(request, found)
@@ -69,7 +68,7 @@ class Actions:
         return "\n".join([", or ".join(ways), *told])
 
     def read(self, action: Action) -> Any:
-        """The environment's own action. Raises ValueError."""
+        """Return the environment's own action. Raises ValueError."""
         match action:
             case ToolCall() if action.name == self.typed:
                 return self._validate(dict(action.arguments))
@@ -110,7 +109,7 @@ class Actions:
 
 
 def list_tools(environment: Any) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """The MCP tools of a live environment: name, description, schema of the arguments. Mostly it has none."""
+    """Return the MCP tools of a live environment as (name, description, schema of the arguments). Most have none."""
     if not _is_mcp(type(environment)):
         return []
     from openenv.core.env_server.mcp_types import ListToolsAction
@@ -119,7 +118,7 @@ def list_tools(environment: Any) -> list[tuple[str, str, Mapping[str, Any]]]:
 
 
 def _action_type(request: HostingRequest, found: type[Any]) -> TypeAdapter[Any] | None:
-    """The type that its step takes: by the setting `action`, the annotation, or the parameters of its base class."""
+    """Return the type that `step` takes, from the setting `action`, the annotation, or the base class's parameters."""
     if "action" in request.settings:
         source, _, name = request.settings["action"].partition(":")
         kind = getattr(import_named(request, source), name, None)
@@ -138,7 +137,7 @@ def _action_type(request: HostingRequest, found: type[Any]) -> TypeAdapter[Any] 
 def _annotation(found: type[Any]) -> Any:
     try:
         kind = get_type_hints(found.step).get("action")
-    except Exception:  # an annotation that cannot be resolved says nothing
+    except Exception:  # ignore an annotation that cannot be resolved
         kind = None
     if kind in (None, Any, OpenAction) or not (isinstance(kind, type) or get_args(kind)):
         bases = [get_args(base) for cls in found.__mro__ for base in getattr(cls, "__orig_bases__", ())]
@@ -147,5 +146,5 @@ def _annotation(found: type[Any]) -> Any:
 
 
 def _is_mcp(found: type[Any]) -> bool:
-    """Whether its actions are calls of tools. Looked up by name: the base class takes seconds to import."""
+    """Return whether its actions are tool calls. Checks the base class's name, because importing it takes seconds."""
     return any(cls.__name__ == "MCPEnvironment" for cls in found.__mro__)

@@ -1,4 +1,4 @@
-"""Any environment of an Open Reward Standard server: `starpod serve --ors http://127.0.0.1:8080/sums`."""
+"""Host any environment of an Open Reward Standard server: `starpod serve --ors http://127.0.0.1:8080/sums`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from starpod.v1.values import JSON, Action, Image, Part, ToolCall
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:
-    """The environment class for `http://HOST:PORT/ENVIRONMENT#setting=value`. Raises HostingError.
+    """Return the environment class for `http://HOST:PORT/ENVIRONMENT#setting=value`. Raises HostingError.
 
-    probed: unused; sessions run in the server's own process, which calls the service.
+    `probed` is unused, because sessions run in the server's own process, which calls the service.
     """
     request = HostingRequest.parse(text, ("split",))
     if request.arguments:
@@ -56,19 +56,18 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 @dataclass(frozen=True, slots=True)
 class GameFactory:
-    """Opens sessions and reads their actions.
-
-    split, tasks: the tasks that seeds pick from, and their number. answer: the tool for which plain text stands, and
-    its argument, which is none where it takes no text; None where no text is an action.
-    """
+    """Factory of sessions, and the conversion of their actions."""
 
     request: HostingRequest
     server: ORSServer
     name: str
     split: str
+    """Split from which seeds pick tasks."""
     tasks: int
+    """Number of tasks in the split."""
     tools: Mapping[str, Tool]
     answer: tuple[str, str | None] | None
+    """Tool that plain text calls, and its text argument (None if it has none). None if plain text is no action."""
 
     @property
     def grammar(self) -> str:
@@ -80,7 +79,7 @@ class GameFactory:
         return f"{call}; or {text}" if self.tools else text
 
     def read(self, action: Action) -> tuple[str, Mapping[str, Any]] | None:
-        """The tool that an action calls and its arguments; None where it calls none."""
+        """Return the tool that an action calls and its arguments, or None if it calls none."""
         written = action.value if isinstance(action, JSON) else None
         if isinstance(action, str):
             with contextlib.suppress(ValueError):
@@ -98,7 +97,7 @@ class GameFactory:
 
 
 class ORSEnvironment(Hosted):
-    """One session of the server per session, with the task that the seed picks."""
+    """Environment with one session of the server per session, on the task that the seed picks."""
 
     factory: ClassVar[GameFactory]
 
@@ -110,7 +109,7 @@ class ORSEnvironment(Hosted):
 
 
 class ORSGame(Game):
-    """A live session with the blocks that were last seen. Rewards are those of the tools."""
+    """A live session and the latest blocks. Rewards are the tools' own."""
 
     def __init__(self, factory: GameFactory, seed: int) -> None:
         super().__init__(factory.request.number("success_at"))
@@ -146,7 +145,13 @@ class ORSGame(Game):
 
 
 def _find(request: HostingRequest) -> tuple[GameFactory, str]:
-    """What makes sessions of the environment, and the server's version. Raises HostingError, Busy and ORSError."""
+    """Return the factory of the environment's sessions, and the server's version.
+
+    Raises:
+        HostingError: the environment cannot be hosted.
+        Busy: the server does not answer.
+        ORSError: the server refused a request.
+    """
     url = urlsplit(request.name)
     if url.scheme not in ("http", "https") or not url.netloc:
         raise request.fail("name it by its address: http://HOST:PORT/ENVIRONMENT")
@@ -172,7 +177,7 @@ def _find(request: HostingRequest) -> tuple[GameFactory, str]:
 
 
 def _answer(terminal: Mapping[str, Any] | None, tools: Mapping[str, Tool]) -> tuple[str, str | None] | None:
-    """The tool that plain text calls: the terminal one, or the only one where it takes one text."""
+    """Return the tool that plain text calls: the terminal tool, or the only tool if it takes one text."""
     if terminal:
         return terminal["name"], terminal["arg"]
     if len(tools) == 1:
@@ -184,7 +189,7 @@ def _answer(terminal: Mapping[str, Any] | None, tools: Mapping[str, Tool]) -> tu
 
 
 def _version(server: ORSServer) -> str:
-    """MAJOR.MINOR.PATCH of the server's package; 0.0.0 if it does not tell."""
+    """Return MAJOR.MINOR.PATCH of the server's package, or 0.0.0 if unknown."""
     try:
         release = Version(server.get("/version")["version"]).release
     except (ORSError, InvalidVersion, KeyError, TypeError, json.JSONDecodeError):

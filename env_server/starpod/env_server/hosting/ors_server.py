@@ -1,4 +1,4 @@
-"""A server of the Open Reward Standard over HTTP: its environments, tools and tasks, and calls that are made once."""
+"""Client of an Open Reward Standard server: environments, tools, tasks, and tool calls that are executed once."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from typing import IO, Any
 from starpod.env_server.environment import Busy
 
 _SECONDS = 60.0
-"""For a piece of a reply: the server pings every ten seconds while a tool works."""
+"""Timeout for each piece of a reply. The server sends a ping every ten seconds while a tool works."""
 _STARTING_SECONDS = 120.0
-"""For which a session may still be starting."""
+"""Maximum seconds that a session may take to start."""
 _CLOSING_SECONDS = 5.0
-"""For the end of a session. Others wait for it to be told of theirs."""
+"""Timeout for ending a session. The ends of others wait for it."""
 _ATTEMPTS = 5
 
 
 class ORSError(Exception):
-    """The server refused a request, or broke off without an answer."""
+    """The server refused a request, or the connection broke without a reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class ORSServer:
-    """address: http://HOST:PORT. Its methods raise Busy where no server answers, before anything has changed."""
+    """A server at `address`, http://HOST:PORT. Methods raise Busy if no server answers and nothing has changed."""
 
     address: str
 
     def get(self, path: str, session: str = "") -> Any:
-        """The JSON of a reply. Raises ORSError."""
+        """Send a GET request and return the decoded JSON reply. Raises ORSError."""
         with self._open(path, None, session) as reply:
             return json.load(reply)
 
     def post(self, path: str, body: Mapping[str, Any], session: str = "") -> Any:
-        """As `get`, with a JSON body."""
+        """Send a POST request with a JSON body and return the decoded JSON reply. Raises ORSError."""
         with self._open(path, body, session) as reply:
             return json.load(reply)
 
     def create(self, environment: str, split: str, task: int) -> str:
-        """Opens a session with a task of a split, by its place; returns its id. Raises ORSError."""
+        """Open a session with the task at an index of a split, and return the session's id. Raises ORSError."""
         session = self._answer("/create_session", {}, "")[0]
         self.post("/create", {"env_name": environment, "split": split, "index": task}, session)
         return session
 
     def delete(self, session: str) -> None:
-        """Ends a session. Raises ORSError."""
+        """End a session. Raises ORSError."""
         self._open("/delete", {}, session, _CLOSING_SECONDS, 0.0).close()
 
     def call(self, environment: str, session: str, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Calls a tool, once. Raises ORSError.
+        """Call a tool exactly once. Raises ORSError.
 
-        Where the connection breaks the reply is asked for again, by the id that the server gave to this call.
+        If the connection breaks, the reply is requested again by the id that the server gave to the call.
         """
         path, call, reply = f"/{environment}/call", "", ""
         for _ in range(_ATTEMPTS):
@@ -68,7 +68,7 @@ class ORSServer:
         raise ORSError(f"{self.address}{path} broke off {_ATTEMPTS} times")
 
     def _answer(self, path: str, body: Mapping[str, Any], session: str, id_: str = "") -> tuple[str, str]:
-        """The id that a stream of events tells, and the text that its last ones hold; none if it broke off."""
+        """Return the id and the text in a stream of events. The text is empty if the connection broke."""
         pieces: list[str] = []
         with self._open(path, body, session) as reply:
             try:
@@ -113,14 +113,14 @@ class ORSServer:
                 if error.code != 503 or time.monotonic() > end:
                     raise ORSError(f"{self.address}{path}: {error.code} {_detail(told)}") from error
                 time.sleep(float(error.headers.get("Retry-After") or 1))
-            except urllib.error.URLError as error:  # no connection: nothing was sent
+            except urllib.error.URLError as error:  # no connection, so nothing was sent
                 raise Busy(f"no ORS server answers at {self.address}: {error.reason}") from error
             except (OSError, http.client.HTTPException) as error:
                 raise ORSError(f"{self.address}{path}: {error}") from error
 
 
 def _events(reply: IO[bytes]) -> Iterator[tuple[str, str]]:
-    """The server-sent events of a reply: name and data."""
+    """Yield name and data of a reply's server-sent events."""
     event, data = "message", list[str]()
     for raw in reply:
         line = raw.decode().rstrip("\r\n")
@@ -136,7 +136,7 @@ def _events(reply: IO[bytes]) -> Iterator[tuple[str, str]]:
 
 
 def _detail(text: str) -> str:
-    """What FastAPI tells of an error, in a line."""
+    """Return FastAPI's description of an error in one line."""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         return str(json.loads(text)["detail"])
     return text[:200]

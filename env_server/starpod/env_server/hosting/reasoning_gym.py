@@ -1,4 +1,4 @@
-"""Any dataset of Reasoning Gym as single-turn episodes: `starpod serve --reasoning-gym leg_counting`."""
+"""Host any dataset of Reasoning Gym as single-turn episodes: `starpod serve --reasoning-gym leg_counting`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from starpod.env_server.hosting.request import (
 from starpod.v1.values import Action
 
 _OWN_ARGUMENTS = ("seed", "size")
-"""Arguments of a dataset that say which questions it has: the session's seed decides that."""
+"""Arguments of a dataset that select its questions. The session's seed determines them instead."""
 _SEEDS = 2**31
 _CONCURRENCY = (Concurrency.PROCESS.value, Concurrency.INLINE.value, Concurrency.THREAD.value)
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:
-    """The environment class for `DATASET?argument=value#setting=value`. Raises HostingError.
+    """Return the environment class for `DATASET?argument=value#setting=value`. Raises HostingError.
 
-    probed: the result of trying it, where another process asks.
+    `probed` is the result of trying it, if another process did.
     """
     request = HostingRequest.parse(text, ())
     if request.name not in DATASETS:
@@ -52,7 +52,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         instructions="Answer the question. An action is the answer alone, without explanation.",
         grammar="any text: the answer",
         limits=Limits(max_turns=1, max_actions_per_turn=1),
-        # Some scorers evaluate what they are given as an expression.
+        # Some scorers evaluate the answer as an expression.
         concurrency=Concurrency.PROCESS,
     )
     options = options_model(request, signature, request.arguments, _OWN_ARGUMENTS)
@@ -61,18 +61,18 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 def installed(pattern: str) -> list[str]:
-    """The datasets whose names fit; `*` stands for any text."""
+    """Return the datasets whose names match. `*` matches any text."""
     return fitting(pattern, DATASETS)
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionFactory:
-    """Makes questions as the operator asked."""
+    """Factory of questions with the operator's arguments."""
 
     request: HostingRequest
 
     def begin(self, chosen: Mapping[str, Any], seed: int) -> Question:
-        """The only question of the dataset of size 1 with this seed. Raises OptionsError and HostingError."""
+        """Return the only question of the dataset of size 1 with this seed. Raises OptionsError or HostingError."""
         arguments = {**self.request.arguments, **chosen}
         try:
             dataset = reasoning_gym.create_dataset(self.request.name, seed=seed % _SEEDS, size=1, **arguments)
@@ -83,7 +83,7 @@ class QuestionFactory:
 
 
 class ReasoningEnvironment(Hosted):
-    """One question per session. The reward is the dataset's own score of the answer, in [0, 1]."""
+    """Environment with one question per session. The reward is the dataset's own score of the answer, in [0, 1]."""
 
     factory: ClassVar[QuestionFactory]
 
@@ -102,23 +102,23 @@ class ReasoningEnvironment(Hosted):
         return f"{question.entry['question']}{told}"
 
     def state_key(self) -> bytes:
-        """A digest of the question and of whether it is answered."""
+        """Return a digest of the question and of whether it is answered."""
         question = self.question
         return digest(f"{question.answered is not None}:{question.entry['question']}")
 
 
 class AnsweredEnvironment(ReasoningEnvironment):
-    """One of a dataset that keeps answers."""
+    """Environment of a dataset that stores answers."""
 
     def expert_action(self) -> str | None:
-        """The dataset's answer; None where it keeps none."""
+        """Return the dataset's answer, or None if it has none or the question is answered."""
         question = self.question
         answer = question.entry["answer"]
         return None if question.answered is not None or answer is None else str(answer)
 
 
 class Question(Game):
-    """A question with its answer. entry: question, answer and metadata as the dataset made them."""
+    """A question with its answer. `entry` holds question, answer and metadata of the dataset."""
 
     def __init__(self, dataset: ProceduralDataset, entry: Mapping[str, Any], success_at: float) -> None:
         super().__init__(success_at)
@@ -134,7 +134,7 @@ class Question(Game):
         try:
             score = float(self.dataset.score_answer(action, self.entry))
         except Exception as error:
-            # Several scorers raise on an answer that they cannot read: such an answer is wrong, and the policy's doing.
+            # Several scorers raise on an answer that they cannot read. The policy is responsible: the answer is wrong.
             return self.outcome(0.0, True, info=plain({**info, "scorer_raised": f"{type(error).__name__}: {error}"}))
         return self.outcome(score, True, info=plain(info))
 
@@ -146,9 +146,9 @@ class Question(Game):
 
 
 def _probe(factory: QuestionFactory, module: str) -> ProbeResult:
-    """Makes one question twice.
+    """Create one question twice.
 
-    Several datasets iterate over sets of text, whose order is the same only in processes of sessions.
+    Several datasets iterate over sets of text, whose order is only fixed in sessions' processes.
     """
     request = factory.request
     concurrency = request.choice("concurrency", *_CONCURRENCY)

@@ -1,4 +1,4 @@
-"""Requests to host an environment: its name, constructor arguments, settings, and the options of callers."""
+"""Requests to host an environment: its name, constructor arguments, settings, and callers' options."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FORM = re.compile(r"(?P<name>[^?#]+)(\?(?P<arguments>[^#]*))?(#(?P<settings>.*)
 
 
 class HostingError(RegistryError):
-    """An environment that cannot be hosted, or not as asked; one line says why and how to fix it."""
+    """An environment that cannot be hosted as requested. The message says why, and how to fix it, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostingRequest:
-    """`NAME?argument=value&...#setting=value&...`: arguments for its constructor, and settings of how it is hosted.
+    """`NAME?argument=value&...#setting=value&...`: arguments of the constructor, and settings of the hosting.
 
-    Arguments are JSON where they can be read as such, else text. `text` is the whole, for another process.
+    Arguments that are valid JSON are parsed; others are text. `text` is the whole request, for other processes.
     """
 
     text: str
@@ -42,7 +42,7 @@ class HostingRequest:
 
     @classmethod
     def parse(cls, text: str, settings: Collection[str]) -> HostingRequest:
-        """Raises HostingError on anything else, and on a setting that is neither shared nor among `settings`."""
+        """Parse a request. Raises HostingError if it is malformed or has an unknown setting."""
         match = _FORM.fullmatch(text)
         if match is None:
             raise HostingError(f"{text!r} is not of the form NAME?argument=value&...#setting=value&...")
@@ -58,7 +58,7 @@ class HostingRequest:
         return HostingError(f"{self.name} cannot be hosted: {problem}")
 
     def choice(self, setting: str, *values: str) -> str:
-        """The setting's value, by default the first. Raises HostingError if it is none of `values`."""
+        """Return a setting's value, by default the first of `values`. Raises HostingError for other values."""
         value = self.settings.get(setting, values[0])
         if value not in values:
             raise self.fail(f"{setting} is {value!r}; use one of {', '.join(dict.fromkeys(values))}")
@@ -91,7 +91,7 @@ def _value(text: str) -> Any:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """The end of a sentence about a name that is not known."""
+    """Return the end of an error message about an unknown name: similar names, or all of them."""
     folded = {other.lower(): other for other in known}
     close = [folded[other] for other in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
     if close:
@@ -100,13 +100,13 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def fitting(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that fit a pattern whose `*` stands for any text, in order."""
+    """Return the names that match a pattern, sorted. `*` matches any text."""
     expression = ".*".join(map(re.escape, pattern.split("*")))
     return [name for name in sorted(names) if re.fullmatch(expression, name)]
 
 
 def constructor(target: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a class or function, with annotations resolved where they can be."""
+    """Return the signature of a class or function, with annotations resolved if possible."""
     try:
         return inspect.signature(target, eval_str=True)
     except Exception:
@@ -114,7 +114,7 @@ def constructor(target: Callable[..., Any]) -> inspect.Signature:
 
 
 def import_named(request: HostingRequest, module: str) -> ModuleType:
-    """A module that the operator named. Raises HostingError with what to install, perhaps."""
+    """Import a module that the operator named. Raises HostingError, with a hint what to install."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -127,7 +127,7 @@ def import_named(request: HostingRequest, module: str) -> ModuleType:
 
 
 def check_arguments(request: HostingRequest, signature: inspect.Signature, more: Collection[str] = ()) -> None:
-    """Raises HostingError for an argument that the constructor does not take, or not of that type."""
+    """Raise HostingError if the constructor does not take an argument, or its type is wrong."""
     parameters = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -150,9 +150,9 @@ def check_arguments(request: HostingRequest, signature: inspect.Signature, more:
 def options_model(
     request: HostingRequest, signature: inspect.Signature, defaults: Mapping[str, Any], hidden: Collection[str] = ()
 ) -> type[EnvironmentOptions]:
-    """The arguments that a caller may choose: switches, numbers and closed choices, never text.
+    """Return a model of the arguments that callers may choose: switches, numbers and closed choices, never text.
 
-    Text could name a path or a module. The setting `options` lists those that are open; without it all of them are.
+    Text could name a path or a module. The setting `options` lists the open arguments; without it, all are open.
     """
     fields: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
@@ -161,7 +161,8 @@ def options_model(
         if kind is inspect.Parameter.empty or isinstance(kind, str):
             kind = type(default)
         if default is not None and type(None) in (members := get_args(kind)) and len(members) == 2:
-            kind = next(member for member in members if member is not type(None))  # None for a number means its default
+            # None for a number selects its default
+            kind = next(member for member in members if member is not type(None))
         closed = kind in (bool, int, float) or get_origin(kind) is Literal
         if closed and default is not parameter.empty and name not in hidden and not hasattr(BaseModel, name):
             fields[name] = kind, Field(default=default, description=f"{name} of {request.name}'s constructor.")

@@ -1,4 +1,4 @@
-"""Any SkyRL-gym environment over the operator's rows: `starpod serve --skyrl-gym gsm8k#rows=questions.jsonl`."""
+"""Host any SkyRL-gym environment with the operator's rows: `starpod serve --skyrl-gym gsm8k#rows=questions.jsonl`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _OWN_COLUMNS = ("prompt", "env_class")
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:
-    """The environment class for `ID?argument=value#rows=FILE&setting=value`. Raises HostingError.
+    """Return the environment class for `ID?argument=value#rows=FILE&setting=value`. Raises HostingError.
 
-    probed: the result of trying it, where another process asks.
+    `probed` is the result of trying it, if another process did.
     """
     request = HostingRequest.parse(text, ("rows", "max_turns"))
     name = _find(request)
@@ -46,7 +46,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         title=f"{name} of SkyRL-gym",
         instructions="The observation is a conversation; an action is your next message in it.",
         grammar="any text: the next message of the assistant",
-        # They run tools, databases and code that models wrote.
+        # These environments run tools, databases and code written by models.
         concurrency=Concurrency.PROCESS,
     )
     return publish(SkyRLEnvironment, request, spec, known, module, Options=EnvironmentOptions, factory=factory)
@@ -54,16 +54,18 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 @dataclass(frozen=True, slots=True)
 class GameFactory:
-    """Makes games from the operator's rows. taken: what the constructor takes. configuration: its env_config."""
+    """Factory of games from the operator's rows."""
 
     request: HostingRequest
     name: str
     rows: Sequence[Mapping[str, Any]]
     taken: frozenset[str]
+    """Names of the constructor's parameters."""
     configuration: Any
+    """The constructor's env_config."""
 
     def begin(self, seed: int) -> SkyRLGame:
-        """The game of the row that the seed picks. Raises HostingError if it cannot be made."""
+        """Start the game of the row that the seed picks. Raises HostingError if it cannot be created."""
         place = seed % len(self.rows)
         row = copy.deepcopy(dict(self.rows[place]))  # environments write into their extras
         extras = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
@@ -80,7 +82,7 @@ class GameFactory:
 
 
 class SkyRLEnvironment(Hosted):
-    """One SkyRL-gym environment per session. The seed picks its row: seed modulo their number."""
+    """Environment with one SkyRL-gym environment per session, on the row with index seed modulo the number of rows."""
 
     factory: ClassVar[GameFactory]
 
@@ -93,13 +95,13 @@ class SkyRLEnvironment(Hosted):
         return _told(game.said)
 
     def state_key(self) -> bytes:
-        """A digest of the row and of all actions: the environment remembers both."""
+        """Return a digest of the row and all actions, because the environment remembers both."""
         said = json.dumps([self.seed % len(self.factory.rows), self._past], separators=(",", ":"))
         return blake2b(said.encode(), digest_size=16).digest()
 
 
 class SkyRLGame(Game):
-    """A live conversation. said: all its messages; new: those since the agent's last one."""
+    """A live conversation. `said` holds all its messages, `new` those after the agent's latest one."""
 
     def __init__(self, environment: Any, prompt: list[dict[str, str]], success_at: float | None) -> None:
         super().__init__(success_at)
@@ -111,7 +113,7 @@ class SkyRLGame(Game):
         if not isinstance(action, str):
             return INVALID
         output = self.environment.step(action)
-        # What was postprocessed takes the place of what was said, as in SkyRL's own conversations.
+        # The postprocessed action replaces the original one, as in SkyRL's own conversations.
         kept = output.get("postprocessed_action")
         self.new = output["observations"] or []
         self.said += [{"role": "assistant", "content": action if kept is None else kept}, *self.new]
@@ -129,14 +131,14 @@ class SkyRLGame(Game):
 
 
 def _told(messages: Sequence[Mapping[str, str]]) -> str:
-    """Messages in one text: a single one as it is, several each under its role."""
+    """Return messages as one text: a single message as it is, several under their roles."""
     if len(messages) == 1:
         return str(messages[0]["content"])
     return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
 
 
 def _find(request: HostingRequest) -> str:
-    """The registered id, `MODULE:ID` for one that a module registers."""
+    """Return the registered id, or that of `MODULE:ID` if a module registers it."""
     module, _, name = request.name.rpartition(":")
     if module:
         import_named(request, module)
@@ -146,7 +148,7 @@ def _find(request: HostingRequest) -> str:
 
 
 def _configuration(request: HostingRequest, taken: Mapping[str, inspect.Parameter]) -> Any:
-    """The arguments as an env_config, with the defaults of its class where the constructor names one."""
+    """Return the arguments as an env_config, with its class's defaults if the constructor names the class."""
     parameter = taken.get("env_config")
     if parameter is None and request.arguments:
         raise request.fail("it has no configuration, and so takes no arguments")
@@ -159,12 +161,12 @@ def _configuration(request: HostingRequest, taken: Mapping[str, inspect.Paramete
 
 
 def _rows(request: HostingRequest, name: str) -> list[dict[str, Any]]:
-    """The rows of the operator's file: JSON objects with a prompt, and with what the environment calls extras."""
+    """Return the rows of the operator's file: JSON objects with a prompt and the environment's extras."""
     if "rows" not in request.settings:
         raise request.fail("it needs prompts: #rows=FILE.jsonl, one object with a prompt and its extras per line")
     path = Path(request.settings["rows"])
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other line ends may stand in strings
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # strings may contain other line separators
     except (OSError, UnicodeDecodeError) as error:
         raise request.fail(f"cannot read its rows: {error}") from error
     rows = []
@@ -185,7 +187,7 @@ def _rows(request: HostingRequest, name: str) -> list[dict[str, Any]]:
 
 
 def _messages(prompt: Any) -> list[dict[str, str]]:
-    """A prompt as messages; plain text is the user's. Raises ValueError."""
+    """Return a prompt as messages. Plain text is a user message. Raises ValueError."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     messages = prompt if isinstance(prompt, list) else []

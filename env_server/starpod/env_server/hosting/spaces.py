@@ -1,4 +1,4 @@
-"""Gymnasium's values in text and JSON: elements of spaces, coloured text, info."""
+"""Conversion of Gymnasium's values to text and JSON: elements of spaces, coloured text, info."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from starpod.env_server.drawing import encode_png
 from starpod.v1.values import Image
 
 MOST_NUMBERS = 256
-"""The largest Box that is written as numbers."""
+"""Maximum number of elements of a Box that is written as numbers."""
 _SMALLEST_PICTURE = 16
 _COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _ESCAPE = re.compile(r"\x1b\[([0-9;]*)m")
 
 Reader = Callable[[Any], Any]
-"""From a JSON value to an element of the space. Raises ValueError."""
+"""Convert a JSON value to an element of the space. Raises ValueError."""
 Writer = Callable[[Any, list[Image]], Any]
-"""From an element to a JSON value. A picture joins the list, and its number there stands in its place."""
+"""Convert an element to a JSON value. A picture is appended to the list and replaced by its number there."""
 
 
 class UnsupportedSpace(Exception):
-    """A space that cannot be carried; says which and why."""
+    """A space that cannot be converted. The message says which and why."""
 
 
 def is_picture(space: Space[Any]) -> bool:
-    """Whether it is a Box of uint8, height x width x 3, and not just a small board of three layers."""
+    """Return whether it is a uint8 Box of height x width x 3, and not just a small board of three layers."""
     return (
         isinstance(space, Box)
         and space.dtype == np.uint8
@@ -44,7 +44,7 @@ def is_picture(space: Space[Any]) -> bool:
 
 
 def reader(space: Space[Any], where: str = "the action space") -> Reader:
-    """A function that reads actions of a space. Raises UnsupportedSpace."""
+    """Return a function that reads actions of a space. Raises UnsupportedSpace."""
     match space:
         case Discrete():
             return lambda value: _element(space, value) if type(value) is int else _refuse(value)
@@ -76,7 +76,7 @@ def reader(space: Space[Any], where: str = "the action space") -> Reader:
 
 
 def writer(space: Space[Any], where: str = "the observation space") -> Writer:
-    """A function that writes elements of a space. Raises UnsupportedSpace."""
+    """Return a function that writes elements of a space. Raises UnsupportedSpace."""
     match space:
         case Discrete():
             return lambda value, _: int(value)
@@ -103,7 +103,7 @@ def writer(space: Space[Any], where: str = "the observation space") -> Writer:
 
 
 def words(space: Space[Any]) -> str:
-    """Describes an element of a space, for people and prompts."""
+    """Describe the elements of a space, for people and prompts."""
     match space:
         case Discrete():
             return f"a whole number from {space.start} to {space.start + space.n - 1}"
@@ -128,12 +128,12 @@ def words(space: Space[Any]) -> str:
 
 
 def _of_text(space: Space[Any]) -> bool:
-    """Whether a space holds text: Gymnasium's own, or another package's without a type of numbers."""
+    """Return whether a space holds text: Gymnasium's Text, or another package's space without a numeric type."""
     return isinstance(space, Text) or (space.dtype is not None and space.dtype.kind == "U")
 
 
 def _element(space: Space[Any], value: Any) -> Any:
-    """The value in the type that the space's own samples have."""
+    """Return the value in the type of the space's own samples."""
     try:
         element = value if isinstance(space, Text) else np.asarray(value, dtype=space.dtype)[()]
     except (OverflowError, TypeError, ValueError) as error:
@@ -142,7 +142,7 @@ def _element(space: Space[Any], value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Nested lists of whole numbers; a float or a bool in them would be cut to an integer without a word."""
+    """Check nested lists of whole numbers. A float or bool in them would silently be cut to an integer."""
     if isinstance(value, list):
         return [_whole(item) for item in value]
     return value if type(value) is int else _refuse(value)
@@ -153,7 +153,7 @@ def _refuse(value: Any) -> Any:
 
 
 def _numbers(array: np.ndarray[Any, Any]) -> Any:
-    """Nested lists: floats as short as their type tells them apart, infinities and NaN as text."""
+    """Return nested lists, with floats as short as their type permits, and infinities and NaN as text."""
     if array.dtype.kind != "f":
         return array.tolist()
     if array.ndim:
@@ -168,7 +168,7 @@ def _draw(array: Any, drawn: list[Image]) -> Any:
 
 
 def plain_colours(text: str) -> str:
-    """Terminal colours as tags, `<red>S</red>`: where an environment draws in colour, the colour tells something."""
+    """Return terminal colours as tags, such as `<red>S</red>`, because an environment's colours carry information."""
     tag = ""
 
     def replace(match: re.Match[str]) -> str:
@@ -181,7 +181,7 @@ def plain_colours(text: str) -> str:
 
 
 def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of an info dictionary that have a form on the wire."""
+    """Return the entries of an info dictionary that can be sent."""
     return {str(name): plain for name, value in info.items() if (plain := _plain(value)) is not None}
 
 

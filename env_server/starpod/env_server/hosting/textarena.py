@@ -1,4 +1,4 @@
-"""Any TextArena game for one player, or two in turn: `starpod serve --textarena Mastermind-v0`."""
+"""Host any TextArena game for one player, or two in turn: `starpod serve --textarena Mastermind-v0`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from starpod.v1.values import Action
 
 _VERSION = re.compile(r"-v([0-9]+)")
 _VARIANTS = ("-raw", "-train")
-"""Ends of ids that differ in how observations are wrapped alone: here an observation is what is new."""
+"""Suffixes of ids that differ only in how observations are wrapped. Here an observation is the new text."""
 _STATES = {1: textarena.SinglePlayerState, 2: textarena.TwoPlayerState}
 """Classes of a game's state, by its number of players."""
 _PROBED_ACTIONS = ("[1]", "[up]", "[0 0]", "[A1]", "hello", "[left]")
@@ -48,16 +48,16 @@ _SEEDS = 2**32
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:
-    """The environment class for `ID?argument=value#setting=value`. Raises HostingError.
+    """Return the environment class for `ID?argument=value#setting=value`. Raises HostingError.
 
-    probed: the result of trying it, where another process asks.
+    `probed` is the result of trying it, if another process did.
     """
     request = HostingRequest.parse(text, ("players",))
     found = _find(request)
     signature = constructor(found)
     defaults = {**ENV_REGISTRY[request.name].kwargs, **request.arguments}
     check_arguments(request, signature)
-    # Games draw from the one random stream of their process, which sessions must not share.
+    # Games use the process's global random state, which sessions must not share.
     request.choice("concurrency", Concurrency.PROCESS.value)
     players = int(request.choice("players", "1", "2"))
     factory = GameFactory(request, players)
@@ -77,19 +77,19 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 def installed(pattern: str) -> list[str]:
-    """The ids that fit; `*` stands for any text."""
+    """Return the ids that match. `*` matches any text."""
     return fitting(pattern, _known())
 
 
 @dataclass(frozen=True, slots=True)
 class GameFactory:
-    """Makes games as the operator asked, for so many players."""
+    """Factory of games with the operator's arguments, for a number of players."""
 
     request: HostingRequest
     players: int
 
     def begin(self, chosen: Mapping[str, Any], seed: int, luck: int) -> TextArenaGame:
-        """A new game. Raises OptionsError where the caller chose something, else HostingError."""
+        """Start a new game. Raises OptionsError if the caller chose arguments, else HostingError."""
         try:
             game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **chosen})
             success_at = 1.0 if (given := self.request.number("success_at")) is None else given
@@ -100,7 +100,7 @@ class GameFactory:
 
 
 class TextArenaEnvironment(Hosted):
-    """One game per session. An observation is what the game has said since the last move."""
+    """Environment with one game per session. An observation is what the game has said since the last move."""
 
     factory: ClassVar[GameFactory]
 
@@ -113,13 +113,13 @@ class TextArenaEnvironment(Hosted):
         return "\n".join(game.said)
 
     def state_key(self) -> bytes:
-        """A digest of the start and of all moves: what else a game remembers only it knows."""
+        """Return a digest of the start and all moves, because the game's other state is not accessible."""
         said = json.dumps([self.seed, self.options.model_dump(), self._past], separators=(",", ":"))
         return blake2b(said.encode(), digest_size=16).digest()
 
 
 class TwoPlayerEnvironment(TextArenaEnvironment):
-    """Two players in turn. A turn's reward is the player's who took it; at the end `info` has both."""
+    """Environment of two players in turn. A turn's reward is that of its player; at the end `info` has both."""
 
     def agent_id(self) -> str:
         game = self.game
@@ -128,12 +128,12 @@ class TwoPlayerEnvironment(TextArenaEnvironment):
 
 
 class TextArenaGame(Game):
-    """A live game. said: all that it has said; new: that since the last move, to the player whose turn it is."""
+    """A live game. `said` holds all its texts, `new` those since the last move for the player whose turn it is."""
 
     def __init__(self, environment: textarena.Env, seed: int, luck: int, *, players: int, success_at: float) -> None:
         super().__init__(success_at)
         self.environment = environment
-        self.reseed(seed)  # some draw from NumPy, or before they take over the seed
+        self.reseed(seed)  # some games draw from NumPy, or before they use the seed
         environment.reset(num_players=players, seed=seed % _SEEDS)
         if not isinstance(environment.state, _STATES[players]):
             raise ValueError("it is a game for another number of players: #players=1 and #players=2 are hosted")
@@ -144,7 +144,7 @@ class TextArenaGame(Game):
 
     @property
     def player(self) -> int:
-        """Whose turn it is."""
+        """Id of the player whose turn it is."""
         return int(self.environment.state.current_player_id)
 
     def reseed(self, seed: int) -> None:
@@ -175,7 +175,7 @@ class TextArenaGame(Game):
         pass
 
     def _listen(self) -> list[str]:
-        """Reads the game's messages to the player since the last call, without the player's own moves."""
+        """Read the game's messages to the player since the last call, without the player's own moves."""
         player, messages = self.environment.get_observation()
         own = (player, textarena.ObservationType.PLAYER_ACTION)
         new = [str(text).strip() for who, text, kind in messages if (who, kind) != own]
@@ -188,7 +188,7 @@ def _known() -> list[str]:
 
 
 def _find(request: HostingRequest) -> type[textarena.Env]:
-    """The class of a registered id, without what tells the variants of its observations apart."""
+    """Return the class of a registered id, without the wrappers of its variants."""
     if request.name not in (known := _known()):
         raise request.fail(f"TextArena has no such id{nearest(request.name, known)}")
     point = ENV_REGISTRY[request.name].entry_point
@@ -198,14 +198,14 @@ def _find(request: HostingRequest) -> type[textarena.Env]:
             point = getattr(import_named(request, module), name)
     except HostingError:
         raise
-    except Exception as error:  # some do not compile under every Python, some load data when they are imported
+    except Exception as error:  # some do not compile under every Python version, and some load data on import
         raise request.fail(f"it cannot be loaded: {_told(error)}") from error
     found: type[textarena.Env] = point
     return found
 
 
 def _probe(factory: GameFactory, module: str) -> ProbeResult:
-    """Plays some moves twice; leaves the random streams of this process as they were."""
+    """Play some moves twice, and restore this process's random states."""
     streams = random.getstate(), np.random.get_state()
     try:
         one, other = (_played(factory.begin({}, 1, 2)) for _ in range(2))
@@ -216,7 +216,7 @@ def _probe(factory: GameFactory, module: str) -> ProbeResult:
 
 
 def _played(game: TextArenaGame) -> list[Any]:
-    """What the game said, and its outcomes; an error of its own ends it."""
+    """Return the game's texts and outcomes. An error of the game ends it."""
     record: list[Any] = []
     for action in _PROBED_ACTIONS:
         try:
@@ -230,6 +230,6 @@ def _played(game: TextArenaGame) -> list[Any]:
 
 
 def _told(error: Exception) -> str:
-    """An error in one line; those of NLTK are a page."""
+    """Return an error in one line, because NLTK's errors are a page long."""
     lines = [line.strip(" *") for line in str(error).splitlines()]
     return next(filter(None, lines), "") or type(error).__name__

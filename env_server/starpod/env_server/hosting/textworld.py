@@ -1,4 +1,4 @@
-"""TextWorld games that `tw-make` made: `starpod serve --textworld games/`."""
+"""Host TextWorld games that `tw-make` created: `starpod serve --textworld games/`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _WANTED = textworld.EnvInfos(
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:
-    """The environment class for `FILE` or `FOLDER`, with `#setting=value`. Raises HostingError.
+    """Return the environment class for `FILE` or `FOLDER`, with `#setting=value`. Raises HostingError.
 
-    probed: the result of trying it, where another process asks.
+    `probed` is the result of trying it, if another process did.
     """
     request = HostingRequest.parse(text, ())
     if request.arguments:
@@ -40,7 +40,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         title=f"{Path(request.name).stem} of TextWorld",
         instructions="You play a text adventure. An action is one command, such as: take key, open door, go east.",
         grammar="any text: a command",
-        # The games' interpreter, of which each has a copy, writes that to a file: no confined process can.
+        # Each game has a copy of the interpreter, which it writes to a file. A confined process cannot do that.
         concurrency=Concurrency.THREAD,
     )
     options = EnvironmentOptions
@@ -48,19 +48,19 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 def installed(pattern: str) -> list[str]:
-    """The games of the current folder, and its folders of games, that fit."""
+    """Return the games, and the folders of games, in the current folder that match."""
     return fitting(pattern, [place.name for place in Path().iterdir() if _held(place)])
 
 
 @dataclass(frozen=True, slots=True)
 class GameFactory:
-    """Starts games. games: the files, in the order of their names."""
+    """Factory of games. `games` are the files, sorted by name."""
 
     request: HostingRequest
     games: Sequence[Path]
 
     def begin(self, seed: int) -> TextWorldGame:
-        """The game that the seed picks: seed modulo their number. Raises HostingError."""
+        """Start the game with index seed modulo their number. Raises HostingError."""
         path = self.games[seed % len(self.games)]
         try:
             return TextWorldGame(path)
@@ -69,7 +69,7 @@ class GameFactory:
 
 
 class TextWorldEnvironment(Hosted):
-    """One game per session. Rewards are the points that a command scores; the expert knows the shortest way on."""
+    """Environment with one game per session. Rewards are a command's points; the expert knows the shortest solution."""
 
     factory: ClassVar[GameFactory]
 
@@ -89,17 +89,17 @@ class TextWorldEnvironment(Hosted):
         return sorted(self.play.state.admissible_commands or ())
 
     def state_key(self) -> bytes:
-        """A digest of the game and of all commands: the game's interpreter remembers them."""
+        """Return a digest of the game and all commands, because the game's interpreter remembers them."""
         said = json.dumps([self.seed % len(self.factory.games), self._past], separators=(",", ":"))
         return blake2b(said.encode(), digest_size=16).digest()
 
     def expert_action(self) -> str | None:
-        """The next command of a shortest solution; None where no way leads to it any more."""
+        """Return the next command of a shortest solution, or None if the game can no longer be solved."""
         left = self.play.state.policy_commands
         return str(left[0]) if left else None
 
     def score(self) -> float:
-        """The share of all points; below 1 until the game is won."""
+        """Return the share of all points. It is below 1 until the game is won."""
         state = self.play.state
         if state.won:
             return 1.0
@@ -107,7 +107,7 @@ class TextWorldEnvironment(Hosted):
 
 
 class TextWorldGame(Game):
-    """A live game. state: what it told last; said: all that it told."""
+    """A live game. `state` is its latest state, and `said` holds all its texts."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(None)
@@ -142,13 +142,13 @@ def _games(request: HostingRequest) -> list[Path]:
 
 
 def _held(place: Path) -> list[Path]:
-    """The games of a folder in order, or the file alone, if it is a game."""
+    """Return the games of a folder, sorted, or the file itself if it is a game."""
     inside = [place] if place.is_file() else place.glob("*")
     return sorted(path for path in inside if path.suffix in _GAMES)
 
 
 def _probe(factory: GameFactory) -> ProbeResult:
-    """Plays some commands twice."""
+    """Play some commands twice."""
     one, other = (_played(factory.begin(0)) for _ in range(2))
     return ProbeResult(package_version("textworld"), deterministic=one == other).overridden(factory.request)
 

@@ -1,4 +1,4 @@
-"""Any taskset of Prime Intellect's verifiers: `starpod serve --verifiers gsm8k-v1`."""
+"""Host any taskset of Prime Intellect's verifiers: `starpod serve --verifiers gsm8k-v1`."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _DEFAULT_HARNESS = "bash"
 
 
 def host(text: str, probed: str = "") -> type[Hosted]:
-    """The environment class for `TASKSET?field=value#setting=value`. Raises HostingError.
+    """Return the environment class for `TASKSET?field=value#setting=value`. Raises HostingError.
 
-    probed: unused; episodes run in the server's own process, where they serve tools.
+    `probed` is unused, because episodes run in the server's own process, where they serve tools.
     """
     request = HostingRequest.parse(text, ("tasks",))
     request.choice("concurrency", Concurrency.THREAD.value)
@@ -60,19 +60,19 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         grammar="any text: the next message of the assistant"
         + ('; a call of a tool, also as JSON {"tool_name": ..., "arguments": {...}}' if tools else ""),
         tools=tools,
-        # Tools are served over the loopback interface, which a confined process does not reach.
+        # Tools are served over the loopback interface, which a confined process cannot reach.
         concurrency=Concurrency.THREAD,
     )
     return publish(VerifiersEnvironment, request, spec, known, module, Options=EnvironmentOptions, factory=factory)
 
 
 def installed(pattern: str) -> list[str]:
-    """The tasksets that fit, of the packages that need verifiers."""
+    """Return the tasksets that match, of the packages that depend on verifiers."""
 
     def has_taskset(name: str) -> bool:
         try:
             taskset_class(name)
-        except Exception:  # a package may need verifiers for anything else, and be broken
+        except Exception:  # a package may depend on verifiers without having a taskset, or be broken
             return False
         return True
 
@@ -82,20 +82,20 @@ def installed(pattern: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GameFactory:
-    """Begins episodes. tasks: those that seeds pick from."""
+    """Factory of episodes. `tasks` are the tasks from which seeds pick."""
 
     request: HostingRequest
     player: EpisodePlayer
     tasks: Sequence[Any]
 
     def begin(self, seed: int) -> VerifiersGame:
-        """An episode of the task that the seed picks: seed modulo their number."""
+        """Begin an episode of the task with index seed modulo their number."""
         episode = LiveEpisode(self.player, self.tasks[seed % len(self.tasks)])
         return VerifiersGame(episode, self.request.number("success_at"))
 
 
 class VerifiersEnvironment(Hosted):
-    """One episode per session."""
+    """Environment with one episode per session."""
 
     factory: ClassVar[GameFactory]
 
@@ -108,13 +108,13 @@ class VerifiersEnvironment(Hosted):
         return _told(game.episode.messages)
 
     def state_key(self) -> bytes:
-        """A digest of the task and of all actions: the environment remembers both."""
+        """Return a digest of the task and all actions, because the environment remembers both."""
         said = json.dumps([self.seed % len(self.factory.tasks), self._past], separators=(",", ":"))
         return blake2b(said.encode(), digest_size=16).digest()
 
 
 class VerifiersGame(Game):
-    """A live episode. The reward, when it ends, is the sum of the task's own."""
+    """A live episode. The reward at its end is the sum of the task's rewards."""
 
     def __init__(self, episode: LiveEpisode, success_at: float | None) -> None:
         super().__init__(success_at)
@@ -143,7 +143,7 @@ class VerifiersGame(Game):
         self.episode.close()
 
     def _read(self, action: Action) -> Mapping[str, Any] | None:
-        """The model's reply that an action means; None for a call of no tool."""
+        """Return an action as the model's reply, or None if it calls an unknown tool."""
         written = action.value if isinstance(action, JSON) else None
         if isinstance(action, str):
             try:
@@ -164,7 +164,7 @@ class VerifiersGame(Game):
 
 
 def _told(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages in one text: a single one as it is, several each under its role."""
+    """Return messages as one text: a single message as it is, several under their roles."""
     texts = [(message["role"], _text(message)) for message in messages]
     if len(texts) == 1:
         return texts[0][1]
@@ -188,7 +188,7 @@ def _pictures(content: Any) -> list[Image]:
 
 
 def _load(request: HostingRequest) -> GameFactory:
-    """What begins episodes of the taskset. Raises HostingError."""
+    """Return the factory of the taskset's episodes. Raises HostingError."""
     taskset = {"id": request.name, **request.arguments}
     try:
         if default_harness_id(request.name) != _DEFAULT_HARNESS:
@@ -209,7 +209,7 @@ def _load(request: HostingRequest) -> GameFactory:
         raise request.fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except HostingError:
         raise
-    except Exception as error:  # the taskset's own code
+    except Exception as error:  # the taskset's own code failed
         raise request.fail(f"{type(error).__name__}: {error}") from error
     if not tasks:
         raise request.fail("it has no task")
@@ -217,7 +217,7 @@ def _load(request: HostingRequest) -> GameFactory:
 
 
 def _probe(factory: GameFactory) -> tuple[Tool, ...]:
-    """The tools of the first task, which begins and so shows that it can be played here. Raises HostingError."""
+    """Return the tools of the first task, after starting it to check that it runs here. Raises HostingError."""
     try:
         game = factory.begin(0)
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Episodes of verifiers turned inside out: what the program asks the model is an observation, an action is the reply.
+"""Episodes of verifiers with inverted control: a program's questions to its model are observations.
 
-verifiers plays an episode by itself, and asks a model over HTTP. Here that model is an endpoint of this process, which
-hands each question to the session's thread and waits for its action. All episodes run in one event loop on a thread.
+verifiers runs an episode itself, and calls a model over HTTP. Here that model is an endpoint of this process, which
+passes each question to the session's thread and replies with its action. All episodes share one event loop on a thread.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 Message = Mapping[str, Any]
 
 HARNESS = "starpod-chat"
-"""Its id: verifiers finds a harness by the name of a module at the top level."""
+"""The harness's id. verifiers finds a harness by the name of a top-level module."""
 _SESSION = "X-Session-ID"
-"""With which verifiers' client tells the id of the trace that asks."""
+"""Header in which verifiers' client sends the id of the calling trace."""
 _FORGOTTEN = "the session is over"
 
 
 class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # untyped where verifiers is not installed
-    """Plain chat with the task's tools, in this process: nothing to install, and no shell for the model."""
+    """Plain chat with the task's tools, in this process. It needs no installation, and gives the model no shell."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -61,7 +61,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # untyped
             while True:
                 body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
                 answer = await client.post(f"{endpoint}/chat/completions", json=body)
-                if answer.is_error:  # also how a rollout is told that it is to stop, which its trace says
+                if answer.is_error:  # an error also tells a rollout to stop, as its trace then says
                     return vf.ProgramResult(exit_code=1, stdout="", stderr=answer.text)
                 reply = answer.json()["choices"][0]["message"]
                 messages.append(reply)
@@ -74,9 +74,13 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # untyped
 
 
 class LiveEpisode:
-    """One episode. messages, tools: what the model was asked last; new: the messages since its last reply.
+    """One episode. Its methods are called on one thread at a time, not on the loop's.
 
-    ended: the episode when it is over, None before. Its methods are called on one thread at a time, not on the loop's.
+    Attributes:
+        messages: messages of the model's latest request.
+        tools: tools of the model's latest request.
+        new: messages since the model's latest reply.
+        ended: the finished episode, or None if it has not finished.
     """
 
     def __init__(self, player: EpisodePlayer, task: Any) -> None:
@@ -93,7 +97,7 @@ class LiveEpisode:
         self._wait()
 
     def say(self, reply: Message) -> None:
-        """Gives the model's reply and waits for the next question, or the end. Raises what broke the episode."""
+        """Send the model's reply and wait for the next question or the end. Raises the episode's error if it failed."""
         assert self._reply is not None, _FORGOTTEN
         question, self._reply = self._reply, None
         question.set_result(dict(reply))
@@ -108,7 +112,7 @@ class LiveEpisode:
         news = self._news.get()
         if news is not None:
             body, self._reply = news
-            known = len(self.messages) + 1 if self.messages else 0  # the reply stands between
+            known = len(self.messages) + 1 if self.messages else 0  # the model's reply comes between them
             self.messages, self.tools = body["messages"], body.get("tools") or ()
             self.new = self.messages[known:]
             return
@@ -121,7 +125,7 @@ class LiveEpisode:
     # --- on the loop -------------------------------------------------------------------------------------------------
 
     async def ask(self, body: Mapping[str, Any]) -> Message:
-        """The reply of the session's caller to a request for a chat completion."""
+        """Return the reply of the session's caller to a request for a chat completion."""
         reply: Future[Any] = Future()
         self._news.put((body, reply))
         return dict(await asyncio.wrap_future(reply))
@@ -139,7 +143,7 @@ class LiveEpisode:
 
 
 class EpisodePlayer:
-    """Plays episodes of one verifiers environment. live: those that go on, by the ids of their traces."""
+    """Runner of one verifiers environment's episodes. `live` holds the running ones by trace id."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -150,7 +154,7 @@ class EpisodePlayer:
         return asyncio.run_coroutine_threadsafe(work, _loop())
 
     async def _serve(self) -> Any:
-        """Serves the endpoint and what the environment's episodes share, until the process ends."""
+        """Serve the endpoint and the resources that episodes share, until the process ends."""
         app = web.Application(client_max_size=2**30)
         app.router.add_post("/v1/chat/completions", self._complete)
         runner = web.AppRunner(app)
@@ -174,7 +178,7 @@ class EpisodePlayer:
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all episodes of this process, on a thread of its own."""
+    """Return the event loop of all episodes of this process, which runs on a separate thread."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop
