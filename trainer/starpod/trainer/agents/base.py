@@ -111,74 +111,78 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The agent makes no further move. end: the episode's end; empty: the agent knows no move."""
+    """The agent makes no further move."""
 
     end: End = ""
+    """End of the episode; "" if the agent knows no move."""
 
 
 class Agent(ABC):
-    """Plays one episode: answers each observation with a move.
-
-    attempts: how often it plays the start state; all but the last time on forks. replies: moves for a turn of the
-    environment at most.
-    """
+    """Player of one episode, who answers each observation with a move."""
 
     attempts: int = 1
+    """Number of attempts at the start state. All but the last one are played on forks."""
     replies: int = 1
+    """Maximum number of moves per turn of the environment."""
 
     @abstractmethod
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
-        """The next move. observation: what the environment shows now. episode: the turns before it, with their results.
+        """Return the next move.
 
-        Raises AgentError and AgentRefused.
+        Args:
+            observation: The current observation.
+            episode: The previous turns and their results.
+
+        Raises:
+            AgentError: If the episode fails.
+            AgentRefused: If the agent can never reply.
         """
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
-        """The move of a turn that was played before, as if it were made now; None where it would not be the same."""
+        """Return the move of a recorded turn as if it were made now; None if the agent would now see another prompt."""
         return None
 
     def recall(self, episode: Episode) -> None:
-        """Takes the turns of an episode that another agent played for its own, to go on after them."""
+        """Adopt the turns of an episode that another agent played, in order to continue it."""
         return
 
     def image_of(self, observation: Observation) -> bytes:
-        """The observation's image as it is shown to this agent; empty where it reads text. Raises AgentError."""
+        """Return the observation's image as this agent sees it; empty if it sees only text. Raises AgentError."""
         return b""
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
-        """`Episode.tail` and `tail_fresh`: the prompt of the reply that a limit prevented. Empty without tokens."""
+        """Return the prompt of the reply that a limit prevented, as `Episode.tail` and `tail_fresh`."""
         return [], False
 
     def begin_attempt(self, number: int) -> None:
-        """Called before each attempt, from 0."""
+        """Prepare for attempt `number`, counted from 0. Called before each attempt."""
         return
 
     def close(self) -> None:
-        """Called once when the episode is over."""
+        """Release the agent's resources. Called once when the episode is over."""
         return
 
 
 class Agents(ABC):
-    """Makes the agent of each episode.
-
-    want: what observations have to carry for them. at_once: how many may play at a time; None: any number.
-    """
+    """Factory of the agents of episodes."""
 
     want: Want
+    """Parts of observations that the agents need."""
     at_once: int | None
+    """Maximum number of agents that play at the same time; None is no limit."""
 
     @abstractmethod
     def agent(self, session: Session, task: Task, group: int) -> Agent:
-        """The agent of the episode that `session` is about to play, as a member of `group`."""
+        """Return the agent for a new episode of `session`, a member of `group`."""
 
     def fit(self, task: Task) -> Task:
-        """The task with whatever it leaves open as these agents were trained on it."""
+        """Return the task, in which open values are filled with those of these agents' training."""
         return task
 
     def facts(self) -> dict[str, Any]:
-        """JSON values to report beside what they came to."""
+        """Return JSON values to report with the agents' results."""
         return {}
 
     async def close(self) -> None:
-        """Releases the agents' resources."""
+        """Release the agents' resources."""
         return

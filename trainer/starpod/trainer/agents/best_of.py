@@ -1,4 +1,4 @@
-"""Best of several replies by a turn scorer: how a run with values of turns is evaluated beside plain sampling."""
+"""Agents that choose the best of several replies by a turn scorer, for evaluations of runs with turn values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from starpod.trainer.prompts.conversation import Prompt
 from starpod.trainer.seeds import derive
 
 Score = Callable[[Sequence[Episode]], Awaitable[list[list[float]]]]
-"""Numbers for the turns of episodes."""
+"""Function that returns a number for each turn of each episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestOfAgents(EngineAgents):
-    """Agents that sample `count` replies to each observation and play the one that scores highest."""
+    """Agents that sample `count` replies to each observation and play the reply with the highest score."""
 
     count: int
     score: Score
 
     @classmethod
     def like(cls, agents: EngineAgents, *, count: int, score: Score) -> BestOfAgents:
-        """Agents that sample as others do."""
+        """Return agents with the settings of `agents`."""
         return cls(**{each.name: getattr(agents, each.name) for each in fields(EngineAgents)}, count=count, score=score)
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
@@ -34,13 +34,13 @@ class BestOfAgents(EngineAgents):
 
 
 class BestOf(EngineAgent):
-    """Plays the best of several replies. The first is the one that would be played without a choice."""
+    """Agent that plays the best of several replies. The first one is that of plain sampling."""
 
     _shared: BestOfAgents
 
     async def _reply(self, request: Request, prompt: Prompt, observation: Observation, episode: Episode) -> Reply:
         seeds = [request.seed, *(derive(request.seed, "further", number) for number in range(1, self._shared.count))]
-        # One after the other: the replies of a conversation share what is cached of it.
+        # Sample one reply at a time, so that each one can use the conversation's cache.
         replies = [await self._shared.engine.generate(replace(request, seed=seed)) for seed in seeds]
         image = self.image_of(observation)
         tried = [

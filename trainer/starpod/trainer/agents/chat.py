@@ -20,14 +20,22 @@ TIMEOUT_SECONDS = 300.0
 
 
 class ChatAgents(Agents):
-    """Asks for one chat completion per turn, with the whole conversation so far.
+    """Agents that request one chat completion per turn, with the whole conversation so far.
 
-    model: as the endpoint names it. base_url: None is OpenAI's own. The key is taken from OPENAI_API_KEY; an endpoint
-    that is given by its URL may do without one. temperature: None leaves it to the endpoint. max_tokens: of one reply.
-    at_once: episodes, and so requests, at the same time. thinking: whether replies begin with reasoning between tags.
+    The key is read from OPENAI_API_KEY and is optional if `base_url` is given. Requests are retried with growing pauses
+    if the endpoint is overloaded or fails.
 
-    Requests that an overloaded or failing endpoint refuses are repeated, with growing pauses.
-    prompt_tokens, completion_tokens: used so far, as the endpoint counts them.
+    Args:
+        model: The endpoint's name of the model.
+        base_url: URL of the endpoint; None is OpenAI's.
+        temperature: None is the endpoint's default.
+        max_tokens: Maximum number of tokens of a reply.
+        at_once: Maximum number of episodes, and thus requests, at the same time.
+        thinking: Whether replies begin with reasoning between tags.
+        retries: Retries of a request.
+
+    Attributes:
+        prompt_tokens, completion_tokens: Numbers of tokens used so far, as counted by the endpoint.
     """
 
     want = Want()
@@ -54,7 +62,7 @@ class ChatAgents(Agents):
         self._answered = False
         self._base_url = base_url
         self._client = openai.AsyncOpenAI(api_key=key, base_url=base_url, max_retries=retries, timeout=TIMEOUT_SECONDS)
-        # Newer models of OpenAI refuse the older name; many other servers know no other.
+        # Newer models of OpenAI refuse max_tokens, whereas many other servers support only that name.
         self._settings: dict[str, Any] = {"max_tokens" if base_url else "max_completion_tokens": max_tokens}
         if temperature is not None:
             self._settings["temperature"] = temperature
@@ -74,7 +82,7 @@ class ChatAgents(Agents):
         await self._client.close()
 
     async def complete(self, messages: list[ChatCompletionMessageParam]) -> Any:
-        """The endpoint's completion of a conversation. Raises AgentError and AgentRefused."""
+        """Request the completion of a conversation. Raises AgentError and AgentRefused."""
         try:
             completion = await self._client.chat.completions.create(
                 model=self.model, messages=messages, **self._settings
@@ -85,7 +93,7 @@ class ChatAgents(Agents):
             raise AgentError(f"no reply within {TIMEOUT_SECONDS:.0f} s") from error
         except openai.APIConnectionError as error:
             reason = f"no answer from {self._client.base_url}: {error.__cause__ or error.message}"
-            # The model answered before: this episode is lost, others may succeed.
+            # If the model has answered before, only this episode fails, and others may succeed.
             raise (AgentError if self._answered else AgentRefused)(reason) from error
         except openai.APIError as error:
             raise AgentError(error.message) from error
@@ -99,7 +107,7 @@ class ChatAgents(Agents):
 
 
 class ChatAgent(Agent):
-    """One episode's messages, in the same words in which policies are trained."""
+    """Agent that keeps one episode's messages. Their texts are the same as in training."""
 
     def __init__(self, shared: ChatAgents, session: Session, task: Task) -> None:
         self._shared = shared
@@ -107,7 +115,6 @@ class ChatAgent(Agent):
         self._messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": self._prompter.system()}]
 
     def recall(self, episode: Episode) -> None:
-        """Takes the turns of an episode that others played for its own, to go on after them."""
         past = replace(episode, turns=[])
         for turn in episode.turns:
             self._messages.append({"role": "user", "content": self._prompter.following(past, turn.observation)})

@@ -1,4 +1,4 @@
-"""Configuration of agents: how replies are sampled, who speaks, and programs that play."""
+"""Configuration of agents: sampling of replies, conversation scripts, and programs that play."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ REFERENCE_NAMES = ("random", "walk", "careful", "rule", "expert")
 """Reference policies, which agents/scripted.py implements."""
 SOLVER, VERIFIER = "solver", "verifier"
 ATTEMPT = "attempt"
-"""Attempts are the agents attempt1, attempt2 and so on."""
+"""The agents of a script with attempts are attempt1, attempt2 and so on."""
 
 
 class ScriptConfig(Section):
-    """Who speaks in an episode."""
+    """The agents that speak in an episode."""
 
     SHORTHAND: ClassVar[str] = "name"
 
@@ -76,12 +76,12 @@ class ScriptConfig(Section):
 
     @property
     def parts(self) -> set[str]:
-        """Reward parts that it brings."""
+        """Names of the reward parts that the script adds."""
         return {ATTEMPT} if self.name == "attempts" else set()
 
 
 class SamplingConfig(Section):
-    """How replies are sampled, and how long they and their context may be."""
+    """Sampling of replies, and limits on their length and their context."""
 
     temperature: float = Field(default=1.0, gt=0, description="Divides the logits, in sampling and in training.")
     top_p: float = Field(
@@ -123,12 +123,12 @@ class SamplingConfig(Section):
 
     @property
     def least_room(self) -> int:
-        """Tokens that must be left for a reply."""
+        """Minimum number of tokens that must be left for a reply."""
         return self.min_reply_tokens or max(min(self.max_reply_tokens, self.max_episode_tokens) // 2, 1)
 
 
 class ProgramConfig(Section):
-    """A program that plays, with the policy as its model. Off without a command."""
+    """A program that plays with the policy as its model. It is off if `command` is empty."""
 
     command: tuple[str, ...] = Field(
         default=(),

@@ -27,12 +27,7 @@ from starpod.trainer.seeds import derive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAgents(Agents):
-    """Agents that share an engine.
-
-    seed, purpose: part of every reply's random stream, so that training and evaluation never share one.
-    temperature: None is that of `sampling`. spans: whether turns note the blocks that their replies are cut into.
-    speaker: who asks, of several agents that a script has.
-    """
+    """Agents that share an engine."""
 
     engine: Engine
     template: Template
@@ -40,18 +35,22 @@ class EngineAgents(Agents):
     sampling: SamplingConfig
     seed: int = 0
     purpose: str = "train"
+    """Part of every reply's random stream, so that training and evaluation never share one."""
     temperature: float | None = None
+    """Temperature; None is that of `sampling`."""
     want: Want = field(default_factory=Want)
     at_once: int | None = None
     spans: bool = False
+    """Whether turns record `Turn.spans`, the blocks of their replies."""
     speaker: str = ""
+    """Name of the agent, if a script has several."""
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
         return EngineAgent(self, session, task)
 
 
 class EngineAgent(Agent):
-    """Keeps one episode's conversation as token ids, and asks the engine for each reply."""
+    """Agent that keeps one episode's conversation as token ids and requests each reply from the engine."""
 
     def __init__(self, shared: EngineAgents, session: Session, task: Task) -> None:
         self._shared = shared
@@ -77,8 +76,8 @@ class EngineAgent(Agent):
             stop=shared.template.stop,
             temperature=shared.sampling.temperature if shared.temperature is None else shared.temperature,
             seed=derive(shared.seed, "reply", shared.purpose, episode.group, episode.member, turn),
-            # Groups are trained on in the order of their numbers: what a step waits for is not behind what it does
-            # not wait for.
+            # Lower group numbers are trained first, so their requests go first: a step must not wait behind requests
+            # for a later step.
             order=episode.group,
             conversation=self._name,
             agent=shared.speaker,
@@ -87,7 +86,7 @@ class EngineAgent(Agent):
         return self._answer(prompt, await self._reply(request, prompt, observation, episode))
 
     async def _reply(self, request: Request, prompt: Prompt, observation: Observation, episode: Episode) -> Reply:
-        """The reply that is played."""
+        """Return the reply to play."""
         return await self._shared.engine.generate(request)
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
@@ -98,14 +97,14 @@ class EngineAgent(Agent):
 
     def recall(self, episode: Episode) -> None:
         told, template, past = self._prompter, self._shared.template, replace(episode, turns=[])
-        # The session has these turns behind it; the limits that a policy is told count from its own first one.
+        # `limits_left` has subtracted these turns from the session's limits. The prompt shows limits that include them.
         limits = longer(told.limits, len(episode.turns))
         self._begin(Prompter(told.config, told.instructions, told.grammar.actions, limits))
         for turn in episode.turns:
             self._ask(turn.observation, past, turn.image)
             if turn.reply:
                 self._conversation.answer(turn.reply, turn.finish, turn.text)
-            else:  # nobody sampled it
+            else:  # not sampled, for example a demonstration
                 text = self._prompter.reply_of(turn)
                 self._conversation.answer(template.encode_reply(text), "stop", text)
             past.turns.append(turn)

@@ -1,4 +1,4 @@
-"""Agents that load a model: a run folder, a checkpoint, a Hugging Face model."""
+"""Agents that load a model from a run folder, a checkpoint or Hugging Face."""
 
 from __future__ import annotations
 
@@ -31,14 +31,20 @@ from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.tasks import TaskConfig
 
 TEMPERATURE = 0.5
-"""Default without a run: RAGEN evaluates at it (arXiv 2504.20073)."""
+"""Default temperature without a run, as in RAGEN's evaluations (arXiv 2504.20073)."""
 
 
 class PretrainedAgents(Agents):
-    """A model that is loaded here, with the prompt, the limits and the environment options of its run's evaluations.
+    """Agents of a loaded model, with the prompt, limits and environment options of its run's evaluations.
 
-    model: a run folder (its best checkpoint), a checkpoint's folder, a folder with a Hugging Face model, or the name of
-    one. sampling: what is given there goes before what the run says. Raises AgentRefused.
+    Args:
+        model: A run folder (its best checkpoint), a checkpoint's folder, a folder with a Hugging Face model, or the
+            name of one.
+        sampling: Values that replace those of the run.
+        engine: Engine that samples.
+
+    Raises:
+        AgentRefused: If the model cannot be loaded or sampled from.
     """
 
     at_once = 512
@@ -79,7 +85,7 @@ class PretrainedAgents(Agents):
         return self.config.tasks if self.config else ()
 
     def _agents_of(self, task: TaskConfig, sampling: Sampling) -> EngineAgents:
-        """Agents of one of the run's environments, with its prompt and its temperature."""
+        """Return agents with the prompt and temperature of one of the run's environments."""
         prompt, temperature = task.prompt, task.evaluation.temperature
         if sampling.thinking is not None:
             prompt = prompt.model_copy(update={"thinking": sampling.thinking})
@@ -94,8 +100,10 @@ class PretrainedAgents(Agents):
         return Template(self._policy.tokenizer, prefill=prompt.opening, view=self._policy.view)
 
     def fit(self, task: Task) -> Task:
-        """The task with whatever it leaves open as its run evaluated it: the one of the same name, or else the first of
-        the same environment."""
+        """Return the task, in which open values are filled with those of the run's evaluations.
+
+        They come from the run's task of the same name, or from its first one with the same environment.
+        """
         own = [each for each in self._tasks if each.environment.id == task.environment]
         own = [each for each in own if each.name == task.name] or own
         if not own:
@@ -110,7 +118,7 @@ class PretrainedAgents(Agents):
         return self._by_task.get(task.name, self._agents).agent(session, task, group)
 
     def facts(self) -> dict[str, Any]:
-        """With the model behind a name of ours, or behind a run of it."""
+        """Return JSON values to report. A short model name of ours is replaced by its title."""
         name = self.config.model.name if self.config else self._name
         title = model_title(name)
         return {**self._facts, **({} if title == name else {"model": title}), "temperature": self.temperature}
@@ -121,16 +129,17 @@ class PretrainedAgents(Agents):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A policy to sample from, or one for each agent, on the device for it. config: of its run; None without one.
-    facts: where it came from, as JSON values."""
+    """A policy to sample from, or one per agent, on its device."""
 
     policy: Policy | Policies
     config: Config | None
+    """Configuration of its run; None without a run."""
     facts: dict[str, Any]
+    """Checkpoint and step as JSON values; empty without a run."""
 
 
 def load_model(model: str) -> LoadedModel:
-    """A run's best checkpoint, a checkpoint, a folder with a Hugging Face model, or the name of one.
+    """Load a run's best checkpoint, a checkpoint, a folder with a Hugging Face model, or the name of one.
 
     Raises CheckpointError, ConfigError and ModelError.
     """
@@ -156,6 +165,6 @@ def load_model(model: str) -> LoadedModel:
 
 
 def _could_be_a_name(model: str) -> bool:
-    """Whether a text has the form of a Hugging Face model's name: NAME or OWNER/NAME."""
+    """Return whether a text has the form of a Hugging Face model's name: NAME or OWNER/NAME."""
     parts = model.split("/")
     return 1 <= len(parts) <= 2 and all(part and part[0] not in ".~" for part in parts)

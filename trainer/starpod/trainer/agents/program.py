@@ -1,7 +1,7 @@
-"""Programs of others as agents: the configuration, and where what runs them comes from.
+"""Lookup of the package that runs other people's programs as agents.
 
-The trainer knows no gateway. A package that has one registers, in the entry-point group `starpod.agents` under the name
-`program`, a `Programs`: a function that opens what the programs of a run share.
+The trainer does not depend on a gateway. A package with one registers a `Programs` function as entry point `program` of
+the group `starpod.agents`. The function opens the resources that the programs of a run share.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ GROUP, NAME = "starpod.agents", "program"
 
 
 Wrap = Callable[[EngineAgents], EngineAgents]
-"""Agents like these, that play by the program."""
+"""Function that returns a copy of agents whose moves come from the program."""
 Programs = Callable[[ProgramConfig], AbstractAsyncContextManager[Wrap]]
 
 
 def load_programs() -> Programs:
-    """What runs programs. Raises ConfigError where no installed package does."""
+    """Return the registered `Programs` function. Raises ConfigError if no installed package provides one."""
     for entry in entry_points(group=GROUP, name=NAME):
         try:
             programs: Programs = entry.load()

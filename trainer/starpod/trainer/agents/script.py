@@ -1,8 +1,8 @@
-"""Conversation scripts: who speaks next, what each one sees, and which reply goes to the environment.
+"""Conversation scripts: the next speaker, the text that each speaker sees, and the reply that the environment gets.
 
-All speakers are the same policy, unless `script.policies` gives each its own. They are told apart by what they are told
-and by `Turn.agent_id`; credit terms compare each with its own kind. But in self-play, the environment is stepped by one
-agent and knows nothing of a script.
+All speakers share one policy unless `script.policies` gives each its own. They have different prompts and a different
+`Turn.agent_id`, and credit terms compare each speaker only with itself. Except in self-play, the environment sees a
+single agent and does not know of the script.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ ACCEPT, REJECT = "Accept", "Reject"
 
 
 def judged(observation: str, proposal: Sequence[str]) -> str:
-    """What the verifier sees."""
+    """Return the verifier's message about a proposal."""
     return f"{observation}\nProposed: {' || '.join(proposal)}"
 
 
 def rejected(observation: str) -> str:
-    """What the solver sees after a rejection."""
+    """Return the solver's message after a rejection."""
     return f"{REJECT}.\n{observation}"
 
 
 def tried(config: ScriptConfig, prompt: PromptConfig, observation: str) -> str:
-    """What a further attempt begins with."""
+    """Return the first message of a further attempt."""
     return f"{'Again.' if prompt.style == 'compact' else config.again}\n{observation}"
 
 
 def role_prompt(script: ScriptConfig, prompt: PromptConfig, speaker: str) -> PromptConfig:
-    """The prompt of a speaker: with its role in the system message, where there is one."""
+    """Return a speaker's prompt, in which the system message begins with its role if none is configured."""
     role = {SOLVER: script.solver, VERIFIER: script.verifier}.get(speaker, "")
     if not role or prompt.style == "compact" or prompt.system is not None:
         return prompt
@@ -66,13 +66,16 @@ class ScriptedAgents(EngineAgents):
 
 
 class Speaker(EngineAgent):
-    """One voice of a script. It is told what it sees before each of its replies.
-
-    fresh: whether another one spoke in between: then its context is told from the beginning.
-    """
+    """One speaker of a script. `see` sets its view before each of its replies."""
 
     def see(self, text: str, past: Episode, *, fresh: bool) -> Speaker:
-        """text: in the place of the observation. past: the turns whose results it is told of."""
+        """Set what the speaker sees next.
+
+        Args:
+            text: Text that replaces the observation.
+            past: Episode with the turns whose results the speaker sees.
+            fresh: Whether its prompt is recorded as a whole context, because another speaker's turn came before.
+        """
         self._seen = text, past, fresh
         return self
 
@@ -83,9 +86,9 @@ class Speaker(EngineAgent):
 
 
 class SolverVerifier(Agent):
-    """A solver proposes actions and a verifier accepts them, which sends them, or has them proposed anew.
+    """A solver proposes actions, and a verifier either accepts them, which sends them, or asks for another proposal.
 
-    An accepted proposal's turn takes what the environment makes of it; the verdict is a turn without actions.
+    Reward and observation are recorded on the accepted proposal's turn. A verdict is a turn without actions.
     """
 
     def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
@@ -118,7 +121,7 @@ class SolverVerifier(Agent):
         self._solver.close()
 
     def _next(self, observation: Observation, episode: Episode) -> Speaker:
-        """Who speaks now, told what there is to see."""
+        """Return the next speaker, with its view set."""
         past = replace(episode, turns=[episode.turns[index] for index in self._sent])
         if self._pending:
             return self._verifier.see(judged(observation.text, self._proposals[-1]), past, fresh=True)
@@ -126,7 +129,7 @@ class SolverVerifier(Agent):
         return self._solver.see(text, past, fresh=True)
 
     def _follow(self, move: Move, index: int) -> Move:
-        """The move as it is played in turn `index`: what it sends, and whose actions these are."""
+        """Return the move of turn `index` with the actions to send and the turn that they belong to."""
         actions: list[str] | None
         if self._pending:
             self._pending = False
@@ -138,7 +141,7 @@ class SolverVerifier(Agent):
             self._pending = bool(move.actions) and len(self._proposals) < self._most
             if self._pending:
                 return replace(move, actions=None, agent_id=SOLVER)
-            if len(self._proposals) < self._most:  # nothing that could be judged
+            if len(self._proposals) < self._most:  # no actions, so there is nothing to judge
                 return replace(move, agent_id=SOLVER)
             actions, of = list(move.actions) if move.actions else None, 0
         self._sent.append(index - of)
@@ -147,8 +150,10 @@ class SolverVerifier(Agent):
 
 
 class Attempts(Agent):
-    """Plays the same start state several times, each time with the former attempts in view and no word on how they
-    went. `play` plays all but the last on forks."""
+    """Agent that plays the same start state several times. Each attempt sees the previous ones but not their success.
+
+    `play` plays all attempts except the last one on forks.
+    """
 
     def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
         self.attempts = shared.script.attempts
@@ -184,7 +189,7 @@ class Attempts(Agent):
 
 
 class SelfPlay(Agent):
-    """Plays all agents of an environment, as it says whose turn it is. Each is told of its own turns alone."""
+    """Agent that plays all agents of an environment, which says whose turn it is. Each sees only its own turns."""
 
     def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
         self._shared, self._session, self._task = shared, session, task
@@ -211,5 +216,5 @@ class SelfPlay(Agent):
 
 
 def engine_agents(script: ScriptConfig, **settings: Any) -> EngineAgents:
-    """Agents that follow a script. settings: as for `EngineAgents`."""
+    """Return agents that follow a script. The settings are the arguments of `EngineAgents`."""
     return EngineAgents(**settings) if script.name == "solo" else ScriptedAgents(script=script, **settings)

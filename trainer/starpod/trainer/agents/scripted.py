@@ -1,4 +1,4 @@
-"""Reference policies: agents without a model, for comparison with learning curves."""
+"""Reference policies: agents without a model, with which learning curves are compared."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from starpod.trainer.agents.config import REFERENCE_NAMES
 from starpod.trainer.data.episode import Episode
 
 Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
-"""An action for an observation, given the environment's action names; None where the policy has none."""
+"""Function that returns an action for an observation and the environment's action names; None if it knows none."""
 
 
 def choose_randomly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Any of the actions that are valid now, where the environment lists them, else any of its names."""
+    """Choose one of the valid actions if the environment lists them, otherwise one of its action names."""
     choices = [action for action in observation.valid_actions or actions if isinstance(action, str)]
     return rng.choice(choices) if choices else None
 
 
 def choose_expertly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """The action of the environment's own expert."""
+    """Choose the action of the environment's expert."""
     return observation.expert_action if isinstance(observation.expert_action, str) else None
 
 
 def _directions(observation: Observation) -> tuple[list[str], dict[str, str]]:
-    """Of a frozen lake's `local` observation: the ways to the goal, and what lies in each direction."""
+    """Parse a frozen lake's `local` observation: the directions towards the goal, and the tile in each direction."""
     words = observation.text.split()
     if len(words) != 12:
         raise ValueError(
@@ -39,20 +39,20 @@ def _directions(observation: Observation) -> tuple[list[str], dict[str, str]]:
 
 
 def choose_walk(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Straight to the goal, blind to holes. Frozen lake, observation `local`."""
+    """Go straight to the goal of a frozen lake, without regard to holes. Needs the observation `local`."""
     towards, _ = _directions(observation)
     return rng.choice(towards)
 
 
 def choose_carefully(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """To the goal, but never into a hole beside it; sideways where both ways are holes. Likewise."""
+    """Go to the goal of a frozen lake around adjacent holes and walls. Needs the observation `local`."""
     towards, around = _directions(observation)
     safe = [action for action, tile in around.items() if tile not in ("O", "#")]
     return rng.choice([action for action in towards if action in safe] or safe or towards)
 
 
 def choose_by_rule(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """In a shop, the baseline of its authors: search for the instruction, buy the first product as it is."""
+    """Search for the instruction in webshop and buy the first product without options (its authors' baseline)."""
     listed = [action for action in observation.valid_actions or () if isinstance(action, str)]
     searches = [action for action in listed if action.startswith("search[")]
     clicks = [action for action in listed if action.startswith("click[")]
@@ -77,11 +77,11 @@ REFERENCES: dict[str, tuple[Choose, Want]] = dict(
         strict=True,
     )
 )
-"""By name: how it chooses, and what it asks of the environment."""
+"""Function and required observations of each reference policy, by name."""
 
 
 class ReferenceAgents(Agents):
-    """One of `REFERENCES`, an action a turn. The same seeds give the same episodes."""
+    """Agents of one of `REFERENCES`. The same seeds give the same episodes."""
 
     at_once = 512
 
@@ -95,7 +95,7 @@ class ReferenceAgents(Agents):
 
 
 class ReferenceAgent(Agent):
-    """Chooses one action a turn from the observation alone."""
+    """Agent that chooses one action per turn from the current observation."""
 
     def __init__(self, choose: Choose, actions: Sequence[str], rng: random.Random) -> None:
         self._choose = choose
