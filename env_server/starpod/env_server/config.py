@@ -16,24 +16,37 @@ class ServerLimits:
     """Limits of one worker process. Sizes are in bytes, times in seconds."""
 
     max_sessions: int = 20_000
+    """Live sessions of all tenants."""
     max_message_bytes: int = 20 * MEBIBYTE
+    """Bytes of a message in either direction; 0 means no limit."""
     max_calls_in_flight: int = 20_000
+    """Calls that are being executed."""
     max_snapshot_bytes: int = 16 * MEBIBYTE
+    """Bytes of a sealed state."""
     max_processes: int = 256
+    """Processes of environments of class `process`."""
     max_group: int = 4_096
     """Sessions that one Open, Fork or Restore may create."""
     max_step_actions: int = 1_024
+    """Sub-actions of one Step."""
     max_step_bytes: int = 4 * MEBIBYTE
+    """Bytes of one Step's actions."""
     max_options_bytes: int = 65_536
+    """Bytes of the options in one request."""
     max_values: int = 8_192
     """JSON values in the options or actions of one request."""
     default_lease_seconds: float = 600.0
+    """Lease of a session whose caller asks for none."""
     max_lease_seconds: float = 86_400.0
+    """Longest lease that is granted."""
     max_connections: int = 4_096
+    """Connections to a port."""
     max_connections_per_address: int = 1_024
+    """Connections of one address to a port; 0 means no limit."""
     max_health_calls: int = 1_024
     """Open calls that need no token."""
     max_streams: int = 1_024
+    """Connected streams of all tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +54,11 @@ class TLS:
     """Files for TLS. If `client_ca` is set, clients must present a certificate that it signed (mTLS)."""
 
     certificate: Path
+    """PEM certificate chain."""
     key: Path
+    """PEM private key, without a password."""
     client_ca: Path | None = None
+    """PEM certificate of the CA that signs clients' certificates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +102,7 @@ class ServerConfig:
     handshake_seconds: float = 20.0
     """Timeout for establishing a connection, including TLS."""
     token_file: Path | None = None
+    """File with bearer tokens, one per line. None: anybody may call."""
     quota: Quota = UNLIMITED
     """Default quota of a token in the file."""
     snapshot_key_file: Path | None = None
@@ -98,3 +115,4 @@ class ServerConfig:
     tls: TLS | None = None
     http: HTTP | None = None
     otlp_endpoint: str = ""
+    """Address, host:port, of the collector for OpenTelemetry spans; empty: no tracing."""

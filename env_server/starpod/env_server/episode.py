@@ -30,10 +30,15 @@ class Want:
     """Selection of optional fields of observations."""
 
     valid_actions: bool = False
+    """Actions that are valid now."""
     state_key: bool = False
+    """Key that is equal for equal states."""
     expert_action: bool = False
+    """Action of the environment's expert."""
     score: bool = False
+    """Progress of the episode, from 0 to 1."""
     image: bool = False
+    """Rendered picture, appended to the observation's parts."""
 
     plain: bool = field(init=False)
     """Whether at most the state key is wanted, which is the common case."""
@@ -60,8 +65,11 @@ class Details(NamedTuple):
     """Optional parts of a transition: present if the environment sets them."""
 
     reward_parts: Mapping[str, float] | None = None
+    """Components of the reward by name, summed over the turn."""
     criteria: Mapping[str, bool] | None = None
+    """Whether each named criterion was met."""
     info: Mapping[str, Any] | None = None
+    """Diagnostic data, as JSON values."""
 
 
 class Observation(NamedTuple):
@@ -75,17 +83,22 @@ class Observation(NamedTuple):
 class Transition(NamedTuple):
     """The result of one turn, with the observation's fields inlined.
 
-    `outcomes` has one entry per sub-action. None marks a sub-action that was not tried, because the episode was over or
-    a limit was reached. It is a tuple with rare fields in `details`, because one is created per step.
+    It is a tuple, with rare fields in `extras` and `details`, because one is created per step.
     """
 
     parts: str | Sequence[Part]
     state_key: bytes
+    """State key of the observation; empty if not wanted."""
     extras: Extras | None
     reward: float
+    """Sum of the sub-actions' rewards."""
     outcomes: list[Outcome | None]
+    """One outcome per sub-action. None marks a sub-action that was not tried, because the episode was over or a limit
+    was reached."""
     end_reason: EndReason = EndReason.NONE
+    """Why the episode ended; NONE if it continues."""
     success: bool | None = None
+    """Whether the episode succeeded; None if it continues or success is unknown."""
     details: Details | None = None
 
     @property

@@ -47,11 +47,14 @@ def read_options(values: Fields) -> Fields:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Environments to host in addition to the named ones. `hosted` holds `FAMILY:NAME` texts."""
+    """Environments to host in addition to the named ones, and their data."""
 
     modules: tuple[str, ...]
+    """Modules, Python files and folders of packages that define environments."""
     hosted: tuple[str, ...]
+    """Environments of other packages, `FAMILY:NAME` each."""
     stores: tuple[str, ...]
+    """Values of --store: data for environments that use stores."""
 
 
 _LOOPBACK = "127.0.0.1"

@@ -23,7 +23,7 @@ class Tracer:
 
 
 class OpenTelemetryTracer(Tracer):
-    """Sends a span per call to an OTLP collector over gRPC, as a child of the caller's `traceparent`."""
+    """Tracer that sends a span per call to an OTLP collector over gRPC, as a child of the caller's `traceparent`."""
 
     def __init__(self, endpoint: str) -> None:
         try:

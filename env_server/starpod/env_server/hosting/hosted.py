@@ -135,7 +135,14 @@ class Game(ABC):
     def outcome(
         self, reward: Any, terminated: bool, truncated: bool = False, info: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """Return the outcome of an action. At the end, the return determines its success."""
+        """Return the outcome of an action. At the end, the return determines its success.
+
+        Args:
+            reward: reward of the action, which is added to the return.
+            terminated: whether the task itself ended.
+            truncated: whether a limit ended the episode.
+            info: diagnostic data, as JSON values.
+        """
         self.total += float(reward)
         success = None
         if self.success_at is not None and (terminated or truncated):
@@ -283,7 +290,13 @@ def publish(
 ) -> type[Hosted]:
     """Return the hosted class: `base` with its spec and `members` as class attributes.
 
-    `module` is the environment's module, which is preloaded for separate processes.
+    Args:
+        base: class to derive from.
+        request: the request, whose settings override the spec.
+        spec: description of the environment.
+        probed: result of trying the environment.
+        module: the environment's module, which is preloaded for separate processes.
+        members: class attributes.
     """
     concurrency = Concurrency(request.choice("concurrency", spec.concurrency.value, *(c.value for c in Concurrency)))
     alone = concurrency is Concurrency.PROCESS

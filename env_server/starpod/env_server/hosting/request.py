@@ -30,15 +30,16 @@ class HostingError(RegistryError):
 
 @dataclass(frozen=True, slots=True)
 class HostingRequest:
-    """`NAME?argument=value&...#setting=value&...`: arguments of the constructor, and settings of the hosting.
-
-    Arguments that are valid JSON are parsed; others are text. `text` is the whole request, for other processes.
-    """
+    """A request to host an environment, `NAME?argument=value&...#setting=value&...`."""
 
     text: str
+    """The whole request, for other processes."""
     name: str
+    """Name of the environment in its package."""
     arguments: Mapping[str, Any]
+    """Arguments of the constructor: parsed if they are valid JSON, else text."""
     settings: Mapping[str, str]
+    """Settings of the hosting, such as `id` and `concurrency`."""
 
     @classmethod
     def parse(cls, text: str, settings: Collection[str]) -> HostingRequest:
@@ -153,6 +154,12 @@ def options_model(
     """Return a model of the arguments that callers may choose: switches, numbers and closed choices, never text.
 
     Text could name a path or a module. The setting `options` lists the open arguments; without it, all are open.
+
+    Args:
+        request: the request to host the environment.
+        signature: signature of its constructor.
+        defaults: values that replace the constructor's defaults.
+        hidden: arguments that callers may not choose.
     """
     fields: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():

@@ -63,14 +63,17 @@ class EnvironmentBug(Exception):
 
 
 class ResetPlan(NamedTuple):
-    """Everything that determines a new episode, and pictures already drawn for its group."""
+    """Everything that determines a new episode."""
 
     options: EnvironmentOptions
     limits: Limits
     seed: int
+    """Seed of the initial state, 64 bits."""
     dynamics_seed: int
+    """Seed of the random transitions, 64 bits."""
     want: Want
     pictures: Pictures | None = None
+    """Pictures already drawn for other members of the group; None outside of groups."""
 
 
 class Started(NamedTuple):

@@ -18,9 +18,13 @@ _NETWORK, _SCOPES = 0b11, 0b11  # TCP bind and connect; abstract sockets and sig
 
 
 def confine(readable: Iterable[str], writable: Iterable[str] = ()) -> tuple[list[str], str]:
-    """Restrict this thread and its children to these paths and everything below them.
+    """Restrict this thread, and everything that it starts, to these paths and everything below them.
 
     PR_SET_NO_NEW_PRIVS must be set.
+
+    Args:
+        readable: files and folders that may be read.
+        writable: files that may be read and written.
 
     Returns:
         The names of what was given up, and the reason if that failed, else "".

@@ -271,7 +271,18 @@ class Calls:
         actions: Sequence[pb.Action | str],
         want: Want | None,
     ) -> Transition | pb.Transition:
-        """Execute a turn exactly once. A repeated call with the same index and actions gets the same reply."""
+        """Execute a turn exactly once. A repeated call with the same index and actions gets the same reply.
+
+        Args:
+            session: the session.
+            epoch: epoch of the session that the caller expects.
+            index: step index of the turn.
+            actions: sub-actions of the turn.
+            want: optional fields of the observation; None selects the session's own.
+
+        Raises:
+            CallError: the turn is out of order, the session is gone, or the environment failed.
+        """
         async with session.turn_taking():
             if (earlier := session.earlier_reply(epoch, index, actions)) is not None:
                 return earlier

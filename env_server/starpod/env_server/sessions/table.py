@@ -31,11 +31,16 @@ class Reservation:
     """A key's request, as a digest, and its reply: pending at first, then serialized."""
 
     request: bytes
+    """Name and digest of the request."""
     pending: asyncio.Future[Any] | None
+    """Future of the creation; None once it is done."""
     reply: bytes = b""
+    """Serialized reply."""
     session_ids: tuple[str, ...] = ()
     lease: float = 0.0
+    """Seconds for which the key is kept after its sessions have ended."""
     last_alive: float = field(default_factory=time.monotonic)
+    """Monotonic time at which a session of the key was last seen, in seconds."""
 
 
 class SessionTable(dict[str, Session]):
@@ -81,7 +86,18 @@ class SessionTable(dict[str, Session]):
     async def once(
         self, key: str, request: Message, response_type: type[Created], create: Callable[[], Awaitable[Created]]
     ) -> Created:
-        """Run `create` once per key. The same request with the same key gets the same reply."""
+        """Run `create` once per key. The same request with the same key gets the same reply.
+
+        Args:
+            key: key of the caller; empty if the call has none.
+            request: the request, which is compared with the key's first one.
+            response_type: type of the reply.
+            create: creates the sessions and returns the reply.
+
+        Raises:
+            CallError: BAD_ARGUMENT if the key is too long, KEY_REUSED if it belongs to another request, OVERLOADED if
+                too many keys are stored, or the error of `create`.
+        """
         if not key:
             return await create()
         if len(key.encode()) > _MAX_KEY_BYTES:

@@ -69,7 +69,7 @@ class Worker:
     # --- admission -------------------------------------------------------------------------------------------------
 
     def admit(self, table: SessionTable, count: int) -> None:
-        """Reserve `count` sessions before they are created by concurrent calls. Raises DRAINING or OVERLOADED."""
+        """Reserve `count` sessions before their creation, which may take long. Raises DRAINING or OVERLOADED."""
         if self.draining:
             raise CallError("DRAINING", "this server is going away and takes no new sessions; use another one")
         if self.live_sessions + count > self.limits.max_sessions:

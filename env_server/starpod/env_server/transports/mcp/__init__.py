@@ -1,1 +1,1 @@
-"""Environments as MCP servers: the action space as tools, with the tools reset, observe, fork and close."""
+"""Environments as MCP servers: the action space as tools, and the tools reset, observe, fork and close."""
