@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerContext
 from starpod.env_server.temporary import own_folder
 
 _preloaded = ["starpod.env_server.processes.process_host", "decimal", "heapq", "statistics", "string", "typing"]
-"""Modules that the fork server imports before its first child. The last five are for untrusted programs."""
+"""Modules that the fork server imports before its first child. The standard library's are for untrusted programs."""
 
 _OURS = "starpod"
 """Value of PYTHONSAFEPATH that shows that we set it, not the user. Any value works for Python."""

@@ -31,7 +31,7 @@ R = TypeVar("R")
 _COMPUTING_THREADS = 2
 _PICTURE = Want(image=True)
 _REHEARSED = 16
-"""Number of actions tried on a restored state."""
+"""Maximum number of actions tried on a restored state."""
 
 
 class HostDied(Exception):

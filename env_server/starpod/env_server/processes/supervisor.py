@@ -15,7 +15,8 @@ from queue import Empty, SimpleQueue
 logger = logging.getLogger(__name__)
 
 _RESTART_SECONDS = (0.1, 5.0)
-"""First and longest pause before a crashed worker is restarted. It is reset after a worker has run for a minute."""
+"""First and longest pause before a crashed worker is restarted. The pause is reset once a worker has run for a
+minute."""
 _MERCY_SECONDS = 10.0
 """Seconds after which a worker that should have ended is killed."""
 _OVERRIDDEN = ("--port", "--workers", "--metrics-port", "--health-port", "--http", "--endpoints", "--http-endpoints")

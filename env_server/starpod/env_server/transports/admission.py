@@ -41,7 +41,7 @@ _REQUEST_SECONDS = 5.0
 """Timeout for receiving the request of a call that needs no token."""
 _REQUEST_BYTES = 4_096
 _READ_AHEAD = 32
-"""Number of a tenant's open calls up to which requests are read at once, if several tenants have tokens."""
+"""Number of a tenant's open calls up to which requests are read as they arrive, if several tenants have tokens."""
 _BODY_SECONDS = 60.0
 """Timeout for receiving a request while others wait for it."""
 _READ_AT_ONCE = 4

@@ -29,7 +29,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """Connection that is closed if there are `max_connections` others, or its headers are long or late (`seconds`).
+    """Connection that is closed if `max_connections` are open already, or its headers are long or late (`seconds`).
 
     `on_hang_up` is called with the number of unanswered requests if the caller closes a connection.
     """
