@@ -28,14 +28,13 @@ from starpod.trainer.update import Accumulated, Learner, Stream, advantages_by_k
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One agent's turns of a batch of whole episodes [B, T], as a separate batch.
-    .inside_BT Mask of its tokens in the whole batch (bool).
-    """
+    """One agent's turns of a batch of whole episodes [B, T], as a separate batch."""
 
     learner: Learner
     rows: list[int]
     """Rows of the whole batch in which the agent speaks."""
     inside_BT: Tensor
+    """Mask of its tokens in the whole batch (bool)."""
     batch: Batch
     rollout: RolloutBatch
     metrics: dict[str, float]

@@ -62,12 +62,11 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """Result of the gradient of one optimiser step.
-    .logprobs_BT The policy's log-probabilities, 0 for other rows' tokens, if the update has a single step; else None.
-    """
+    """Result of accumulating the gradient of one optimiser step."""
 
     metrics: dict[str, float]
     logprobs_BT: Tensor | None
+    """The policy's log-probabilities, 0 for other rows' tokens, if the update has a single step; else None."""
 
 
 @dataclass(frozen=True, slots=True)
