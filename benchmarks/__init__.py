@@ -1,4 +1,4 @@
-"""What `make bench` runs. All clients and servers of a comparison use gRPC's core in the same way."""
+"""Benchmarks, run by `make bench`. All clients and servers of a comparison use gRPC's core in the same way."""
 
 from starpod.cli.polling import prefer_poller
 

@@ -1,6 +1,6 @@
-"""The machine that a benchmark runs on: what it is, CPU time and memory of processes, bytes on the loopback, cores.
+"""Facts about the machine of a benchmark: its description, CPU time and memory of processes, loopback bytes, cores.
 
-Linux, but for `machine`.
+Everything but `machine` requires Linux.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PACKAGES = ("starpod", "grpcio", "protobuf", "openenv", "uvicorn", "websockets",
 _TICKS = os.sysconf("SC_CLK_TCK")
 ALL_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 CLIENT_CORE, SERVER_CORE = set(ALL_CORES[:1]), set(ALL_CORES[-1:])
-"""A core each for the client and for the server."""
+"""One core for the client, and another one for the server."""
 
 
 def machine() -> dict[str, Any]:
-    """Where the run took place, and the versions of what was measured."""
+    """Return the machine's description and the versions of the measured packages."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -44,9 +44,10 @@ def machine() -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """The first keys of a file of figures: `command` measures them again, and ran from `commit` on `machine`.
+    """Return the first keys of a file of figures: the command, the commit and the machine that produced it.
 
-    commit: ends in -dirty where more than docs, which figures are written to, was changed; empty outside a checkout.
+    The commit ends in -dirty if files outside docs, where figures are written, have changed. It is empty outside a
+    checkout.
     """
     spec = sys.modules["__main__"].__spec__
     program = ["python", "-m", spec.name.removesuffix(".__main__")] if spec is not None else sys.argv[:1]
@@ -70,8 +71,10 @@ def _commit() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """own, descendants: seconds of CPU time. wire: bytes over the loopback in both directions, headers included, of
-    everything on this machine."""
+    """Resources used so far: CPU seconds of this process (own) and its descendants, and loopback bytes (wire).
+
+    The bytes are those of the whole machine in both directions, including headers.
+    """
 
     own: float
     descendants: float
@@ -86,7 +89,7 @@ class Usage:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and of its children that have ended, so far; 0 where it is gone."""
+    """Return user and system time of a process and of its children that have ended; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -95,12 +98,11 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """The resident set of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children and so on."""
+    """Return the ids of all child processes, their children and so on."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -129,10 +131,10 @@ def _loopback_bytes() -> int:
 
 @contextmanager
 def only_on(cores: set[int]) -> Iterator[None]:
-    """Inside, this process runs on these cores alone, and so does what it starts, for as long as that lives.
+    """Pin this process to these cores within the context. Processes started within it stay pinned.
 
-    A process that the scheduler moves leaves its caches behind, and what it wakes on another core wakes late: left
-    alone, the same run differs by a fifth from one minute to the next.
+    A process that the scheduler moves loses its caches, and wake-ups across cores are slow: without pinning, the same
+    run differs by a fifth from one minute to the next.
     """
     _move_to(cores)
     try:
@@ -158,9 +160,9 @@ def _processor() -> str:
 
 
 def peak_bytes(pid: int | str = "self") -> int:
-    """The most that was resident of a process so far, 0 if it is gone.
+    """Return the largest resident set of a process so far; 0 if it is gone.
 
-    Not `getrusage`'s maximum: a process begins with that of the one that started it.
+    The maximum of `getrusage` is not used, because a process inherits it from its parent.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks, and that of README.md, from the figures (JSON) that the programs left there.
+"""Program that writes the tables of docs/benchmarks and of README.md from the JSON figures in docs/benchmarks.
 
 python -m benchmarks.tables
 """
@@ -32,19 +32,19 @@ FAMILIES = {
     "textarena": "TextArena",
     "textworld": "TextWorld",
 }
-"""Whose environments are hosted, by how their ids begin."""
+"""Libraries of hosted environments, by the beginning of their ids."""
 MARKS = ("<!-- figures -->\n", "<!-- end of figures -->")
 """Comments around the table in README.md."""
 
 
 @cache
 def figures(name: str) -> Any:
-    """What a program measured: the content of docs/benchmarks/NAME.json."""
+    """Return the content of docs/benchmarks/NAME.json."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown. The first column holds words, the others numbers."""
+    """Return a table in Markdown. The first column has words, the others numbers."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]])
 
@@ -59,7 +59,7 @@ def percent(share: float) -> str:
 
 
 def versions(where: Mapping[str, Any]) -> str:
-    """Packages on a machine, as `machine` tells them, with their numbers."""
+    """Return the packages of a result of `machine`, with their versions."""
     return ", ".join(f"{name} {number}" for name, number in where["versions"].items())
 
 
@@ -67,7 +67,7 @@ def versions(where: Mapping[str, Any]) -> str:
 
 
 def way(name: str, sessions: int, task: str = "throughput") -> Mapping[str, Any] | None:
-    """A way of stepping, with so many sessions, or None where it was not measured."""
+    """Return the result of a way of stepping with a number of sessions, or None if it was not measured."""
     found = [each for each in figures(task)["results"] if (each["way"], each["sessions"]) == (name, sessions)]
     return found[0] if found else None
 
@@ -79,7 +79,7 @@ def rate(name: str, sessions: int = 256) -> float:
 
 
 def overhead(sessions: int) -> float:
-    """CPU seconds of a step beside the environment: client and server together, less those of the bare loop."""
+    """Return the CPU seconds per step of client and server together, less those of the in-process loop."""
     served, bare = way("starpod, step_many", sessions), way("in process", sessions)
     assert served
     assert bare
@@ -88,7 +88,7 @@ def overhead(sessions: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What was aimed at and what was measured. `least`: whether more is better."""
+    """A target and its measurement. least: whether the target is a minimum."""
 
     what: str
     aim: float
@@ -283,7 +283,7 @@ def hosting() -> str:
 
 
 def hub() -> str:
-    """By family: the part of an id before its first dash, where several have it."""
+    """Return the table of `starpod hub`, with a row per library of environments."""
     measured = figures("hub")
     families: dict[str, list[Mapping[str, Any]]] = {}
     for each in measured["environments"]:
@@ -353,13 +353,13 @@ JOBS = (
     *("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac_toe", "word_problems"),
     *("self_play", "house", "game_2048"),
 )
-"""Jobs of tiny policies, each on one environment."""
+"""Jobs with a tiny policy, each on one environment."""
 PRETRAINED = (
     *("bandit_llm", "frozen_lake_llm", "sokoban_llm", "countdown_llm", "search_qa_llm", "coding_llm"),
     *("reuse_llm", "filter_llm", "starts_llm", "echo_trap_llm", "actions_llm", "claims_llm"),
     *("agent_llm", "gpu_lake", "gpu_sokoban", "gpu_desk", "gpu_coding"),
 )
-"""Jobs of a pretrained model, and comparisons with it."""
+"""Jobs and comparisons with a pretrained model."""
 
 
 def learning() -> str:
@@ -466,7 +466,7 @@ def shopping() -> str:
 
 
 def called(run: Mapping[str, Any]) -> str:
-    """The step at which a run was said to be in the Echo Trap."""
+    """Return the step at which a run was first warned of the Echo Trap, or "never"."""
     return next((str(each["step"]) for each in run["warnings"] if each["text"].startswith("Echo Trap")), "never")
 
 
@@ -518,7 +518,7 @@ COMPARED = (
     "tools",
     "echo_trap_others",
 )
-"""Experiments that compare methods by what they have spent."""
+"""Experiments that compare methods by the resources that they used."""
 
 
 def methods() -> str:
@@ -533,7 +533,7 @@ def methods() -> str:
             cells = [each_seed([run["before"][key] for run in seeds], key), each_seed(at_equal, key)]
             cells.append(each_seed([run["after"][key] for run in seeds], key))
             ends = [run["curve"][-1] for run in seeds]
-            # Forks were not counted in the oldest runs.
+            # The oldest runs did not count forks.
             cells += [f"{fmean(end[spent] for end in ends):,.0f}" if spent in ends[0] else "" for spent in SPENT]
             rows.append([f"`{name}`", variant, *cells])
     head = ["Experiment", "Variant", "Before", "At equal tokens", "After", *(spent.capitalize() for spent in SPENT)]
@@ -549,7 +549,7 @@ def each_seed(values: Iterable[float], key: str) -> str:
 
 
 def at_tokens(run: Mapping[str, Any], tokens: float, key: str) -> float:
-    """A metric of a run's evaluations, interpolated at a number of sampled tokens."""
+    """Return a metric of a run's evaluations, interpolated at a number of sampled tokens."""
     points = [(each["sampled tokens"], each[key]) for each in run["curve"]]
     return float(np.interp(tokens, *zip(*points, strict=True)))
 
@@ -611,7 +611,7 @@ def search() -> str:
 
 
 def live_site() -> str:
-    """Pages of the live site over many runs and episodes."""
+    """Return the table of the live site's pages with many runs and episodes."""
     found = figures("ui")
     rows = [
         (name, *(duration(times[each]) for each in ("first", "slowest", "cpu")))
@@ -667,7 +667,7 @@ NAMES = (*PAGES, "webshop")
 
 
 def page(name: str) -> str:
-    """A page of tables, as Markdown."""
+    """Return a page of tables as Markdown."""
     if name == "webshop":
         return report.page(RESULTS / "webshop.json")
     title, sections = PAGES[name]
@@ -677,7 +677,7 @@ def page(name: str) -> str:
 
 
 def chosen() -> str:
-    """The table of README.md: a few figures, and the commands that measure them."""
+    """Return the table of README.md: a few figures, and the commands that measure them."""
     many, churn, runs = rate("starpod, step_many"), figures("soak"), figures("learning_frozen_lake")
     peers = [times(many / rate(peer)) for peer in ("OpenEnv", "OpenEnv, tuned")]
     grows = [name for name, trend in churn["trends"].items() if trend["grows"]]
@@ -715,7 +715,7 @@ def chosen() -> str:
 
 
 def readme() -> str:
-    """README.md with its table made anew."""
+    """Return README.md with a new table."""
     above, rest = README.read_text(encoding="utf-8").split(MARKS[0])
     return above + MARKS[0] + chosen() + MARKS[1] + rest.split(MARKS[1])[1]
 

@@ -1,11 +1,11 @@
-"""An environment with a simulated user and a judge, both of them a language model: find out what the user thinks of.
+"""An environment with a simulated user and a judge, both played by a language model: guess the user's animal.
 
     starpod gateway smollm2
     export ANIMAL_MODEL_URL=http://127.0.0.1:8091/v1
     starpod serve --environment-module examples/asked_user.py --effects effects/
     starpod play 127.0.0.1:50051 animal
 
-Any server of OpenAI's chat completions will do. What the model replied is recorded in effects/, and never asked again.
+Any server of OpenAI's chat completions works. Replies of the model are recorded in effects/ and never requested again.
 """
 
 import random
@@ -18,7 +18,7 @@ ANIMALS = ("cat", "dog", "elephant", "frog", "horse", "penguin", "shark", "spide
 
 
 def yes_or_no(text: str) -> bool:
-    """Raises ValueError for what is neither: the model is asked again."""
+    """Return whether a reply says yes. Raises ValueError if it says neither yes nor no: the model is asked again."""
     said = re.match(r"\W*(yes|no)\b", text.lower())
     if said is None:
         raise ValueError("neither yes nor no")
@@ -56,7 +56,7 @@ class Animal(Environment):
         return Outcome()
 
     def answer(self, question: str) -> str:
-        """What the simulated user says."""
+        """Return the simulated user's answer."""
         role = f"You think of an animal: the {self.animal}. Answer questions about it in one sentence, never name it."
         messages = [{"role": "system", "content": role}, {"role": "user", "content": question}]
         text = self.model.ask(self, messages, max_tokens=40)

@@ -46,7 +46,7 @@ class Guess(Environment):
     def render(self, mode: str = "text") -> str:
         return f"The number lies between {self.low} and {self.high}."
 
-    def state_key(self) -> bytes:  # the default digests what the agent sees, which is not the whole state here
+    def state_key(self) -> bytes:  # the default digests the observation, which is not the whole state here
         return hashlib.blake2b(f"{self.low} {self.number} {self.high}".encode(), digest_size=16).digest()
 
     def instructions(self) -> str:

@@ -1,6 +1,6 @@
-"""An agent with OpenAI's client, which knows nothing of training: it asks the model what to do, and does it.
+"""An agent with OpenAI's client that does not know about training: it asks a model for actions and plays them.
 
-The model is wherever OPENAI_BASE_URL says, the environment where STARPOD_ENVIRONMENT_URL does (docs/gateway.md):
+OPENAI_BASE_URL is the address of the model, and STARPOD_ENVIRONMENT_URL that of the environment (docs/gateway.md):
 
     starpod train bandit 'collect.agent.command=[python, examples/openai_agent.py]'
 """
@@ -15,7 +15,7 @@ from openai import OpenAI
 
 
 def environment(path: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the environment shows, or what came of a step."""
+    """Return the state of the environment. With a body, send it first, such as a step."""
     headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "content-type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(os.environ["STARPOD_ENVIRONMENT_URL"] + path, data, headers)

@@ -1,6 +1,6 @@
-"""OpenAI's SDK for agents with a tool that plays the environment. It knows nothing of training, either.
+"""An agent of OpenAI's SDK, with a tool that plays the environment. It does not know about training, either.
 
-Its package is openai-agents. For the model as it comes (docs/gateway.md):
+The SDK is the package openai-agents. To train a pretrained model without a warm start (docs/gateway.md):
 
     starpod train bandit_llm 'collect.agent.command=[python, examples/openai_agents_tool.py]' collect.agent.at_once=3 \\
       prompt.prefill=false warm_start.steps=0 sampling.max_episode_tokens=480
@@ -22,7 +22,7 @@ def act(action: str) -> str:
 
 
 def example(shown: str, action: str, came: str) -> list[Any]:
-    """A conversation in which the tool was called: so small a model calls one where it can repeat a call."""
+    """Return a conversation with a call of the tool. So small a model only calls tools if it can copy a call."""
     call = {"type": "function_call", "call_id": action, "name": "act", "arguments": json.dumps({"action": action})}
     result = {"type": "function_call_output", "call_id": action, "output": came}
     return [{"role": "user", "content": shown}, call, result]
@@ -33,7 +33,7 @@ async def main() -> None:
     agents.set_default_openai_api("chat_completions")
     state = environment()
     player = agents.Agent(name="player", instructions=state["instructions"], tools=[act], model="policy")
-    # MaxTurnsExceeded is how it ends: there is one turn. A model that calls nothing has played its episode, too.
+    # There is only one turn, so the episode ends with MaxTurnsExceeded. It also ends if the model calls no tool.
     with contextlib.suppress(agents.AgentsException):
         told = [
             *example("Arms: Plumber, Gambler", "Plumber", "Plumber: 0.15 points"),

@@ -1,4 +1,4 @@
-"""A policy loss, an estimator and a reply grammar of your own, named in a configuration or on the command line:
+"""A custom policy loss, advantage estimator and reply grammar, named in a configuration or on the command line:
 
 starpod train frozen_lake algorithm=dapo algorithm.loss=examples/own_methods.py:cispo
 starpod train frozen_lake algorithm=dapo algorithm.advantage=examples/own_methods.py:median

@@ -1,7 +1,7 @@
-"""Plays every environment with two scripted policies, through a fleet over services on this machine.
+"""Program that plays every environment with two scripted policies, through a fleet of services on this machine.
 
-It does not train (`starpod train` does). It shows how a program of your own drives the client: many episodes at once,
-each a coroutine of its own, over several server processes that the client finds through one address.
+It does not train (`starpod train` does). It shows how to use the client in your own program: it plays many episodes at
+once, each in its own coroutine, on several server processes that the client finds through one address.
 
 python examples/scripted_policy.py [--episodes 64] [--address HOST:PORT]
 """
@@ -30,7 +30,7 @@ FIRST_SEED = 1000
 
 @dataclass(slots=True)
 class Tally:
-    """What the episodes of one environment under one policy came to."""
+    """Results of the episodes of one environment under one policy."""
 
     episodes: int = 0
     solved: int = 0
@@ -39,7 +39,7 @@ class Tally:
 
 
 class Expert:
-    """Plays what the environment's own expert says."""
+    """Policy that plays the actions of the environment's expert."""
 
     name = "expert"
     want = Want(expert_action=True)
@@ -49,7 +49,7 @@ class Expert:
 
 
 class Random:
-    """Plays any of the actions that are valid now."""
+    """Policy that plays a random valid action."""
 
     name = "random"
     want = Want(valid_actions=True)
@@ -60,7 +60,7 @@ class Random:
 
 
 async def play_episode(fleet: Fleet, environment: str, policy: Expert | Random, seed: int, tally: Tally) -> None:
-    """One episode from open to close. It ends early where the policy has no action."""
+    """Play one episode from open to close. It ends early if the policy has no action."""
     (session,) = await fleet.open(environment, seed=seed, want=policy.want, limits=LIMITS)
     rng = random.Random(seed)
     transition: Transition | None = None
@@ -74,7 +74,7 @@ async def play_episode(fleet: Fleet, environment: str, policy: Expert | Random, 
 
 
 async def play_all(address: str, episodes: int, console: Console) -> dict[tuple[str, str], Tally]:
-    """All environments under both policies. Episodes of one kind run together."""
+    """Play all environments with both policies. Episodes of one environment and policy run concurrently."""
     tallies: dict[tuple[str, str], Tally] = {}
     columns = TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=console) as progress:
@@ -98,9 +98,9 @@ async def play_all(address: str, episodes: int, console: Console) -> dict[tuple[
 
 @contextlib.contextmanager
 def local_services(workers: int) -> Iterator[str]:
-    """`starpod serve` as a process of its own. Yields its address."""
+    """Run `starpod serve` as a separate process, and yield its address."""
     command = [sys.executable, "-m", "starpod.cli.main", "serve", "--workers", str(workers), "--port", "0"]
-    command.append("--end-with-stdin")  # it ends with us, however we end
+    command.append("--end-with-stdin")  # it ends whenever this process ends
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline().strip()

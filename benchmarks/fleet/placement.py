@@ -1,13 +1,13 @@
-"""What a fleet of many servers costs its client, and how evenly it is filled. No network: see simulated.py.
+"""CPU and memory that many servers cost their client, and the balance between servers. No network: see simulated.py.
 
     python -m benchmarks.fleet.placement [--servers 10 100 1000] [--sessions 100000] [--clients 8] [--candidates 4]
 
-A headless service stands for all servers. One client finds them, opens the sessions in groups, loses a tenth of the
-servers, brings back what they held, and finds as many new ones. Then several clients fill the servers at once, each
-knowing of the others by what servers report every few seconds.
+All servers have one name, as behind a headless service. One client finds them, opens the sessions in groups, loses a
+tenth of the servers, recovers their sessions, and finds as many new servers. Then several clients fill the servers at
+once. They learn of each other's sessions only from the loads that servers report every few seconds.
 
-CPU is that of the whole process, the simulated servers included, which do next to nothing; what gRPC takes per call
-comes on top. Memory is the growth of the resident set. Balance is the fullest server over the mean.
+CPU is that of the whole process, including the simulated servers, which do next to nothing. The cost of gRPC is not
+included. Memory is the growth of the resident set. Balance is the fullest server's number of sessions over the mean.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from starpod.client.pool import placement
 from tests.support import ROOT
 
 AT_ONCE = 64
-"""Groups that a client opens at a time."""
+"""Number of groups that a client opens at a time."""
 CHOICES = 2_000
 PLOT = ROOT / "docs" / "benchmarks" / "placement.svg"
 
 
 @dataclass(slots=True)
 class Part:
-    """cpu: seconds. items: what was done, of the kind that `what` names. bytes: memory of each of them."""
+    """Measurement of one part. `what` names its items, such as "session"; cpu: seconds; bytes: memory per item."""
 
     name: str
     what: str
@@ -71,7 +71,7 @@ class Result:
 
     @contextmanager
     def part(self, name: str, what: str, items: int) -> Iterator[Part]:
-        """Measures what is done within."""
+        """Measure what is done within the context."""
         part = Part(name, what, items)
         gc.collect()
         memory, cpu = resident_bytes(os.getpid()), time.process_time()
@@ -83,7 +83,7 @@ class Result:
 
 
 def make_fleet(cluster: Cluster, health_seconds: float) -> Fleet:
-    """A fleet of whatever the cluster's name stands for. Within a running loop, which then resolves no other name."""
+    """Return a fleet of the cluster's servers. The running event loop then resolves no other name."""
     loop = asyncio.get_running_loop()
     loop.getaddrinfo = cluster.resolve  # type: ignore[method-assign, assignment]
     fleet = Fleet(f"dns:///{NAME}:{PORT}", health_seconds=health_seconds)
@@ -92,7 +92,7 @@ def make_fleet(cluster: Cluster, health_seconds: float) -> Fleet:
 
 
 async def open_groups(fleet: Fleet, sessions: int, group: int) -> list[Session]:
-    """So many sessions in groups, AT_ONCE of them at a time."""
+    """Open sessions in groups of size `group`, AT_ONCE groups at a time."""
     opened: list[Session] = []
     counts = [group] * (sessions // group) + ([sessions % group] if sessions % group else [])
     waiting = iter(counts)
@@ -106,14 +106,14 @@ async def open_groups(fleet: Fleet, sessions: int, group: int) -> list[Session]:
 
 
 async def found(fleet: Fleet, servers: Iterable[Server]) -> None:
-    """Returns when the fleet is connected to these and to no others."""
+    """Wait until the fleet is connected to exactly these servers."""
     wanted = {server.address for server in servers}
     while {replica.address for replica in fleet.replicas if replica.ready} != wanted:
         await asyncio.sleep(0.2)
 
 
 async def one_client(result: Result) -> None:
-    """Finds, fills, loses, replaces."""
+    """Measure one client that finds servers, opens sessions, recovers lost ones and finds new servers."""
     cluster = Cluster(result.servers)
     with result.part("find the servers", "server", result.servers):
         fleet = make_fleet(cluster, result.health_seconds)
@@ -153,7 +153,7 @@ async def one_client(result: Result) -> None:
 
 
 async def upkeep(result: Result) -> None:
-    """What it takes to keep servers and sessions, at the fleet's own pace."""
+    """Measure the cost of idle servers and sessions: health checks and lease renewals at the fleet's own pace."""
     cluster = Cluster(result.servers)
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(make_fleet(cluster, result.health_seconds))
@@ -164,7 +164,7 @@ async def upkeep(result: Result) -> None:
 
 
 async def many_clients(result: Result) -> None:
-    """Several at once, who know nothing of each other but what servers report."""
+    """Measure several clients at once. They learn of each other only from the loads that servers report."""
     cluster = Cluster(result.servers)
     async with AsyncExitStack() as stack:
         fleets = [make_fleet(cluster, result.health_seconds) for _ in range(result.clients)]
@@ -182,7 +182,6 @@ def counts(cluster: Cluster) -> list[int]:
 
 
 async def measure(result: Result) -> Result:
-    """All of it."""
     await one_client(result)
     await upkeep(result)
     await many_clients(result)
@@ -211,7 +210,7 @@ def show(results: list[Result]) -> None:
 
 
 def plot(result: Result, path: Path) -> None:
-    """Sessions of each server, from the emptiest to the fullest."""
+    """Plot the number of sessions of each server, from the emptiest to the fullest."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.5), layout="constrained")
@@ -247,7 +246,7 @@ def main() -> None:
     results = []
     for servers in arguments.servers:
         task = (servers, arguments.sessions, arguments.group, arguments.clients, arguments.candidates)
-        # A process each: memory that another run has left free would not be counted.
+        # One process per run: reused memory from an earlier run would not show as growth.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             results.append(process.submit(run, *task).result())
     show(results)

@@ -1,7 +1,7 @@
-"""Servers without a network: a transport for the fleet whose channels answer from this process, and a name for them.
+"""Servers without a network: a transport whose channels answer from this process, and a name that resolves to them.
 
-They keep to the contract as far as placement needs it: Describe, Open, Step, Renew and Close, unary and on the Stream.
-No message is encoded, so what a fleet costs on them is its own work.
+They implement the part of the contract that placement needs: Describe, Open, Step, Renew and Close, unary and on the
+Stream. Messages are not encoded, so a measurement contains only the fleet's own work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Unavailable(grpc.aio.AioRpcError):
 
 
 class Server:
-    """One server: the sessions that it holds, and whether it is there."""
+    """A simulated server with its sessions. `alive` is False after `kill`."""
 
     def __init__(self, address: str, version: str = VERSION) -> None:
         self.address = address
@@ -73,7 +73,7 @@ class Server:
         raise ValueError(f"a fleet that places sessions makes no {kind} calls")
 
     def kill(self) -> None:
-        """It is gone, and what it held."""
+        """End the server, its sessions and its streams."""
         self.alive = False
         self.sessions.clear()
         for stream in list(self.streams):
@@ -81,7 +81,7 @@ class Server:
 
 
 class Stream:
-    """A call of Stream, as grpc.aio has them."""
+    """A call of Stream, with the interface of grpc.aio."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -112,7 +112,7 @@ class Stream:
 
 
 class Channel:
-    """A connection to a server, or to nobody."""
+    """A connection to a server, or to an address without one."""
 
     def __init__(self, server: Server | None) -> None:
         self._server = server
@@ -136,9 +136,9 @@ class Channel:
 
 
 class Cluster:
-    """Servers behind one name: a transport for fleets, and what the name stands for.
+    """Servers behind one name, with the transport and the name resolution that a fleet needs.
 
-    Servers come and go by `start` and `Server.kill`.
+    `start` adds servers, and `Server.kill` ends one.
     """
 
     max_message_bytes = 1 << 30
@@ -148,7 +148,7 @@ class Cluster:
         self.start(count)
 
     def start(self, count: int, version: str = VERSION) -> list[Server]:
-        """So many more."""
+        """Add `count` servers and return them."""
         first = len(self.servers)
         fresh = [
             Server(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:{PORT}", version)
@@ -168,7 +168,7 @@ class Cluster:
         return ()
 
     async def resolve(self, host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
-        """Instead of the loop's getaddrinfo."""
+        """Resolve the cluster's name, as a replacement of the event loop's getaddrinfo."""
         if host != NAME or not self.living:
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
         hosts = (server.address.rpartition(":")[0] for server in self.living)
@@ -176,6 +176,6 @@ class Cluster:
 
 
 def balance(servers: Iterable[Server]) -> float:
-    """Sessions of the fullest server over the mean."""
+    """Return the number of sessions of the fullest server over the mean."""
     counts = [len(server.sessions) for server in servers]
     return max(counts) * len(counts) / sum(counts)

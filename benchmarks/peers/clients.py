@@ -1,4 +1,4 @@
-"""Sessions of the other servers, driven by the clients that their packages ship."""
+"""Sessions on the peers' servers, driven by the clients in the peers' own packages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONNECTS_AT_ONCE = 32
 
 
 class OpenEnvPlayer:
-    """One WebSocket of OpenEnv."""
+    """A session of OpenEnv: one WebSocket."""
 
     def __init__(self, client: GenericEnvClient) -> None:
         self._client = client
@@ -41,7 +41,7 @@ class OpenEnvPlayer:
 
 
 class DmEnvRpcPlayer:
-    """One stream of dm_env_rpc. The episode after an ended one starts with a step that acts on nothing."""
+    """A session of dm_env_rpc: one stream. A new episode starts with a step whose action is ignored."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -61,7 +61,7 @@ class DmEnvRpcPlayer:
 
 @contextlib.asynccontextmanager
 async def open_openenv(address: str, sessions: int) -> AsyncIterator[Run]:
-    """As many WebSockets as sessions: with OpenEnv a connection is a session."""
+    """Open one WebSocket per session: with OpenEnv a connection is a session."""
     gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
     clients: list[GenericEnvClient] = []
 
@@ -81,7 +81,7 @@ async def open_openenv(address: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_dm_env(address: str, sessions: int) -> AsyncIterator[Run]:
-    """As the catch example's agent plays: a connection that blocks, and so a thread, for each session."""
+    """Open a blocking connection per session, each in its own thread, like the agent of dm_env_rpc's catch example."""
     pool = ThreadPoolExecutor(sessions)
     loop = asyncio.get_running_loop()
 
@@ -128,7 +128,7 @@ async def open_dm_env(address: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_dm_env_rpc(address: str, sessions: int) -> AsyncIterator[Run]:
-    """As many streams as sessions over one connection, in one event loop."""
+    """Open one stream per session over a single connection, in one event loop."""
     async with grpc.aio.insecure_channel(address) as channel:
         connections = [AsyncConnection(channel) for _ in range(sessions)]
 

@@ -1,4 +1,4 @@
-"""The lake served over dm_env_rpc, in the shape of that project's catch example: one thread and one world per stream.
+"""Server of the lake over dm_env_rpc, built like that project's catch example: one thread and one world per stream.
 
 python -m benchmarks.peers.dm_env_rpc_server --port N
 """
@@ -25,7 +25,7 @@ NOTHING = Want()
 
 
 class LakeServicer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
-    """One lake per stream: create, join, step, and a reset by the step after the last of a sequence."""
+    """Service with one lake per stream. The step after the last one of a sequence resets it."""
 
     def Process(  # noqa: N802 - the name is the protocol's
         self, requests: Iterator[dm.EnvironmentRequest], context: grpc.ServicerContext
@@ -55,7 +55,7 @@ class LakeServicer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
 
 
 def _step(episode: Episode, fresh: bool, request: Any, response: Any) -> bool:
-    """One step; the first of a sequence only observes. Returns whether the next one starts a new sequence."""
+    """Answer a step; the first of a sequence only observes. Returns whether the next one starts a new sequence."""
     if fresh:
         if episode.turns:
             episode.reset(0, 0)

@@ -1,4 +1,4 @@
-"""For peers that are no servers but libraries: steps all environments together for as long as it is told."""
+"""Driver of peers that are libraries and not servers: it steps all environments together for a given time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.serving.measure import check, summarise
 
 
 class Pipes:
-    """Standard input and output, taken away from the processes that the library starts: some read and write there."""
+    """Standard input and output, hidden from processes that the library starts: some of them would use these."""
 
     def __init__(self) -> None:
         self.commands, self.answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
@@ -27,8 +27,10 @@ class Pipes:
 def serve_runs(
     pipes: Pipes, sessions: int, reset: Callable[[], None], step: Callable[[str], Sequence[tuple[float, bool]]]
 ) -> None:
-    """For each line of standard input, a number of seconds, prints one measurement as JSON. reset: all environments.
-    step: one action in all of them; the rewards, and whether the episodes are over."""
+    """Read a number of seconds per line of standard input, step for that long, and print the measurement as JSON.
+
+    reset: resets all environments. step: plays an action in all of them; returns rewards, and whether episodes ended.
+    """
     for line in pipes.commands:
         seconds, waits = float(line), []
         reset()

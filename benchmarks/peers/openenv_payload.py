@@ -1,4 +1,4 @@
-"""Texts of a given size served by OpenEnv, tuned: python -m benchmarks.peers.openenv_payload --port N."""
+"""Server of texts of a given size with tuned OpenEnv: python -m benchmarks.peers.openenv_payload --port N."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The lake served by OpenEnv: python -m benchmarks.peers.openenv_server --port N [--tuned].
+"""Server of the lake with OpenEnv: python -m benchmarks.peers.openenv_server --port N [--tuned].
 
-As `openenv init` writes an environment and its server, but for the number of sessions, which is raised from 1. With
---tuned everything is set that we found to help steps of microseconds: asynchronous methods, so that OpenEnv steps
-them in its event loop instead of handing each to a thread, and WebSockets without compression and pings.
+It is what `openenv init` generates, but allows more than one session. --tuned applies everything that we found to help
+steps of microseconds: asynchronous methods, so that OpenEnv steps them in its event loop instead of handing each to a
+thread, and WebSockets without compression and pings.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LakeEnvironment(Environment[LakeAction, LakeObservation, State]):
 
 
 class TunedLake(LakeEnvironment):
-    """Stepped in the event loop."""
+    """The lake with asynchronous methods, which OpenEnv calls in its event loop."""
 
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **options: Any
@@ -66,11 +66,11 @@ class TunedLake(LakeEnvironment):
 
 
 TUNED: dict[str, Any] = {"ws_per_message_deflate": False, "ws_ping_interval": None}
-"""uvicorn's settings."""
+"""Settings of uvicorn with --tuned."""
 
 
 def serve(app: Any, port: int, **settings: Any) -> None:
-    """Serves the application and prints one line when it listens. settings: uvicorn's."""
+    """Serve the application, and print one line when it listens. settings: arguments of uvicorn.Config."""
     listener = socket.create_server(("127.0.0.1", port), backlog=MAX_SESSIONS)
     print(f"Serving on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning", **settings)).run(sockets=[listener])

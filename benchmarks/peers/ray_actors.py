@@ -1,4 +1,4 @@
-"""The lake in Ray: one actor, and so one process, per environment, all stepped together, as verl-agent does.
+"""The lake in Ray: one actor (and process) per environment, all stepped together, as verl-agent does.
 
     echo 2 | python -m benchmarks.peers.ray_actors SESSIONS
 
@@ -21,7 +21,7 @@ from starpod.env_server.episode import Want
 
 @ray.remote(num_cpus=0)
 class Lake:
-    """One environment."""
+    """Actor with one environment."""
 
     def __init__(self) -> None:
         self._episode = new_episode()

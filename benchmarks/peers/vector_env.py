@@ -1,4 +1,4 @@
-"""The lake in Gymnasium's vector environments: stepped together, in this process or in one process and pipe for each.
+"""The lake in Gymnasium's vector environments, stepped together, in this process or in one process per environment.
 
     echo 2 | python -m benchmarks.peers.vector_env SyncVectorEnv|AsyncVectorEnv SESSIONS
 
@@ -22,7 +22,7 @@ from starpod.environments.frozen_lake import ACTIONS, Symbols
 
 
 class Lake(gymnasium.Env[str, int]):
-    """The lake with Gymnasium's face."""
+    """The lake with Gymnasium's interface."""
 
     action_space = spaces.Discrete(len(ACTIONS))
     observation_space = spaces.Text(64, charset="".join(vars(Symbols()).values()) + "\n")

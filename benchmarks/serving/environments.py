@@ -1,4 +1,4 @@
-"""Environments of the benchmarks: lakes with slow steps, without limits, in a process of its own; large observations.
+"""Environments of the benchmarks: lakes with slow steps, without limits, or in a process; large observations.
 
 starpod serve --environment-module benchmarks/serving/environments.py --threads 512 slow_lake-v1
 """
@@ -26,16 +26,16 @@ from starpod.v1.values import Image, Part
 
 
 class SlowLakeOptions(FrozenLakeOptions):
-    """Those of the lake, and how long a step takes: from a Pareto distribution with tail index 1, clipped."""
+    """Options of the lake, and the range of step times: a clipped Pareto distribution with tail index 1."""
 
     shortest: float = Field(default=0.005, ge=0, description="Seconds that a step takes at least; 0: none waits.")
     longest: float = Field(default=0.5, ge=0, description="Seconds that a step takes at most.")
 
 
 class SlowLake(FrozenLake):
-    """A lake whose steps wait, most of them briefly and a few a hundred times as long, like tools and web pages.
+    """A lake whose steps wait: most of them briefly, a few a hundred times as long, like tools and web pages.
 
-    Delays follow from the dynamics seed and the step's number, and change nothing else.
+    The delays depend only on the dynamics seed and the step's number.
     """
 
     spec = replace(
@@ -58,18 +58,18 @@ class SlowLake(FrozenLake):
 
 
 class EndlessLake(FrozenLake):
-    """The lake without limits, for programs that cannot ask for other limits: a walk of 50 turns ends by itself."""
+    """The lake without limits, for clients that cannot request limits. A walk of 50 turns ends only at the goal."""
 
     spec = replace(FrozenLake.spec, id="endless_lake-v1", limits=Limits())
 
 
 def delay(seed: int, step: int, shortest: float, longest: float) -> float:
-    """Seconds that a step takes: P(longer than s) = shortest / s, up to `longest`."""
+    """Return the seconds that a step takes: P(longer than s) = shortest / s, up to `longest`."""
     return min(shortest / (1 - random.Random(f"{seed}/{step}").random()), longest)
 
 
 class IsolatedLake(FrozenLake):
-    """A lake of class `process`: a session costs a process to open and one to close."""
+    """A lake of class `process`: opening a session starts a process, and closing it ends the process."""
 
     spec = replace(
         FrozenLake.spec, id="isolated_lake-v1", title="Frozen lake in a process", concurrency=Concurrency.PROCESS
@@ -77,14 +77,14 @@ class IsolatedLake(FrozenLake):
 
 
 class PayloadOptions(EnvironmentOptions):
-    """What is shown."""
+    """Size and kind of the observations."""
 
     size: int = Field(default=100, ge=1, le=16 * 2**20, description="Bytes of an observation.")
     kind: Literal["text", "image"] = Field(default="text", description="One text, or one picture's bytes.")
 
 
 class Payload(Environment):
-    """An environment that only shows: episodes without end, in which no observation equals the one before."""
+    """An environment with observations of a given size. Episodes never end, and no two observations are equal."""
 
     spec = EnvironmentSpec(id="payload-v1", version="1.0.0", title="Payload", actions=("next",))
     Options = PayloadOptions
@@ -100,7 +100,7 @@ class Payload(Environment):
         return Outcome()
 
     def observe(self) -> str | Sequence[Part]:
-        # Half of it changes and half does not, as on most screens; nothing compresses on the way.
+        # The counter makes observations differ. Nothing is compressed on the wire.
         text = f"{self.count:08d}"[: self.options.size]
         text += "x" * (self.options.size - len(text))
         return text if self.options.kind == "text" else [Image(text.encode())]

@@ -1,11 +1,11 @@
-"""SIGKILLs at random over a gateway, its engine and servers of environments, while agents of OpenAI's client play.
+"""Random SIGKILLs of a gateway, its engine and environment servers, while agents with OpenAI's client play.
 
     python -m benchmarks.serving.gateway_kills [--kills 300] [--iterations 8] [--json FILE]
 
-Three times: with a server that stands for vLLM; with the torch engine, which dies with the gateway; and in a training
-run whose agents are programs (collect.agent.command), whose trainer holds both and is killed once in each iteration.
-What the agents saw and what was written is compared with the same episodes without a kill. The programs themselves are
-not killed: an episode whose agent died is lost, and told so.
+There are three cases: a server that imitates vLLM; the torch engine, which dies with the gateway; and a training run
+whose agents are programs (collect.agent.command). In the last one, the trainer contains gateway and engine, and is
+killed once per iteration. The agents' observations and the written files are compared with the same episodes without
+kills. The programs are not killed: if an agent dies, its episode is lost and reported as failed.
 """
 
 from __future__ import annotations

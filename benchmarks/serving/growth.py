@@ -1,10 +1,10 @@
-"""How the cost of a step grows with the observation's size and with the number of replicas. Linux only.
+"""Cost of a step by size of the observation, and by number of replicas. Linux only.
 
     python -m benchmarks.serving.growth [--seconds 1.5] [--rounds 3]
 
-Sizes: 64 sessions of one server, whose environment only shows texts (or pictures' bytes) of 100 B to 1 MB, through
+Sizes: 64 sessions on one server with observations of 100 B to 1 MB (texts, or the bytes of pictures), stepped with
 Fleet.step_many; and OpenEnv with the same texts in the same run. Replicas: 256 sessions of the lake, one coroutine
-each, over 1 to 8 servers of one process. Medians over rounds in which all take turns.
+each, on 1 to 8 servers of one process. Figures are medians over rounds in which all variants take turns.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SESSIONS, PLAYERS = 64, 256
 MESSAGE_BYTES = 128 * 2**20
 UNLIMITED = Limits(max_turns=0, max_actions_per_turn=0, max_actions=0)
 Count = Callable[[float], Awaitable[int]]
-"""Steps for that many seconds; how many steps."""
+"""Function that steps for a number of seconds and returns the number of steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one step costs. size: bytes of an observation, or the number of replicas."""
+    """Cost of one step. size: bytes of an observation, or number of replicas."""
 
     way: str
     size: int
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 async def measure(seconds: float, rounds: int) -> tuple[list[Point], list[Point]]:
-    """The points over sizes, and those over replicas."""
+    """Return the points by size, and the points by number of replicas."""
     console = Console(stderr=True)
     with ExitStack() as stack:
         payload = stack.enter_context(
@@ -116,7 +116,7 @@ async def measure(seconds: float, rounds: int) -> tuple[list[Point], list[Point]
 
 @contextlib.asynccontextmanager
 async def open_payload(address: str, size: int, kind: str) -> AsyncIterator[Count]:
-    """As many sessions as fit into 32 MB, in two groups."""
+    """Open at most SESSIONS sessions in two groups, fewer if their observations would exceed 32 MB."""
     sessions = max(2, min(SESSIONS, 32_000_000 // size))
     async with Fleet(address, max_message_bytes=MESSAGE_BYTES) as fleet:
         options = {"size": size, "kind": kind}
@@ -144,8 +144,8 @@ async def open_payload(address: str, size: int, kind: str) -> AsyncIterator[Coun
 
 @contextlib.asynccontextmanager
 async def open_peer(address: str, size: int) -> AsyncIterator[Count]:
-    """The same texts over OpenEnv, a WebSocket each."""
-    from openenv.core.generic_client import GenericEnvClient  # only where the peers are installed
+    """Open sessions with the same texts over OpenEnv, one WebSocket each."""
+    from openenv.core.generic_client import GenericEnvClient  # needs the peers' packages
 
     sessions = max(2, min(SESSIONS, 32_000_000 // size))
     clients = [GenericEnvClient(base_url=f"http://{address}") for _ in range(sessions)]
@@ -174,7 +174,7 @@ async def open_peer(address: str, size: int) -> AsyncIterator[Count]:
 
 @contextlib.asynccontextmanager
 async def open_lakes(addresses: list[str]) -> AsyncIterator[Count]:
-    """The lake on several servers, one coroutine per session."""
+    """Open sessions of the lake on several servers, with one coroutine per session."""
     async with Fleet(addresses) as fleet:
         sessions = [
             session
@@ -206,11 +206,11 @@ def print_table(title: str, unit: str, points: list[Point]) -> None:
 
 
 def write_plot(path: Path, sizes: list[Point], replicas: list[Point]) -> None:
-    """CPU time of a step, client and server together, over sizes and over replicas."""
+    """Plot the CPU time of a step over sizes (client and server together) and over replicas."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # the same run, the same file
+    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # equal figures give equal files
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")

@@ -1,8 +1,8 @@
-"""What hosting costs: one step and one session of FrozenLake-v1, played by Gymnasium itself and hosted in each class.
+"""Cost of hosting: a step and a session of FrozenLake-v1, in Gymnasium alone and hosted in each class.
 
     python -m benchmarks.serving.hosting [--steps 4000] [--json FILE]
 
-CPU time, of the server and its children, because wall time tells how busy the machine is.
+Figures are CPU time of the server and its children, because wall time depends on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACTIONS = ("1", "2", "0", "3")
 
 
 def in_process(steps: int) -> float:
-    """Seconds of CPU per step in a loop of one's own."""
+    """Return the CPU seconds per step of a plain loop over Gymnasium."""
     environment = gymnasium.make("FrozenLake-v1", disable_env_checker=True)
     environment.reset(seed=1)
     begin = time.process_time()
@@ -35,12 +35,12 @@ def in_process(steps: int) -> float:
 
 
 def cpu(pid: int) -> float:
-    """Seconds that a process and all that descend from it have used."""
+    """Return the CPU seconds of a process and all its descendants."""
     return sum(map(cpu_seconds, (pid, *descendants(pid))))
 
 
 def memory(pid: int) -> int:
-    """Bytes of a process and all that descend from it, what they share counted once."""
+    """Return the memory in bytes of a process and all its descendants. Shared pages count once."""
     total = 0
     for each in (pid, *descendants(pid)):
         lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()

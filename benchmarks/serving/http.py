@@ -1,9 +1,9 @@
-"""Steps over HTTP beside gRPC: one call per step, and a batch of all sessions' steps per request.
+"""Steps over HTTP compared with gRPC: one call per step, and a batch of all sessions' steps per request.
 
     python -m benchmarks.serving.http [--sessions 1,64] [--seconds 2] [--rounds 3] [--json FILE]
 
-The server and this client have a core each. The client over HTTP is a socket and a JSON encoder, so that the figures
-are the server's as far as they can be. Medians over the rounds.
+The server and this client have one core each. The HTTP client is only a socket and a JSON encoder, so that the figures
+depend on the server as much as possible. Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNLIMITED = {"max_turns": 0, "max_actions_per_turn": 0, "max_actions": 0}
 
 
 class Caller:
-    """One connection. key: the bearer token that it brings; empty: none."""
+    """A connection. key: bearer token to send; empty: none."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str = "") -> None:
         self._key = f"authorization: Bearer {key}\r\n" if key else ""
@@ -44,7 +44,7 @@ class Caller:
         self._writer = writer
 
     async def post(self, path: str, body: dict[str, Any]) -> bytes:
-        """The body of the response, whole."""
+        """Send a request, and return the complete body of the response."""
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{self._key}"
         self._writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
@@ -65,7 +65,7 @@ class Caller:
 
 
 class Player:
-    """A session that is stepped by a request per step, over a connection of its own."""
+    """A session with its own connection and one request per step."""
 
     def __init__(self, caller: Caller, session: str, epoch: int) -> None:
         self._caller = caller
@@ -100,7 +100,7 @@ async def _opened(
 
 @contextlib.asynccontextmanager
 async def open_http(url: str, sessions: int) -> AsyncIterator[Run]:
-    """A request per step, a connection and a coroutine per session."""
+    """Open sessions that each have a connection and a coroutine, and send one request per step."""
     async with _opened(url, sessions, sessions) as (callers, opened):
         players = [
             Player(caller, session["session_id"], session["epoch"])
@@ -111,7 +111,7 @@ async def open_http(url: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_batches(url: str, sessions: int) -> AsyncIterator[Run]:
-    """A request per turn of all sessions, answered by events."""
+    """Open sessions that all step with one request, whose replies are server-sent events."""
     async with _opened(url, sessions, 1) as ((caller,), opened):
         ids = [session["session_id"] for session in opened]
         epochs = dict.fromkeys(ids, 1)
@@ -169,7 +169,7 @@ def main() -> None:
 
 
 async def measure(counts: list[int], seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Each way with each number of sessions, in turn, round after round; medians."""
+    """Measure each way with each number of sessions, in turn in each round. Returns medians over the rounds."""
     measured: dict[tuple[str, int], list[Measurement]] = {}
     with only_on(SERVER_CORE):
         server = ServerProcess([sys.executable, "-m", "starpod.cli.main", "serve", *TASK.serve, "--http", "0"])

@@ -1,9 +1,9 @@
-"""`starpod hub` over every environment that is installed, and over bugs that were planted in environments.
+"""`starpod hub` on all installed environments, and on environments with planted bugs.
 
     make .venv-hosting/.ready && .venv-hosting/bin/python -m benchmarks.serving.hub [--minutes 30] [WHAT TO SERVE ...]
 
-The first as a user runs it; TextWorld has a game to find. The second tells how many of the bugs are found, and whether
-anything is found in environments without one: all that are built in, and some hosted ones.
+The first part runs it as a user would, with a game for TextWorld. The second part reports how many bugs are found, and
+whether anything is found in environments without one: all built-in ones, and some hosted ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GOOD = {
     "reasoning_gym": ("leg_counting", "basic_arithmetic", "isomorphic_strings"),
     "textarena": ("Mastermind-v0", "TowerOfHanoi-v0"),
 }
-"""Hosted environments without a known bug, by the module that they need."""
+"""Hosted environments without a known bug, by the module that each needs."""
 FAMILIES = {"minigrid": "gymnasium"}
 KEPT = ("id", "version", "passed", "problem", "seconds", "steps_per_second")
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def good() -> list[str]:
-    """Environments without a known bug, in the words of `starpod serve`."""
+    """Return the arguments of `starpod serve` for environments without a known bug."""
     words = ["*"]
     for module, names in GOOD.items():
         family = FAMILIES.get(module, module)
@@ -59,7 +59,7 @@ def good() -> list[str]:
 
 
 def check_all(folder: Path, minutes: float, words: list[str]) -> dict[str, Any]:
-    """Runs `starpod hub`; returns its result for each environment, and the minutes it took."""
+    """Run `starpod hub`. Returns its result for each environment, and the minutes that it took."""
     make = Path(sys.executable).with_name("tw-make")
     if make.exists():
         game = ("tw-simple", "--rewards", "dense", "--goal", "detailed", "--seed", "1", "--output", "games/simple.z8")

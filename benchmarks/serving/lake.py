@@ -1,11 +1,11 @@
-"""The tasks that all ways of the benchmark play: one fixed lake without slips, and one walk of 50 turns on it.
+"""Tasks of the serving benchmarks: one fixed lake that is not slippery, and one walk of 50 turns on it.
 
-The walk goes to and fro and then to the goal, so that every episode ends with reward 1 after exactly 50 turns and the
-next one starts with a reset. Resets take their time in every way; only steps are counted.
+The walk goes to and fro and then to the goal, so that every episode ends with reward 1 after exactly 50 turns, and the
+next one starts with a reset. Only steps are counted; resets take time in every way.
 
-The environment variable STARPOD_BENCHMARK_TASK chooses, for all processes of a run, how long a step takes: "lake" is
-the lake itself, microseconds; "wait" waits 5 ms; "tail" waits 5 ms, and now and then up to 100 times as long.
-"webshop" is another environment: the small made-up shop, where agents search and go back, 50 turns an episode.
+The environment variable STARPOD_BENCHMARK_TASK selects the task for all processes of a run. "lake": steps take
+microseconds. "wait": a step waits 5 ms. "tail": a step waits 5 ms, and occasionally up to 100 times as long. "webshop"
+is another environment, the small made-up shop, where agents search and go back for 50 turns per episode.
 """
 
 from __future__ import annotations
@@ -29,16 +29,13 @@ ENDLESS_SERVER = ("--environment-module", "benchmarks/serving/environments.py", 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """environment, options: what is played. serve: the arguments of `starpod serve` that host it.
-
-    walk: the actions of an episode. ends: whether the last one ends it, with reward 1.
-    """
+    """A task: an environment with options and a fixed sequence of actions."""
 
     environment: type[Environment]
     options: dict[str, Any]
-    serve: tuple[str, ...]
-    walk: tuple[str, ...] = LAKE_WALK
-    ends: bool = True
+    serve: tuple[str, ...]  # arguments of `starpod serve`
+    walk: tuple[str, ...] = LAKE_WALK  # actions of an episode
+    ends: bool = True  # whether the last action ends the episode with reward 1
 
 
 TASKS = {
@@ -49,18 +46,18 @@ TASKS = {
 VARIABLE = "STARPOD_BENCHMARK_TASK"
 CHOSEN = os.environ.get(VARIABLE, "lake")
 if CHOSEN == "webshop":
-    from starpod.environments.webshop.environment import WebShop  # its packages are large
+    from starpod.environments.webshop.environment import WebShop  # imports large packages
 
     WebShop.prepare()
     TASKS[CHOSEN] = Task(WebShop, {}, ("webshop",), ("search[red shoes]", "click[back to search]") * 25, ends=False)
 TASK = TASKS[CHOSEN]
 ENVIRONMENT, OPTIONS, WALK = TASK.environment.spec.id, TASK.options, TASK.walk
 WAITS = TASK.environment is SlowLake
-"""Whether steps wait: then servers must not run them in their event loop."""
+"""Whether steps wait. If they do, servers must not run them in their event loop."""
 
 
 def new_episode() -> Episode:
-    """The task in this process, at its start."""
+    """Return an episode of the task in this process, after its reset."""
     environment = TASK.environment()
     environment.options = TASK.environment.Options(**OPTIONS)
     episode = Episode(environment, NO_LIMITS)

@@ -1,11 +1,11 @@
-"""What the contract costs a server of each language: its CPU time per Step on a Stream, without the environment.
+"""Cost of the contract for a server in each language: CPU time per Step on a Stream, without the environment.
 
     python -m benchmarks.serving.languages [--sessions 256] [--messages 400] [--rounds 3]
 
-Each Step carries an action that the environment does not know: all that the contract asks for is done, and nothing is
-played. `calls`: a message per Step. `columns`: StepColumns, where the server reads them. The servers are measured in
-turn, round after round; medians over the rounds. examples/cpp must have been built into build/examples-cpp, and
-examples/typescript in its folder; what is not there is left out.
+Each Step has an action that the environment does not know, so that the server does everything that the contract
+requires but plays nothing. `calls`: one message per Step. `columns`: StepColumns, if the server supports them. The
+servers take turns in each round, and figures are medians over the rounds. examples/cpp must be built in
+build/examples-cpp, and examples/typescript in its folder; a server that is not built is left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SERVERS = {
     "C++, examples/cpp": ([str(path := ROOT / "build/examples-cpp/key_door_server")], path),
     "TypeScript, examples/typescript": (["node", str(path := ROOT / "examples/typescript/dist/main.js")], path),
 }
-"""By name: the command, and the file that must be there."""
+"""Servers by name: command, and the file that must exist."""
 UNKNOWN = "no such action"
 UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0)
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(server: ServerProcess, sessions: int, messages: int) -> Iterator[tuple[str, float]]:
-    """Yields each wire that the server reads with microseconds of its CPU per Step."""
+    """Yield each wire format that the server supports, with microseconds of its CPU per Step."""
     with grpc.insecure_channel(server.address) as channel:
         stub = EnvironmentServiceStub(channel)
         about = stub.Describe(pb.DescribeRequest())

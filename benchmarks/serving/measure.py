@@ -1,4 +1,4 @@
-"""Drives sessions for a while and counts steps and waits."""
+"""Driver of sessions that counts steps and measures how long each takes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from benchmarks.serving.lake import TASK, WALK
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """steps: how many in `seconds` of wall clock. p50, p99: seconds from the call of a step to its result.
+    """Measurement of a run: number of steps in `seconds` of wall clock, and resources used.
 
-    client_cpu, server_cpu: seconds of CPU time, where a server there is. wire: bytes over the loopback.
+    p50, p99: seconds from the call of a step to its result. client_cpu, server_cpu: CPU seconds, 0 if not measured.
+    wire: bytes over the loopback.
     """
 
     steps: int
@@ -34,7 +35,7 @@ class Measurement:
 
 
 Run = Callable[[float], Awaitable[Measurement]]
-"""Steps all sessions for that many seconds."""
+"""Function that steps all sessions for a number of seconds."""
 
 
 def summarise(steps: int, seconds: float, waits: Sequence[float]) -> Measurement:
@@ -43,17 +44,17 @@ def summarise(steps: int, seconds: float, waits: Sequence[float]) -> Measurement
 
 
 class Player(Protocol):
-    """One session."""
+    """Interface of a session."""
 
     async def step(self, action: str) -> tuple[float, bool]:
-        """Plays one action. Returns its reward and whether the episode is over."""
+        """Play one action. Returns its reward and whether the episode has ended."""
 
     async def reset(self) -> None:
-        """Starts the next episode."""
+        """Start the next episode."""
 
 
 async def drive(players: Sequence[Player], seconds: float) -> Measurement:
-    """One coroutine per session, each stepping as fast as it gets answers. The first resets are not timed."""
+    """Step each session in its own coroutine, as fast as replies arrive. The first resets are not timed."""
     await asyncio.gather(*(player.reset() for player in players))
     waits: list[float] = []
     start = perf_counter()
@@ -76,7 +77,7 @@ async def drive(players: Sequence[Player], seconds: float) -> Measurement:
 
 
 def check(place: int, reward: float, over: bool) -> None:
-    """Raises RuntimeError if the walk did not go as it must: a fast wrong answer is worth nothing."""
+    """Raise RuntimeError if the result of a step of the walk is wrong: speed counts only with correct results."""
     last = TASK.ends and place == len(WALK)
     if over != last or reward != float(last):
         raise RuntimeError(f"step {place} of {len(WALK)} gave reward {reward}, over {over}")

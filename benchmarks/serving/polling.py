@@ -1,9 +1,10 @@
-"""What gRPC itself takes for a message and for a call, with its pool of threads and without (docs/decisions/0007).
+"""Cost of a message and of a call in gRPC itself, with and without its thread pool (docs/decisions/0007).
 
     python -m benchmarks.serving.polling [--seconds 2] [--rounds 3] [--json FILE]
 
-An echo server and a client, each a process, nothing of Starpod in them: a stream with two messages of 10,000 bytes
-under way, and one unary call of 100 bytes after the other. CPU time is that of both processes, medians over the rounds.
+An echo server and a client run in one process each, without any code of Starpod: a stream with two messages of 10,000
+bytes in flight, and unary calls of 100 bytes one after another. CPU time is that of both processes, as a median over
+the rounds.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def main() -> None:
 
 
 def echo(setting: str, seconds: float) -> dict[str, dict[str, float]]:
-    """One measurement with `GRPC_EXPERIMENTS` set so."""
+    """Make one measurement with this value of `GRPC_EXPERIMENTS`."""
     environment = {**os.environ, VARIABLE: setting}
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None

@@ -18,10 +18,10 @@ PEERS = (*BASELINES, "Ray actors", "AsyncVectorEnv")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One way at one number of sessions: medians over the rounds, and the rate of each round.
+    """Result of a way at one number of sessions: medians over the rounds, and the rate of each round.
 
-    client_cpu_seconds, server_cpu_seconds: CPU time of a step; in process all of it is the client's. wire_bytes: bytes
-    of a step over the loopback, both directions, headers included.
+    client_cpu_seconds, server_cpu_seconds: CPU time per step. In-process ways have only the client's. wire_bytes: bytes
+    per step over the loopback in both directions, including headers.
     """
 
     way: str
@@ -36,7 +36,7 @@ class Result:
 
 
 def ratio(results: list[Result], result: Result, baseline: str) -> float | None:
-    """How many times the baseline's rate at the same number of sessions, in the same run."""
+    """Return the rate divided by the baseline's at the same number of sessions; None if that was not measured."""
     for other in results:
         if (other.way, other.sessions) == (baseline, result.sessions):
             return result.steps_per_second / other.steps_per_second
@@ -44,7 +44,7 @@ def ratio(results: list[Result], result: Result, baseline: str) -> float | None:
 
 
 def rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of the table."""
+    """Return the headings and the cells of the table."""
     baselines = [name for name in BASELINES if any(result.way == name for result in results)]
     headings = [
         "Way",
@@ -94,15 +94,15 @@ def write_json(path: Path, results: list[Result]) -> None:
 
 
 def write_plot(path: Path, results: list[Result]) -> None:
-    """Steps per second over the number of sessions, both logarithmic. Needs matplotlib (extra `bench`)."""
+    """Plot steps per second over the number of sessions, both logarithmic. Needs matplotlib (extra `bench`)."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # the same run, the same file
+    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # equal figures give equal files
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.set_prop_cycle(color=plt.get_cmap("tab20").colors)  # as many as there are ways, and more
+    axes.set_prop_cycle(color=plt.get_cmap("tab20").colors)  # more colours than ways
     for name in dict.fromkeys(result.way for result in results):
         points = sorted((result.sessions, result.steps_per_second) for result in results if result.way == name)
         style = "--" if name in PEERS else "-"

@@ -1,9 +1,9 @@
-"""Ten thousand open sessions on one server: memory of each, and what the lease reaper costs. Linux only.
+"""Ten thousand open sessions on one server: memory of each, and cost of the lease reaper. Linux only.
 
     python -m benchmarks.serving.sessions [--sessions 10000] [--environment frozen_lake-v1 ...] [--idle 10]
 
-Every session has another seed and has taken one step, so that its cached reply counts too. Memory is the growth of the
-server's resident set; CPU is its user and system time, both from /proc.
+Each session has a different seed and has taken one step, so that its cached reply counts, too. Memory is the growth of
+the server's resident set; CPU is its user and system time, both from /proc.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, ServerProcess, start_server
 
 ENVIRONMENTS = {"frozen_lake-v1": "Right", "sokoban-v1": "Up", "sudoku-v1": "1,1,1"}
-"""What is opened, and the action that is played in it."""
+"""Environments, and the action that is played in each."""
 BATCH = 500
 SHORT_LEASE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """bytes_per_session: resident. idle_cpu, empty_cpu: share of one core with and without the open sessions.
-    reap_cpu_seconds: CPU time from the last Open until every lease has run out and been reaped; reap_seconds: the wall
-    clock that took, most of it the lease itself."""
+    """Result of one environment. idle_cpu, empty_cpu: share of one core with and without the open sessions.
+
+    reap_cpu_seconds, reap_seconds: CPU and wall-clock time from the last Open until all leases have expired and all
+    sessions are closed. Most of the wall-clock time is the lease itself.
+    """
 
     environment: str
     sessions: int
@@ -64,7 +66,7 @@ def main() -> None:
 
 
 async def measure(environment: str, sessions: int, idle_seconds: float) -> Result:
-    """One server for one environment."""
+    """Measure one environment on its own server."""
     with start_server(environment, "--max-sessions", str(sessions + BATCH)) as server:
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = EnvironmentServiceStub(channel)
@@ -95,7 +97,7 @@ async def measure(environment: str, sessions: int, idle_seconds: float) -> Resul
 async def open_and_step(
     stub: EnvironmentServiceStub, environment: str, sessions: int, lease_seconds: float
 ) -> list[str]:
-    """Opens sessions with different seeds and keys, as a fleet does, and plays one turn in each. Returns their ids."""
+    """Open sessions with different seeds and keys, as a fleet does, and play one turn in each. Returns their ids."""
     ids: list[str] = []
     actions = [pb.Action(text=ENVIRONMENTS.get(environment, ""))]
     stream = stub.Stream()

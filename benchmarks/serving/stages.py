@@ -1,9 +1,10 @@
-"""Where a step's time goes on the server: each stage of a batch of steps in columns, in this process, without a socket.
+"""Time of a step on the server by stage: batches of steps in columns, in this process, without a socket.
 
     python -m benchmarks.serving.stages [--rows 128,512] [--batches 300]
 
-Microseconds per step, the median over the batches. `turn` is the environment with its limits: what remains of a step in
-process. The last line is what a message costs beside that: a batch echoed over a gRPC stream between two processes.
+Figures are microseconds per step, as a median over the batches. `turn` is the environment with its limits, the only
+stage of an in-process step. The last line is the cost of a message: a batch echoed over a gRPC stream between two
+processes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 async def measure(rows: int, batches: int) -> dict[str, float]:
-    """Microseconds per step by stage."""
+    """Return the microseconds per step by stage."""
     spent: defaultdict[str, list[float]] = defaultdict(list)
     calls = Calls(Worker(Registry.installed(), ServerLimits(), Metrics(), threads=1))
     table = SessionTable()
@@ -99,7 +100,7 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
         marks.append(perf_counter())
         transitions = Transitions()
         start = 0
-        while start < rows:  # in slices, as the service does
+        while start < rows:  # step_rows handles a slice per call, as in the service
             others, broken, start = step_rows(read, start, rows, table, 1, calls.worker.metrics, transitions)
             assert not others and not broken, "every row was stepped"
         marks.append(perf_counter())
@@ -115,7 +116,7 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
 
 
 async def echo(data: bytes, seconds: float) -> float:
-    """Seconds per message of a stream that echoes, with two messages under way as the fleet has."""
+    """Return the seconds per message of an echoing stream, with two messages in flight, as in the fleet."""
     with subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.stdout.readline().strip()}") as channel:

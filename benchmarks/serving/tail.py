@@ -1,11 +1,11 @@
-"""The tail of latency at a share of the load that a server can bear.
+"""Tail latency at shares of a server's maximum load.
 
     python -m benchmarks.serving.tail [--sessions 256] [--seconds 8] [--rounds 3]
 
-`starpod load` in processes of its own: first a closed loop, as fast as it goes, for the rate that server and generator
-reach together on this machine; then open loops with Poisson arrivals at shares of that rate. Latencies of the open
-loops count from when a step was due. Medians over rounds in which the shares take turns. The server has one core, the
-generator and the program that gathers its figures share the other.
+`starpod load` runs as a separate process: first as a closed loop at full speed, to find the highest rate of server and
+generator on this machine, then as open loops with Poisson arrivals at shares of that rate. Latencies of open loops
+count from the time at which a step was due. Figures are medians over rounds in which the shares take turns. The server
+has one core; the generator and the program that collects its figures share the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARES = (0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Latencies of a step in milliseconds. share: of the closed loop's rate; 1.0 is the closed loop itself."""
+    """Latencies of a step in milliseconds. share: fraction of the closed loop's rate; 1.0 is the closed loop itself."""
 
     share: float
     steps_per_second: float
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def load(address: str, sessions: int, seconds: float, share: float, peak: float) -> Result:
-    """One run of `starpod load`. Raises CalledProcessError if it fails."""
+    """Run `starpod load` once. Raises CalledProcessError if it fails."""
     command = [sys.executable, "-m", "starpod.cli.main", "load", address, "-e", "frozen_lake-v1"]
     command += ["--sessions", str(sessions), "--seconds", str(seconds), "--json", "-"]
     if share < 1:

@@ -1,10 +1,10 @@
-"""Steps per second and latency of one lake, in process, over Starpod and over other servers.
+"""Steps per second and latency of one lake: in process, over Starpod, and over other servers.
 
     python -m benchmarks.serving.throughput [--sessions 1,16,64,256,1024,10000] [--rounds 3] [--way NAME ...]
 
-Each server is a process of its own on this machine; the client is this process. Where there is one server, both have a
-core each; other ways use all cores. All ways are measured in turn, round after round, so that a slow minute of the
-machine hits all of them; the medians over the rounds are reported.
+Each server is a separate process on this machine; the client is this process. A server of one process and the client
+have one core each; other ways use all cores. All ways take turns in each round, so that a slow minute of the machine
+affects all of them. Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMANDS = {
 }
 
 SEVERAL = ("starpod_2",)
-"""Servers of several processes: they share all cores with the client."""
+"""Servers of several processes. They share all cores with the client."""
 
 
 def main() -> None:
@@ -54,8 +54,8 @@ def main() -> None:
     arguments = parser.parse_args()
     ways = [way for way in WAYS if not arguments.way or way.name in arguments.way]
     counts = [int(count) for count in arguments.sessions.split(",")]
-    tune_garbage_collection()  # as `starpod serve` and `starpod load` do
-    # The clients of all ways run in the faster event loop, as the servers do.
+    tune_garbage_collection()  # as in `starpod serve` and `starpod load`
+    # The clients of all ways run on uvloop, like the servers.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(measure(ways, counts, arguments.seconds, arguments.rounds))
     print_table(results)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: int) -> list[Result]:
-    """All ways with all numbers of sessions, `rounds` times; medians."""
+    """Measure all ways with all numbers of sessions, `rounds` times. Returns medians."""
     measured: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
     console = Console(stderr=True)
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: in
                             before = Usage.now()
                             measurement = await run(seconds)
                             used = Usage.now() - before
-                            if not measurement.client_cpu:  # it did not count by itself
+                            if not measurement.client_cpu:  # not measured by the way itself
                                 measurement = replace(
                                     measurement, client_cpu=used.own, server_cpu=used.descendants, wire=used.wire
                                 )

@@ -1,4 +1,4 @@
-"""The ways in which the benchmark steps the lake: in this process, over Starpod's wire, and over the peers' wires."""
+"""Ways of stepping the lake: in this process, over Starpod's wire, and over the peers' wires."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """server: what `address` must serve: starpod, starpod_2 (two workers), starpod_endless (a lake without limits),
-    openenv, openenv_tuned, dm_env_rpc, or none.
-    open: readies that many sessions. most: sessions beyond which it is left out, where one more costs a process, a
-    connection or a thread."""
+    """A way of stepping.
+
+    server: kind of server at `address`: starpod, starpod_2 (two workers), starpod_endless (a lake without limits),
+    openenv, openenv_tuned, dm_env_rpc, or none. open: opens a number of sessions. most: maximum number of sessions, for
+    ways that need a process, a connection or a thread for each.
+    """
 
     name: str
     server: str
@@ -46,7 +48,7 @@ class Way:
 
 @contextlib.asynccontextmanager
 async def open_in_process(address: str, sessions: int) -> AsyncIterator[Run]:
-    """One loop over all episodes, in this process: what there is to lose."""
+    """Step all episodes in one loop in this process, which is the upper bound of every other way."""
     episodes = [new_episode() for _ in range(sessions)]
     nothing = Want()
 
@@ -75,7 +77,7 @@ async def open_in_process(address: str, sessions: int) -> AsyncIterator[Run]:
 
 
 class UnaryPlayer:
-    """A session stepped with one call per step."""
+    """A session with one unary call per step."""
 
     def __init__(self, stub: EnvironmentServiceStub, session: pb.Session) -> None:
         self._stub = stub
@@ -97,7 +99,7 @@ class UnaryPlayer:
 
 
 class SessionPlayer:
-    """A session of a fleet."""
+    """A session of a fleet, stepped with Session.step."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -112,7 +114,7 @@ class SessionPlayer:
 
 @contextlib.asynccontextmanager
 async def open_unary(address: str, sessions: int) -> AsyncIterator[Run]:
-    """One unary call per step, one coroutine per session."""
+    """Open sessions with one unary call per step and one coroutine per session."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = EnvironmentServiceStub(channel)
         opened = await _open(stub, sessions)
@@ -123,7 +125,7 @@ async def open_unary(address: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_blocking_unary(address: str, sessions: int) -> AsyncIterator[Run]:
-    """One unary call per step, made by gRPC's blocking client: what a script without an event loop does."""
+    """Open a session with one unary call per step by gRPC's blocking client, as in a script without an event loop."""
     with grpc.insecure_channel(address) as channel:
         stub: Any = EnvironmentServiceStub(channel)
         request = pb.OpenRequest(environment_id=ENVIRONMENT, seed=0, count=sessions, limits=UNLIMITED)
@@ -148,7 +150,7 @@ async def open_blocking_unary(address: str, sessions: int) -> AsyncIterator[Run]
 
 @contextlib.asynccontextmanager
 async def open_stream_calls(address: str, sessions: int) -> AsyncIterator[Run]:
-    """Batches of one message per step, without columns: what any client can do with the generated messages alone."""
+    """Open sessions stepped in batches without columns, as any client can do with only the generated messages."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = EnvironmentServiceStub(channel)
         opened = await _open(stub, sessions)
@@ -195,8 +197,11 @@ async def open_stream_calls(address: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_step_many(address: str, sessions: int) -> AsyncIterator[Run]:
-    """Fleet.step_many, in columns over one Stream. Two groups per server march by themselves, as the groups of a
-    trainer do: the server works on the one while the replies to the other are read."""
+    """Open sessions stepped by Fleet.step_many, in columns over one Stream.
+
+    Each server has two independent groups, like the groups of a trainer: it steps one while the client reads the
+    replies to the other.
+    """
     async with Fleet(address) as fleet:
         there: defaultdict[str, list[Session]] = defaultdict(list)
         for session in await _open_fleet(fleet, sessions):
@@ -227,7 +232,7 @@ async def open_step_many(address: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_coroutines(address: str, sessions: int) -> AsyncIterator[Run]:
-    """One coroutine per session over one Stream: the fleet batches what is ready."""
+    """Open sessions with one coroutine each over one Stream. The fleet batches the calls that are ready."""
     async with Fleet(address) as fleet:
         players = [SessionPlayer(session) for session in await _open_fleet(fleet, sessions)]
         yield lambda seconds: drive(players, seconds)
@@ -235,7 +240,7 @@ async def open_coroutines(address: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_load(address: str, sessions: int) -> AsyncIterator[Run]:
-    """`starpod load`, a process of its own: a closed loop of the same walk on the same lake, without limits."""
+    """Run `starpod load` as a separate process: a closed loop of the same walk on the same lake, without limits."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         head = {"format": "starpod-load-recording", "version": 1, "environment": "", "episodes": 1}
         lines = (head, {"seed": 0, "turns": [[action] for action in WALK]})
@@ -246,8 +251,10 @@ async def open_load(address: str, sessions: int) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def open_default_load(address: str, sessions: int) -> AsyncIterator[Run]:
-    """`starpod load` with its default policy, on a lake without holes: there episodes of random moves are about as long
-    as the walk that all others play, so that there are as many resets."""
+    """Run `starpod load` with its default policy, random moves, on a lake without holes.
+
+    Episodes there are about as long as the walk of the other ways, so that the number of resets is similar.
+    """
     yield _load([address, "--sessions", str(sessions)], {**OPTIONS, "map": ["SFFF", "FFFF", "FFFF", "FFFG"]})
 
 
@@ -256,7 +263,7 @@ def _load(arguments: Sequence[str], options: Mapping[str, Any]) -> Run:
     words += [word for name, value in options.items() for word in ("--option", f"{name}={json.dumps(value)}")]
 
     async def run(seconds: float) -> Measurement:
-        length = str(max(seconds, 1.0))  # on a busy machine less may not do for a step
+        length = str(max(seconds, 1.0))  # on a busy machine, a shorter run may end before its first step
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "starpod.cli.main", "load", "--seconds", length, *words, "--json", "-"),
             stdout=asyncio.subprocess.PIPE,
@@ -280,7 +287,7 @@ def _load(arguments: Sequence[str], options: Mapping[str, Any]) -> Run:
 async def _march(
     sessions: int, seconds: float, reset: Callable[[], Awaitable[None]], step: Callable[[int, str], Awaitable[None]]
 ) -> Measurement:
-    """All sessions in step, whole walks. The wait of a step is that of its batch; the first resets are not timed."""
+    """Step all sessions together. The latency of a step is that of its batch; the first resets are not timed."""
     await reset()
     waits: list[float] = []
     start = perf_counter()
@@ -302,7 +309,7 @@ async def _open(stub: EnvironmentServiceStub, sessions: int) -> Sequence[pb.Sess
 
 
 async def _open_fleet(fleet: Fleet, sessions: int) -> list[Session]:
-    """In at least two groups, so that two servers have half of them each."""
+    """Open sessions in at least two groups, so that two servers get half of them each."""
     opened: list[Session] = []
     while (missing := sessions - len(opened)) > 0:
         opened += await fleet.open(
@@ -317,7 +324,7 @@ async def _open_fleet(fleet: Fleet, sessions: int) -> list[Session]:
 
 @contextlib.asynccontextmanager
 async def open_empty_calls(address: str, sessions: int) -> AsyncIterator[Run]:
-    """Renew without a session, as many at a time as there are sessions: what gRPC itself takes for a call."""
+    """Call Renew without a session, with one call in flight per "session": the cost of a call in gRPC itself."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = EnvironmentServiceStub(channel)
         nothing = pb.RenewRequest()
@@ -343,7 +350,7 @@ async def open_empty_calls(address: str, sessions: int) -> AsyncIterator[Run]:
 def _peer(name: str) -> Callable[[str, int], AbstractAsyncContextManager[Run]]:
     @contextlib.asynccontextmanager
     async def open_peer(address: str, sessions: int) -> AsyncIterator[Run]:
-        from benchmarks.peers import clients  # only where the peers are installed
+        from benchmarks.peers import clients  # needs the peers' packages
 
         async with getattr(clients, name)(address, sessions) as run:
             yield run
@@ -353,8 +360,7 @@ def _peer(name: str) -> Callable[[str, int], AbstractAsyncContextManager[Run]]:
 
 @contextlib.asynccontextmanager
 async def _driver(module: str, *arguments: str) -> AsyncIterator[Run]:
-    """A program that steps its environments itself, in processes of its own: it is told for how long, and answers with
-    the measurement as JSON."""
+    """Run a program that steps its own environments: it reads a number of seconds and prints a measurement as JSON."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

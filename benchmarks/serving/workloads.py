@@ -1,9 +1,9 @@
-"""What `benchmarks.serving.throughput` measures, on steps that wait, 5 ms each or with a heavy tail, and on a shop.
+"""`benchmarks.serving.throughput` on other workloads: steps that wait 5 ms or with a heavy tail, and a web shop.
 
     python -m benchmarks.serving.workloads [--sessions 16,64,256] [--seconds 3] [--rounds 1]
 
-A step of 5 ms stands for a tool or a page; the heavy tail (Pareto, clipped at 500 ms) for the web. In process steps
-come one after the other. AsyncVectorEnv and Ray actors are stepped together, so each step is as slow as the slowest.
+A step of 5 ms imitates a tool or a page, and the heavy tail (Pareto, clipped at 500 ms) the web. In process, steps run
+one after another. AsyncVectorEnv and Ray actors are stepped together, so each step is as slow as the slowest.
 """
 
 from __future__ import annotations

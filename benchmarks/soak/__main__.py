@@ -1,11 +1,11 @@
-"""Half an hour of churn: does a server, or a client, grow? Linux only.
+"""Soak test: do a server and its client grow during half an hour of churn? Linux only.
 
     python -m benchmarks.soak --minutes 30 --load 0.7
 
-First the peak: how many steps per second server and client do together at their best. Then `--load` times that rate
-for so many minutes, with sessions that are opened, reset, forked, restored, closed and abandoned all the while. Memory,
-file descriptors, threads, processes, sessions and tasks are sampled, and after the warm-up a line is fitted to each.
-Exit status 1 if one of them grows, or if a call failed.
+It first measures the peak, the highest step rate of server and client together. Then it runs at `--load` times that
+rate for the given minutes, while sessions are opened, reset, forked, restored, closed and abandoned. Memory, file
+descriptors, threads, processes, sessions and tasks are sampled, and a line is fitted to each after the warm-up. The
+exit status is 1 if one of them grows, or if a call failed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ TOLERANCES = {
     "sessions": Tolerance(20, 0.15),
     "tasks": Tolerance(20, 0.15),
 }
-"""What counts as no growth, by the second word of a series' name: memory in bytes, the rest are counts."""
+"""Growth that is tolerated, by the second word of a series' name. Memory is in bytes, the others are counts."""
 
 
 class Client:
-    """The process that makes the load."""
+    """The process that generates the load."""
 
     def __init__(self, address: str, environments: list[str], players: int) -> None:
         command = [sys.executable, "-m", "benchmarks.soak.churn", address, "--players", str(players)]
@@ -130,7 +130,7 @@ def running(address: str, environments: list[str], arguments: argparse.Namespace
 
 
 def measure_peak(client: Client, seconds: float) -> float:
-    """Steps per second at full speed, the first moments left out."""
+    """Return the steps per second at full speed, after SETTLING_SECONDS."""
     while not client.done.get("steps"):
         if not client.alive:
             sys.exit("soak: the client ended before it began")
@@ -142,7 +142,7 @@ def measure_peak(client: Client, seconds: float) -> float:
 
 
 def watch(server: int, address: str, client: Client, seconds: float) -> tuple[list[float], dict[str, list[float]]]:
-    """Samples both processes for so long. Returns the times, and by series the values."""
+    """Sample both processes for `seconds`. Returns the times, and the values of each series."""
     times: list[float] = []
     series: dict[str, list[float]] = {}
     pause = min(LONGEST_PAUSE, max(0.1, seconds / SAMPLES))
@@ -165,7 +165,7 @@ def watch(server: int, address: str, client: Client, seconds: float) -> tuple[li
 
 
 def facts(pid: int) -> dict[str, float]:
-    """Resident bytes, open file descriptors and threads of a process."""
+    """Return the resident bytes, open file descriptors and threads of a process."""
     folder = Path(f"/proc/{pid}")
     return {
         "memory": float(resident_bytes(pid)),
@@ -195,11 +195,11 @@ def written(name: str, value: float) -> str:
 
 
 def plot(path: Path, seconds: list[float], series: dict[str, list[float]]) -> None:
-    """All series over time, memory in MiB."""
+    """Plot all series over time, memory in MiB."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # the same run, the same file
+    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # equal figures give equal files
     from matplotlib import pyplot as plt
 
     kinds = list(dict.fromkeys(name.split()[1] for name in series))

@@ -1,10 +1,10 @@
-"""A client that never does the same thing for long: the load of `benchmarks.soak`, in a process of its own.
+"""The load generator of `benchmarks.soak`: a client that mixes all kinds of calls. It runs as a separate process.
 
     python -m benchmarks.soak.churn ADDRESS [--environment E ...] [--players N]
 
-Players open groups, play, reset, fork, snapshot, restore, close, and now and then walk away without a word; some come
-with connections of their own. A number on standard input is the steps per second from then on (0: as many as there can
-be); its end is the end. A line of JSON on standard output each second tells what was done so far.
+Players open groups, play, reset, fork, snapshot, restore and close; some leave their sessions open, and some use
+separate connections. A number on standard input sets the steps per second from then on (0: no limit), and the end of
+input ends the program. Each second, a line of JSON on standard output has the counts so far.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from starpod.v1 import environment_pb2 as pb
 
 LEASE_SECONDS = 5.0
 ABANDONED = 0.1
-"""Share of the groups that are left to their leases."""
+"""Share of the groups that are never closed, so that their leases expire."""
 OWN_CONNECTION = 0.02
-"""Share of the groups that are played over a fleet of their own."""
+"""Share of the groups that are played over a separate fleet."""
 IN_A_PROCESS = 0.01
-"""How often an environment of class `process` is taken, to once for any other: a start costs it a process."""
+"""Weight of environments of class `process`, whose sessions each start a process. Others have weight 1."""
 ELSEWHERE = ("1,1,1", "[1]", "(1 + 2)", "stay")
-"""Actions where an environment names none; bad ones are outcomes, not errors."""
+"""Actions for environments that name none. Invalid actions are outcomes, not errors."""
 
 
 class Pacer:
-    """Lets so many steps through each second; 0 lets all through."""
+    """Limits the number of steps per second to `rate`; 0: no limit."""
 
     def __init__(self) -> None:
         self.rate = 0.0
@@ -42,14 +42,14 @@ class Pacer:
         if not self.rate:
             return
         now = asyncio.get_running_loop().time()
-        # What was missed for more than a moment is not made up for.
+        # After a stall, at most 0.25 s of missed steps are made up for.
         self._next = max(self._next, now - 0.25) + count / self.rate
         if self._next > now:
             await asyncio.sleep(self._next - now)
 
 
 class Churn:
-    """All players. `done` counts what they did, by kind."""
+    """All players. `done` counts their actions by kind."""
 
     def __init__(self, address: str, environments: list[str]) -> None:
         self.address = address
@@ -98,7 +98,7 @@ class Churn:
                 await asyncio.sleep(0.1)
 
     async def _group(self, fleet: Fleet, luck: random.Random) -> None:
-        """From an open to a close, or to nothing."""
+        """Open a group, play with it, and close or abandon it."""
         (environment,) = luck.choices(self.environments, self._shares)
         sessions = await fleet.open(
             environment,

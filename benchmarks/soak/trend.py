@@ -1,4 +1,4 @@
-"""Whether a series of measurements grows, told apart from noise and from what settles after a while."""
+"""Test whether a series of measurements grows, beyond noise and the growth of a warm-up."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from statistics import median
 import numpy as np
 
 WARM_UP = 0.25
-"""The first share of a series, which says nothing: caches fill, pools and heaps find their size."""
+"""Share of a series that is ignored at its beginning, while caches fill and pools and heaps reach their size."""
 PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What a series may rise by between the beginning and the end: the larger of so much, and a share of its mean."""
+    """Tolerated rise of a series from beginning to end: `absolute`, or `relative` times its mean if that is larger."""
 
     absolute: float
     relative: float
@@ -24,23 +24,19 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A series after its warm-up.
-
-    mean: of the values. slope: per hour, of the line through them by least squares. rise: of that line, end to end.
-    settled_rise: between the medians of the first and last quarter. tolerance: the rise that counts as none.
-    grows: both rises exceed it, and no quarter's median falls back behind the one before by more than it.
-    """
+    """Statistics of a series after its warm-up."""
 
     mean: float
-    slope: float
-    rise: float
-    settled_rise: float
+    slope: float  # of a least-squares line, per hour
+    rise: float  # of that line from beginning to end
+    settled_rise: float  # from the median of the first quarter to that of the last one
     tolerance: float
     grows: bool
+    """Both rises exceed the tolerance, and no quarter's median is below the previous one's by more than it."""
 
 
 def trend(seconds: Sequence[float], values: Sequence[float], tolerance: Tolerance) -> Trend:
-    """Fits a line to what follows the warm-up. Raises ValueError if that is too little to say anything."""
+    """Fit a line to the values after the warm-up. Raises ValueError if there are too few of them."""
     if len(seconds) != len(values):
         raise ValueError(f"{len(seconds)} times and {len(values)} values")
     span = seconds[-1] - seconds[0] if seconds else 0.0

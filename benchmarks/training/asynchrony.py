@@ -1,12 +1,12 @@
-"""Collection during updates against lock step: iterations and success per hour, on environments of 5 to 500 ms a step.
+"""Collection during updates compared with lock step: iterations and success per hour; steps take 5 to 500 ms.
 
     python -m benchmarks.training.asynchrony [--staleness 0 1 2 4] [--iterations 24] [--rounds 3] [--seeds 1]
     python -m benchmarks.training.asynchrony --job frozen_lake_llm --iterations 6 --rounds 2      a pretrained model
 
-Runs of `starpod train` from the same warm start, the same but for `collect.max_staleness`. They take turns: each is
-stopped by SIGTERM when its share of a round is done, and resumed in the next one, so that all see the same machine. A
-step of the environment takes a time from a Pareto distribution with tail index 1, clipped. Evaluations play the same
-lake without delays; clocks count iterations alone.
+Runs of `starpod train` with the same warm start differ only in `collect.max_staleness`. They take turns: each stops by
+SIGTERM after its share of a round and is resumed in the next one, so that slow minutes of the machine affect all. Step
+times have a clipped Pareto distribution with tail index 1. Evaluations play the same lake without delays. Clocks only
+count iterations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENVIRONMENTS = ROOT / "benchmarks" / "serving" / "environments.py"
 RESULTS = ROOT / "docs" / "benchmarks"
 JOBS = {
     "frozen_lake": (
-        # What the job was when it was measured.
+        # The job's values at the time of the measurement.
         "algorithm.advantage=gae",
         "algorithm.mini_batch_size=32",
         "optimizer.critic_lr=0.001",
@@ -50,11 +50,11 @@ JOBS = {
     ),
     "frozen_lake_llm": ("evaluation.every=3",),
 }
-"""Jobs, and the keys that a run sets besides those that all of them set."""
+"""Jobs, with the keys that each sets in addition to the common ones."""
 
 
 def words(job: str, staleness: int) -> list[str]:
-    """Arguments of `starpod train`. The service has a thread for each episode that can be in play."""
+    """Return the arguments of `starpod train`. The service has a thread for each episode that can run at a time."""
     threads = 8 * 16 * (staleness + 1)
     return [
         job,
@@ -73,7 +73,7 @@ def words(job: str, staleness: int) -> list[str]:
 
 
 def train(folder: Path, *arguments: str, until: int | None = None) -> None:
-    """Trains to the end, or until so many iterations are done."""
+    """Train to the end, or until `until` iterations are done."""
     command = [sys.executable, "-m", "starpod.cli.main", "train", *arguments, "--run-dir", str(folder)]
     with subprocess.Popen(command) as process:
         while process.poll() is None and (until is None or len(RunFolder(folder).read_metrics()) < until):
@@ -84,7 +84,7 @@ def train(folder: Path, *arguments: str, until: int | None = None) -> None:
 
 
 def summary(staleness: int, seed: int, success: float, folder: Path) -> dict[str, Any]:
-    """Result of a run."""
+    """Return the figures of a run. success: rate of an evaluation at which the time to success is taken."""
     metrics = [step["metrics"] for step in RunFolder(folder).read_metrics()]
     evaluations = RunFolder(folder).read_evaluations()
     clock = [0.0, *itertools.accumulate(each["time/step"] for each in metrics)]
@@ -151,7 +151,7 @@ def main() -> None:
 
 
 def asynchrony_table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows, a row for each bound; means over its seeds."""
+    """Return the head and the rows of a table, with a row per bound of staleness. Figures are means over its seeds."""
     rows = []
     for bound in dict.fromkeys(each["staleness"] for each in content["results"]):
         mine: Sequence[Mapping[str, Any]] = [each for each in content["results"] if each["staleness"] == bound]

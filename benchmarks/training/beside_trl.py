@@ -1,15 +1,15 @@
-"""An iteration with a pretrained model on a CPU: `starpod train`, the same at an older commit, and TRL's GRPOTrainer.
+"""Iterations with a pretrained model on a CPU: `starpod train`, the same at an older commit, and TRL's GRPOTrainer.
 
     make .venv/.smollm .venv-adapters/.ready
     .venv/bin/python -m benchmarks.training.beside_trl [--iterations 6] [--way trl now before --before PYTHON]
 
-All begin with the same warm-started SmolLM2 and play the bandit over servers of ours: 8 groups of 8, the same start
-states, every episode trained on in one optimiser step, the same prompts, replies of up to 32 tokens, advantages of Dr.
-GRPO, clip 0.2 and 0.28, no KL term, AdamW, products in bfloat16, if the processor has them, over float32 weights. Not
-the same: ours reads once what prompts share, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays
-through `rollout_func`. Ours trains for as long as TRL took, its evaluations included. The evaluations of both are ours,
-on the same held-out start states. Then collections and the engine alone, which samples as many tokens after the same
-prompts, take turns. Ways that are not measured keep their figures.
+All start from the same warm-started SmolLM2 and play the bandit on our servers. The following are equal: 8 groups of 8,
+start states, prompts, one optimiser step on every episode, replies of up to 32 tokens, advantages of Dr. GRPO, clip 0.2
+and 0.28, no KL term, AdamW, float32 weights, and products in bfloat16 if the processor supports it. These differ: ours
+computes shared parts of prompts once, adds an entropy bonus of 0.001 and compares sampler and trainer; TRL plays via
+`rollout_func`. Ours trains for as long as TRL took, including its evaluations. Both are evaluated by our code on the
+same held-out start states. Then collections take turns with the engine alone, which samples as many tokens after the
+same prompts. Ways that are not measured keep their figures.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ RESULT = ROOT / "docs" / "benchmarks" / "llm.json"
 PICTURE = RESULT.with_name("llm-success.svg")
 GROUPS, GROUP_SIZE, THREADS, REPLY, LR, SEED = 8, 8, 2, 32, 2e-5, 1
 ROWS = 8
-"""Episodes that TRL trains on at a time."""
+"""Number of episodes in a batch of TRL."""
 EPISODES = 128
-"""Held-out start states of an evaluation."""
+"""Number of held-out start states of an evaluation."""
 EVALUATED = ("step", "success", "success_low", "success_high")
 """Figures of an evaluation that the result file keeps."""
 FOR_EVER = 10_000
-"""Iterations of a run that the clock ends."""
+"""Number of iterations of a run that its time limit ends."""
 EVERY = 10
-"""Iterations of ours between two evaluations."""
+"""Number of our iterations between two evaluations."""
 ALONE = 8
-"""Collections whose replies the engine samples again."""
+"""Number of collections whose replies the engine samples again."""
 
 CONFIG = f"""
 model: {{name: MODEL, dtype: auto}}
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def warm_started(work: Path) -> Path:
-    """The model of `make train-llm` as it is before the first update."""
+    """Return the model of `make train-llm` before its first update."""
     run, out = work / "start", work / "model"
     words = ["stop.iterations=0", "evaluation.episodes=1", "monitor.screen=plain"]
     starpod("train", "bandit_llm", f"seed={SEED}", *words, "--run-dir", str(run))
@@ -126,7 +126,7 @@ def warm_started(work: Path) -> Path:
 
 
 def peak_gib(command: Sequence[str]) -> float:
-    """Runs a command; the largest resident set of it and of what it waited for."""
+    """Run a command. Returns the largest resident set of it and its children, in GiB."""
     process = subprocess.Popen(command, cwd=ROOT)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
@@ -135,14 +135,14 @@ def peak_gib(command: Sequence[str]) -> float:
 
 
 def configured(model: Path, iterations: int, folder: Path) -> Path:
-    """A file of the configuration, beside the folder of its run."""
+    """Write the configuration to a file beside the folder of its run."""
     config = folder.with_suffix(".yaml")
     config.write_text(CONFIG.replace("MODEL", str(model)).replace("ITERATIONS", str(iterations)))
     return config
 
 
 def train(python: str, changes: Sequence[str], model: Path, iterations: int, folder: Path) -> dict[str, Any]:
-    """Whole iterations of `starpod train`, by its own clock."""
+    """Measure complete iterations of `starpod train`, with its own clock."""
     config = configured(model, iterations, folder)
     command = [python, "-m", "starpod.cli.main", "train", str(config), *changes, "monitor.screen=plain"]
     peak = peak_gib([*command, "--run-dir", str(folder)])
@@ -157,12 +157,12 @@ def train(python: str, changes: Sequence[str], model: Path, iterations: int, fol
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
-    """The evaluations that a run has made, as the result file keeps them."""
+    """Return the evaluations of a run, in the form of the result file."""
     return [{key: each[key] for key in EVALUATED} for each in RunFolder(folder).read_evaluations()]
 
 
 async def evaluate(model: Path, folder: Path) -> dict[str, Any]:
-    """Evaluates a model as a run evaluates its policy before the first update."""
+    """Evaluate a model in the same way as a run does before its first update."""
     torch.set_num_threads(THREADS)
     async with opened(configured(model, 0, folder), folder) as run:
         await run.evaluate()
@@ -171,7 +171,7 @@ async def evaluate(model: Path, folder: Path) -> dict[str, Any]:
 
 
 def opened(config: Path, folder: Path) -> AbstractAsyncContextManager[Run]:
-    """A run in this process."""
+    """Open a run in this process."""
     return open_run(
         load_config(str(config)),
         folder,
@@ -183,8 +183,10 @@ def opened(config: Path, folder: Path) -> AbstractAsyncContextManager[Run]:
 
 
 async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[float]]:
-    """Seconds of a run's collections, and of the engine alone for the same prompts and as long replies. In turns, and
-    in one process: the machine is not as fast at all times."""
+    """Return the seconds of a run's collections, and of the engine alone for the same prompts and reply lengths.
+
+    Both take turns in one process, because the speed of the machine varies.
+    """
     torch.set_num_threads(THREADS)
     config = configured(model, ALONE, folder)
     seconds: dict[str, list[float]] = {"inside": [], "alone": []}
@@ -206,7 +208,7 @@ async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[f
 
 
 def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str, Any]:
-    """Whole iterations of TRL's trainer, by the clock of its callback, and evaluations of its weights after each."""
+    """Measure complete iterations of TRL's trainer with a callback's clock, and evaluate its weights after each."""
     settings, out, weights = work / "settings.json", work / "trl.json", work / "trl"
     with local_services(["bandit-v1"]) as address:
         with SyncFleet([address]) as fleet:
@@ -241,7 +243,7 @@ def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str
 
 
 def success_chart(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Success on the held-out start states over the time that was spent training, with intervals."""
+    """Return a chart of success on the held-out start states over training time, with intervals."""
     start = results["starpod"]["evaluations"][0]
     series = []
     for colour, name in enumerate(("starpod", "TRL")):

@@ -1,11 +1,11 @@
-"""Episodes from environments that take 5 to 500 ms a step: one coroutine each, against the lock-step loop.
+"""Collection from environments with steps of 5 to 500 ms: one coroutine per episode compared with a lock-step loop.
 
     python -m benchmarks.training.collection [--groups 32] [--size 8] [--turns 8] [--rounds 3]
 
-Both ways play the same episodes, token for token: a small policy that has learnt the format from random play, the same
-engine, the same server (a process of its own), the same seeds and so the same delays. In the lock-step loop all
-environments step, and when the last one has, all replies are generated. The ways take turns, and medians over the
-rounds are reported.
+Both ways play the same episodes, token for token: they have the same small policy, which has learnt the format from
+random play, and the same engine, server process and seeds, so that delays are equal, too. In the lock-step loop, all
+environments step, and after the slowest one, all replies are generated. The ways take turns, and figures are medians
+over the rounds.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ LOCK_STEP, COROUTINES = "lock step", "one coroutine each"
 
 
 class LockStep(Engine):
-    """An engine that makes the episodes over it go in lock step: a meeting before all generate, and one after.
+    """Wrapper of an engine that keeps all episodes in lock step, with a barrier before and after they generate.
 
-    `forget` is an episode's end: the others no longer wait for it.
+    `forget` ends an episode: the others no longer wait for it.
     """
 
     def __init__(self, engine: Engine, episodes: int) -> None:
@@ -94,7 +94,7 @@ class LockStep(Engine):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One collection. idle: share of the time in which the engine computed nothing."""
+    """Result of a collection. idle: share of the time in which the engine computed nothing."""
 
     way: str
     seconds: float
@@ -133,7 +133,7 @@ async def measure(arguments: argparse.Namespace) -> list[Result]:
         max_actions=arguments.turns,
     )
     episodes = arguments.groups * arguments.size
-    # As many threads as episodes: a step waits for its delay alone.
+    # One thread per episode, so that a step waits only for its own delay.
     serve = (
         "--environment-module",
         str(ROOT / "benchmarks" / "serving" / "environments.py"),
@@ -172,7 +172,7 @@ async def measure(arguments: argparse.Namespace) -> list[Result]:
 
 
 async def teach(fleet: Fleet, environment: EnvironmentConfig, actions: Sequence[str], steps: int) -> Policy:
-    """A tiny policy that answers in the format, with any action."""
+    """Return a tiny policy that replies in the format, with random actions."""
     quick = environment.model_copy(update={"options": {**environment.options, "shortest": 0.0}})
     config = WarmStartConfig(steps=steps, episodes=300, actions="random", noise=0.0)
     demonstrations = await collect_demonstrations(fleet, config, make_task(quick, actions), range(1000, 1300))
@@ -208,7 +208,7 @@ async def collect(
 
 
 def check(one: Sequence[Episode], other: Sequence[Episode]) -> None:
-    """Raises RuntimeError unless both ways played the same: else their times would not compare."""
+    """Raise RuntimeError if the two ways played differently, because their times would not be comparable."""
     for a, b in zip(one, other, strict=True):
         if [(turn.reply, turn.actions, turn.reward) for turn in a.turns] != [
             (turn.reply, turn.actions, turn.reward) for turn in b.turns
@@ -243,14 +243,14 @@ def print_table(results: Sequence[Result]) -> None:
 
 
 def write_plot(path: Path, results: Sequence[Result], shortest: float, longest: float) -> None:
-    """Episodes per second of both ways, and how long steps take. Needs matplotlib (extra `bench`)."""
+    """Plot episodes per second of both ways, and the distribution of step times. Needs matplotlib (extra `bench`)."""
     try:
         import matplotlib
     except ImportError:
         print("no plot: matplotlib is not installed", file=sys.stderr)
         return
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # the same run, the same file
+    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # equal figures give equal files
     from matplotlib import pyplot as plt
 
     figure, (rates, delays) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""Several runs in one picture: the mean over seeds with its interval, one line per kind of run."""
+"""Charts that compare kinds of runs: one line per kind, the mean over its seeds with an interval."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ from starpod.trainer.output.sections import curve
 from starpod.trainer.output.words import metric
 
 EVALUATION = "evaluation/success"
-"""Stands for the success in evaluations.jsonl among the names of metrics; `evaluation/success/NAME` for that of one of
-several environments."""
+"""Name, among metrics, of the success in evaluations.jsonl. `evaluation/success/NAME` is that of one environment."""
 RETURN = "evaluation/return"
-"""Likewise for the environment's own return, where purchases, say, are graded."""
+"""Name, among metrics, of the environment's own return in evaluations.jsonl, such as the grade of a purchase."""
 _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "return")}
-"""Of these, the value's name there, and how the names of its interval begin."""
+"""Key in evaluations.jsonl of each of these two, and the prefix of the keys of its interval."""
 
 STEPS = "step"
 END = math.inf
-"""The step of each run's own end."""
+"""Placeholder for the last step of each run."""
 TOKENS = "sampled tokens"
 FORKS = "forks"
 SPENT = ("environment steps", TOKENS, FORKS)
-"""Quantities that charts can be drawn over beside STEPS: all that was spent so far. Runs that spent nothing of one have
-no line over it."""
+"""Cumulative quantities that charts can be drawn over besides STEPS. A run that used none of it has no line."""
 
 DEFAULT_METRICS = (
     EVALUATION,
@@ -57,13 +55,17 @@ def write_comparison(
     over: Sequence[str] = (STEPS,),
     title: str = "Comparison",
 ) -> list[Path]:
-    """Writes a page, and beside it SVG files that stand alone: one per chart, `<page>-<metric>.svg`, and one of all.
+    """Write a page, and standalone SVG files beside it: one per chart, `<page>-<metric>.svg`, and one with all charts.
 
-    over: what each metric is drawn over, STEPS or names of SPENT.
+    Lines are means over seeds, and thin lines the seeds. Bands are 95 % intervals of the mean (Student's t), or the
+    evaluation's own interval if there is only one seed.
 
-    run_dirs: label to the folders of its seeds. Lines are means over seeds, thin lines the seeds; bands are 95 %
-    intervals of the mean (Student's t), or the evaluation's own interval where there is one seed. Returns the paths
-    written: the page, the file of all charts (`<page>.svg`), the charts.
+    Args:
+        run_dirs: folders of the seeds by label.
+        over: x axes of each metric, STEPS or names of SPENT.
+
+    Returns:
+        Paths of the page, of the file with all charts (`<page>.svg`), and of the charts.
     """
     kinds = {label: [RunFolder(folder) for folder in folders] for label, folders in run_dirs.items()}
     charts = {}
@@ -116,7 +118,7 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
         for x, y in points:
             at[x].append(y)
     ends = [points[-1] for points in curves]
-    if dots and axis != STEPS and len({x for x, _ in ends}) > 1:  # runs that spend as much end at steps of their own
+    if dots and axis != STEPS and len({x for x, _ in ends}) > 1:  # runs with the same budget end at different steps
         at[END] = [y for _, y in ends]
     # A mean over fewer seeds would jump where a run ends early.
     common = [x for x in sorted(at) if len(at[x]) == len(curves)]
@@ -137,7 +139,7 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
 
 
 def spent_by(folder: RunFolder, axis: str) -> Callable[[float], float]:
-    """How much a run had collected at a step."""
+    """Return a function from a step to the quantity that the run had used by then."""
     if axis == STEPS:
         return lambda step: step
     total, found = 0.0, {0.0: 0.0}
@@ -155,17 +157,17 @@ def _curve(folder: RunFolder, name: str) -> list[Point]:
 
 
 def _environment(name: str) -> str:
-    """Of one of several environments; empty where a figure is of all."""
+    """Return the environment in a metric's name; empty if the metric covers all environments."""
     return name.removeprefix(f"{EVALUATION}/") if name.startswith(f"{EVALUATION}/") else ""
 
 
 def _figure(name: str) -> str:
-    """The name without an environment."""
+    """Return a metric's name without the environment."""
     return EVALUATION if _environment(name) else name
 
 
 def _evaluations(folder: RunFolder, name: str) -> list[tuple[int, Mapping[str, Any]]]:
-    """Steps and figures, of the environment that the name may be of."""
+    """Return the steps and figures of a run's evaluations, of one environment if the metric's name has one."""
     environment = _environment(name)
     return [
         (line["step"], line.get("environments", {}).get(environment, {}) if environment else line)
@@ -179,7 +181,7 @@ def _own_interval(folder: RunFolder, name: str) -> list[tuple[float, float, floa
 
 
 def _rules(kinds: Mapping[str, Sequence[RunFolder]], name: str, kind: Kind) -> list[Rule]:
-    """The reference policies, where the runs have one in common."""
+    """Return a horizontal line for each reference policy in the runs' evaluations."""
     reference: dict[str, Any] = {}
     for folders in kinds.values():
         for folder in folders:

@@ -1,4 +1,4 @@
-"""A corridor whose rooms each ask for one right action: what one turn is worth is known, and so is who earned it.
+"""A corridor of rooms that each require one right action, so that the exact credit of every turn is known.
 
 starpod train benchmarks/training/corridor.yaml algorithm.advantage=mt_grpo
 """
@@ -12,7 +12,7 @@ from pydantic import Field
 from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
 
 RIGHT = {"red": "Left", "blue": "Right", "green": "Up", "black": "Down", "white": "Left", "gold": "Up"}
-"""The action that a sign asks for. A policy has to find out."""
+"""The right action for each sign. A policy has to learn it."""
 
 
 class CorridorOptions(EnvironmentOptions):
@@ -22,7 +22,7 @@ class CorridorOptions(EnvironmentOptions):
 
 
 class Corridor(Environment):
-    """Each room has a sign and takes one action, right or wrong; the way goes on either way, unless it is locked."""
+    """A corridor whose rooms have a sign and take one action. A wrong action ends the episode only if it is locked."""
 
     spec = EnvironmentSpec(
         id="corridor-v1",
@@ -54,7 +54,7 @@ class Corridor(Environment):
         room = len(self.passed)
         return f"{room + 1} {self.signs[room]}" if room < len(self.signs) else "The end."
 
-    def state_key(self) -> bytes:  # what was done in earlier rooms changes nothing from here on
+    def state_key(self) -> bytes:  # actions in earlier rooms do not affect later ones
         return digest(" ".join([str(len(self.passed)), *self.signs]))
 
     def score(self) -> float:
@@ -65,7 +65,7 @@ class Corridor(Environment):
 
 
 class DarkCorridor(Corridor):
-    """A sign can be read after a look alone, which takes a turn; the action may be guessed without."""
+    """A corridor whose signs are visible only after `Look`, which takes a turn. A policy may guess instead."""
 
     spec = EnvironmentSpec(
         id="dark_corridor-v1",

@@ -1,4 +1,4 @@
-"""Doors in a row, each with a sign and one right action, paid when the last one opens: a long horizon with one reward.
+"""Doors in a row, each with a sign and one right action. The only reward is for opening the last one: a long horizon.
 
 starpod train benchmarks/training/doors.yaml
 """
@@ -12,7 +12,7 @@ from pydantic import Field
 from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
 
 RIGHT = {"red": "Left", "blue": "Right", "green": "Up", "black": "Down", "white": "Left", "gold": "Up"}
-"""The action that a sign asks for. A policy has to find out."""
+"""The right action for each sign. A policy has to learn it."""
 
 
 class DoorsOptions(EnvironmentOptions):
@@ -22,7 +22,7 @@ class DoorsOptions(EnvironmentOptions):
 
 
 class Doors(Environment):
-    """A door opens for the right action and stays closed for any other."""
+    """A row of doors. Each opens for its right action and stays closed for any other."""
 
     spec = EnvironmentSpec(
         id="doors-v1",

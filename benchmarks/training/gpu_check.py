@@ -1,15 +1,15 @@
-"""What only a machine with a GPU can show: vLLM and the trainer agree, and how fast both are.
+"""Check on a machine with a GPU: do vLLM and the trainer agree, and how fast are both?
 
     python -m benchmarks.training.gpu_check [--dtype bfloat16] [--json FILE]
 
-Builds a small Qwen2-like decoder with random weights, and
+It builds a small Qwen2-like decoder with random weights. Then it
 - samples the same requests from the torch engine and from vLLM, and scores the replies with the trainer: the
-  log-probabilities of sampler and trainer have to agree;
-- changes the weights, hands them over, and compares again: the new ones, and not the old, have to be in use;
-- cuts replies short with a pause, and goes on with them under new weights: each token's version has to be right;
+  log-probabilities of sampler and trainer must agree;
+- changes the weights, transfers them, and compares again: the new weights must be in use;
+- interrupts replies by a pause, and continues them with new weights: each token's version must be right;
 - measures generation and an update pass.
 
-Exit status: 0 all agree, 1 something does not, 2 there is no GPU or no vllm.
+Exit status: 0 if all agree, 1 if not, 2 if there is no GPU or no vllm.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from starpod.trainer.models.policy import Policy, build_policy
 ROOT = Path(__file__).resolve().parents[2]
 MAX_CONTEXT = 1024
 AGREE = {"float32": (0.002, 0.02), "bfloat16": (0.02, 0.5)}
-"""Per dtype: the mean and the largest difference of log-probabilities, in nats, that rounding explains."""
+"""Bounds by dtype of the mean and the largest difference of log-probabilities, in nats, that rounding explains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """mean, largest: difference between what sampler and trainer say, in nats. ok: within what rounding explains."""
+    """Differences in log-probability between sampler and trainer, in nats. ok: whether rounding explains them."""
 
     what: str
     mean: float
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def make_policy(arguments: argparse.Namespace) -> Policy:
-    """Heads are 64 wide, as attention kernels want them."""
+    """Build the policy. Its heads are 64 wide, because attention kernels require it."""
     shape = {
         "hidden": arguments.hidden,
         "layers": arguments.layers,
@@ -127,12 +127,12 @@ def make_requests(arguments: argparse.Namespace, vocabulary: int, seed: int) -> 
 async def check_engine(
     label: str, config: EngineConfig, policy: Policy, arguments: argparse.Namespace
 ) -> tuple[list[Check], list[Speed]]:
-    """Agreement before and after a hand-over and across one; tokens per second; seconds of the hand-over."""
+    """Check agreement before, after and across a transfer of weights, and measure its time and tokens per second."""
     mean_bound, bound = AGREE[arguments.dtype]
     checks: list[Check] = []
 
     def compare(what: str, requests: Sequence[Request], replies: Sequence[Reply], keep: int | None = None) -> None:
-        """keep: the version whose tokens are compared; None: all."""
+        """Add a check of these replies. keep: compare only tokens of this version; None: all."""
         gaps = gaps_of(policy, requests, replies, keep)
         mean, largest = statistics.fmean(gaps), max(gaps)
         checks.append(Check(f"{label}: {what}", mean, largest, mean <= mean_bound and largest <= bound))
@@ -152,7 +152,7 @@ async def check_engine(
         seconds = await hand_over(engine, policy, 1)
         replies = await sample(engine, requests)
         compare("weights handed over", requests, replies)
-        # Else old weights would have passed as new ones.
+        # Otherwise this check could not distinguish old weights from new ones.
         checks.append(Check(f"{label}: the change of weights shows", stale, stale, stale > 2 * mean_bound))
 
         calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
@@ -185,7 +185,7 @@ async def hand_over(engine: Engine, policy: Policy, version: int) -> float:
 
 
 def change(policy: Policy, seed: int) -> None:
-    """Moves all weights, as an update would, but further."""
+    """Change all weights, by more than an update would."""
     draws = torch.Generator(policy.device).manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -197,7 +197,7 @@ def change(policy: Policy, seed: int) -> None:
 def gaps_of(
     policy: Policy, requests: Sequence[Request], replies: Sequence[Reply], keep: int | None = None
 ) -> list[float]:
-    """|sampler - trainer| of each sampled token's log-probability, under the policy's weights as they are now."""
+    """Return |sampler - trainer| of each sampled token's log-probability, under the policy's present weights."""
     gaps: list[float] = []
     for first in range(0, len(requests), 32):
         rows = list(zip(requests[first : first + 32], replies[first : first + 32], strict=True))
@@ -216,7 +216,7 @@ def gaps_of(
 def pack(
     rows: Sequence[tuple[Request, Reply]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Padded ids, lengths, and where sampled tokens are: what `Policy.score` reads."""
+    """Return the arguments of `Policy.score`: padded ids, lengths, and the mask of sampled tokens."""
     tokens = [[*request.prompt, *reply.tokens] for request, reply in rows]
     longest = max(map(len, tokens))
     padded = torch.tensor([row + [0] * (longest - len(row)) for row in tokens], device=device)
@@ -227,7 +227,7 @@ def pack(
 
 
 def measure_update(policy: Policy, arguments: argparse.Namespace, rounds: int = 5) -> float:
-    """Context tokens per second of scoring with its gradient; the median."""
+    """Return the context tokens per second of scoring with gradients, as a median over the rounds."""
     requests = make_requests(arguments, policy.vocabulary, 2)
     replies = [Reply(request.prompt[:16], [0.0] * 16, [0] * 16, "length") for request in requests]
     total = sum(len(request.prompt) + 16 for request in requests)

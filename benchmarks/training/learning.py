@@ -1,49 +1,49 @@
-"""What the trainer learns: whole runs over several seeds, and the pictures of docs/benchmarks.md.
+"""Learning curves: complete training runs over several seeds, and the pictures of docs/benchmarks.md.
 
-    python -m benchmarks.training.learning frozen_lake       the default job, three seeds, beside the reference ladder
-    python -m benchmarks.training.learning critic_lake       the same with a critic instead of GiGPO
+    python -m benchmarks.training.learning frozen_lake       the default job, three seeds, with reference policies
+    python -m benchmarks.training.learning critic_lake       the default job with a critic instead of GiGPO
     python -m benchmarks.training.learning filter            the share of groups that the filter keeps: 25 to 100 %
     python -m benchmarks.training.learning sokoban bandit countdown webshop
     python -m benchmarks.training.learning game_2048 rubiks_cube house word_problems --seeds 2
     python -m benchmarks.training.learning tic_tac_toe self_play --seeds 2   against a random player, and against itself
-    python -m benchmarks.training.learning credit            estimators without a critic, where credit can be told
+    python -m benchmarks.training.learning credit            estimators without a critic, if the true credit is known
     python -m benchmarks.training.learning blocks            true claims and right moves, credited together or apart
     python -m benchmarks.training.learning horizons          episodes that grow forward, backward from success, or not
     python -m benchmarks.training.learning split             episodes longer than the context: a window, or parts
     python -m benchmarks.training.learning turn_order        a step for each turn, the last one first, or whole episodes
     python -m benchmarks.training.learning critics           a critic of tokens, and of turns and tokens
     python -m benchmarks.training.learning trees             credit from continuations, and groups that share turns
-    python -m benchmarks.training.learning attempts          second attempts, paid for what they are better
-    python -m benchmarks.training.learning tools             looks that cost a turn, paid in successes or not
+    python -m benchmarks.training.learning attempts          second attempts, rewarded for their improvement
+    python -m benchmarks.training.learning tools             looks that cost a turn, with and without a bonus
     python -m benchmarks.training.learning subgoals          critics of tokens, turns, and segments with a subgoal
-    python -m benchmarks.training.learning process           turn scorers beside returns and states that come back
-    python -m benchmarks.training.learning visual_lake       a lake as a picture; paid for success, and for seeing, too
+    python -m benchmarks.training.learning process           turn scorers, compared with returns and repeated states
+    python -m benchmarks.training.learning visual_lake       a lake as a picture, with and without rewards for seeing
     python -m benchmarks.training.learning visual_sokoban --seeds 1    a room of Sokoban as a picture
-    python -m benchmarks.training.learning lock              searches on branches, one episode of a hundred succeeds
-    python -m benchmarks.training.learning long_lock --seeds 5   none does, and the search sees how far it came
-    python -m benchmarks.training.learning team              two agents with rewards of different size, and weights
-    python -m benchmarks.training.learning mixture --seeds 1 one policy on bandit, lake and sokoban; with a critic, too
+    python -m benchmarks.training.learning lock              tree searches, if one episode of a hundred succeeds
+    python -m benchmarks.training.learning long_lock --seeds 5   searches by progress, if no episode succeeds
+    python -m benchmarks.training.learning team              two agents, whose rewards differ in size
+    python -m benchmarks.training.learning mixture --seeds 1 one policy on three environments, with and without a critic
     python -m benchmarks.training.learning bandit_llm        a pretrained model (after `make .venv/.smollm`)
-    python -m benchmarks.training.learning frozen_lake_llm --seeds 1   the same model on a small lake
-    python -m benchmarks.training.learning sokoban_llm --seeds 1       the same model pushes a box
-    python -m benchmarks.training.learning countdown_llm --seeds 1     the same model reaches a number
+    python -m benchmarks.training.learning frozen_lake_llm --seeds 1   a pretrained model on a small lake
+    python -m benchmarks.training.learning sokoban_llm --seeds 1       a pretrained model pushes a box
+    python -m benchmarks.training.learning countdown_llm --seeds 1     a pretrained model reaches a number
     python -m benchmarks.training.learning desk_llm search_qa_llm coding_llm --seeds 1   it calls tools, reads, programs
-    python -m benchmarks.training.learning reasoning_llm --seeds 1     with and without reasoning, on names never seen
-    python -m benchmarks.training.learning swapped_llm --seeds 1       the same where names mislead
+    python -m benchmarks.training.learning reasoning_llm --seeds 1     with and without reasoning, on unseen names
+    python -m benchmarks.training.learning swapped_llm --seeds 1       with and without reasoning, if names mislead
     python -m benchmarks.training.learning filter_llm --seeds 1        the share of groups that the filter keeps
     python -m benchmarks.training.learning reuse_llm --seeds 1         updates on each collection: online-1, 2, 5
-    python -m benchmarks.training.learning starts_llm --seeds 1        many start states, or many episodes of each
+    python -m benchmarks.training.learning starts_llm --seeds 1        many start states, or many episodes per state
     python -m benchmarks.training.learning echo_trap_llm --seeds 1     GRPO and StarPO-S over several turns
-    python -m benchmarks.training.learning actions_llm --seeds 1       actions of a turn
+    python -m benchmarks.training.learning actions_llm --seeds 1       number of actions per turn
     python -m benchmarks.training.learning claims_llm --seeds 1        a reward for thoughts that are true
     python -m benchmarks.training.learning search_llm --seeds 1        a beam by the environment's score
-    python -m benchmarks.training.learning agent_llm --seeds 1         a tool of an unmodified agent, by OpenAI's SDK
+    python -m benchmarks.training.learning agent_llm --seeds 1         tool calls of an unmodified agent of OpenAI's SDK
     python -m benchmarks.training.learning gpu_lake gpu_sokoban gpu_desk gpu_search_qa gpu_coding --seeds 1   on a GPU
-    python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S beside it
-    python -m benchmarks.training.learning echo_trap_others  the same with other filters and ratios
-    python -m benchmarks.training.learning echo_trap_parts   the same run with one thing changed at a time
+    python -m benchmarks.training.learning echo_trap         vanilla StarPO in the Echo Trap, and StarPO-S
+    python -m benchmarks.training.learning echo_trap_others  the Echo Trap with other filters and ratios
+    python -m benchmarks.training.learning echo_trap_parts   the Echo Trap with one change at a time
 
-Every run is a process of its own, `starpod train`, as a user would start it, with nothing else on the machine.
+Each run is a separate process, `starpod train`, as a user would start it. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ RESULTS = ROOT / "docs" / "benchmarks"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One curve: a configuration, what is changed in it, and how the picture calls it."""
+    """One curve: a configuration, changes to it, and its name in the picture."""
 
     name: str
     config: str
@@ -86,16 +86,16 @@ class Variant:
 
     @property
     def slug(self) -> str:
-        """Names the folders of its runs: the same for the same run in several experiments."""
+        """Name of the folders of its runs. Equal runs of several experiments share it."""
         return f"{Path(self.config).stem}-{hashlib.sha256(repr(self.changes).encode()).hexdigest()[:8]}"
 
 
 KEYS = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
-"""What is kept of an evaluation."""
+"""Figures of an evaluation that the results keep."""
 
 CLAIMS = "benchmarks/training/claims.yaml"
 ROUTED = json.dumps([{**term.to_dict(), "strata": []} for term in TERMS["blockwise"]])
-"""Blockwise without its strata."""
+"""Terms of the preset `blockwise`, without strata."""
 
 CORRIDOR, DOORS = "benchmarks/training/corridor.yaml", "benchmarks/training/doors.yaml"
 LOCK, TEAM = "benchmarks/training/lock.yaml", "benchmarks/training/team.yaml"
@@ -127,11 +127,11 @@ HALF = ("algorithm=pyvision", "algorithm.mini_batch_size=8")
 SWAPPED = "environment.options.swapped=true"
 TEN, EIGHT = ("stop.iterations=10", "evaluation.every=2"), ("stop.iterations=8", "evaluation.every=2")
 OPENAI_AGENTS = (
-    # After `make .venv-agents/.ready`, by the Python there.
+    # Run this with the Python of .venv-agents, after `make .venv-agents/.ready`.
     f"collect.agent.command=[{sys.executable}, examples/openai_agents_tool.py]",
     "collect.agent.at_once=3",
     "prompt.prefill=false",
-    # The model as it comes.
+    # Use the pretrained model without a warm start.
     "warm_start.steps=0",
     "sampling.max_episode_tokens=480",
     "engine.slots=48",
@@ -139,7 +139,7 @@ OPENAI_AGENTS = (
     "collect.group_size=8",
     "algorithm.mini_batch_size=48",
     "optimizer.lr=0.00004",
-    # One pair, so that few episodes tell which arm pays: each is a process, and that takes most of the time.
+    # With a single pair, few episodes show which arm pays. Each episode is a process, which takes most of the time.
     "environment.options.pair=[Phoenix,Dragon]",
     "evaluation.episodes=48",
     "evaluation.every=4",
@@ -163,21 +163,21 @@ ON_A_GPU = (
     "stop.iterations=100",
     "stop.minutes=6",
 )
-"""Eight times the episodes of an iteration on two cores."""
+"""Settings for a GPU, with eight times as many episodes per iteration as on two cores."""
 JOINED = ("environment.max_actions_per_turn={}", "warm_start.actions_per_turn={}")
 SEEN = "warm_start.thought='{words[6]} {words[7]} Left {words[8]} Down {words[9]} Right {words[10]} Up {words[11]}'"
-"""All that the policy is shown of a lake, before it moves."""
+"""Thought of the warm start that describes everything that the policy sees of a lake before it moves."""
 SHORT = ("stop.iterations=24", "evaluation.every=8")
 TWO_ROOMS = ("environment.options.rooms=2", "environment.max_turns=2", "script=attempts", "algorithm=score", *SHORT)
 FIRST_STAGE = (
     "stages=[{until: {iteration: 8}, set: {rewards.improvement: 0, algorithm.advantage: terms, "
     "algorithm.terms: [{unit: episode, parts: [environment]}], algorithm.kl.agents: {attempt1: 0.1}}}]"
 )
-"""SCoRe's: the first attempt is held to the first policy, the second one alone is paid."""
+"""First stage of SCoRe: a KL term keeps the first attempt near the initial policy, and only the second one is paid."""
 
 
 def _stages(key: str, values: Sequence[int]) -> str:
-    """A stage for each value, left by success or after so many iterations."""
+    """Return a stage per value. Stages end by success, or at iterations 10, 20, ... at the latest."""
     until = "until: {{metric: collect/success, at_least: 0.7, patience: 2, iteration: {}}}"
     stages = (
         f"{{{until.format(10 * number)}, set: {{{key}: {value}}}}}" for number, value in enumerate(values, start=1)
@@ -206,7 +206,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(f"{share:.0%} kept", "bandit_llm", (*TEN, f"algorithm.filter.value={share}"))
         for share in (0.25, 0.5, 0.75, 1.0)
     ),
-    # As many updates for all.
+    # All variants have the same number of updates.
     "reuse_llm": tuple(
         Variant(f"online-{reuse}", "bandit_llm", (f"replay.reuse={reuse}", *updates))
         for reuse, updates in (
@@ -233,7 +233,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(name, "frozen_lake_llm", (*EIGHT, SEEN, f"rewards.reasoning={{weight: {weight}, claims: 4}}"))
         for name, weight in (("success alone", 0), ("true claims, too", 0.1))
     ),
-    # About as many tokens for both.
+    # Both variants sample about the same number of tokens.
     "search_llm": (
         Variant("StarPO-S", "frozen_lake_llm", EIGHT),
         Variant(
@@ -305,7 +305,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("half, split", SPLIT, PARTS),
         Variant("half, split, first turn pinned", SPLIT, (*PARTS, "prompt.pinned=1")),
     ),
-    # As many gradient steps an iteration for all: one for each of the four turns.
+    # All variants take four gradient steps per iteration, one for each turn.
     "turn_order": (
         Variant("Dr. GRPO", CORRIDOR, (*SHORT, *IN_FOUR_STEPS, "algorithm=dr-grpo", NO_KL)),
         Variant("GSPO", CORRIDOR, (*SHORT, *IN_FOUR_STEPS, "algorithm=seeupo", "algorithm.order=together", NO_KL)),
@@ -315,7 +315,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant(name, CORRIDOR, (*SHORT, "algorithm=starpo-ppo", f"algorithm.advantage={advantage}", NO_KL, NO_BONUS))
         for name, advantage in (("GAE", "gae"), ("bi-level GAE", "bilevel_gae"))
     ),
-    # VinePPO plays a quarter of the groups, and their continuations: about as many tokens for all.
+    # All variants sample about the same number of tokens: VinePPO plays a quarter of the groups, with continuations.
     "trees": (
         Variant("Dr. GRPO", CORRIDOR, (*SHORT, "algorithm.advantage=dr_grpo")),
         Variant(
@@ -335,7 +335,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         Variant("each attempt by itself", CORRIDOR, TWO_ROOMS),
         Variant("SCoRe", CORRIDOR, (*TWO_ROOMS, "rewards.improvement=10", FIRST_STAGE)),
     ),
-    # As many gradient steps with half of the groups.
+    # HALF trains on half of the groups, with the same number of gradient steps.
     "tools": (
         Variant("Dr. GRPO", TOOLS),
         Variant("ranked groups", TOOLS, HALF),
@@ -359,7 +359,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("AgentPRM, branches", "agent_prm", *Q, "collect.search.strategy=pivots", "collect.search.width=4"),
         )
     ),
-    # A search samples more in an iteration, so it has fewer of them: about as many tokens for all.
+    # All variants sample about the same number of tokens: searches have fewer iterations, but sample more in each.
     "lock": tuple(
         Variant(
             name, LOCK, (f"collect.search.strategy={strategy}", f"stop.iterations={last}", f"evaluation.every={by}")
@@ -370,7 +370,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
             ("DEEP-GRPO", "pivots", 16, 4),
         )
     ),
-    # All sample as many tokens; one evaluates about as often as another.
+    # All variants sample the same number of tokens, and evaluate about equally often.
     "long_lock": tuple(
         Variant(name, LONG_LOCK, (*changes, f"evaluation.every={every}", "stop.iterations=2000"))
         for name, every, *changes in (
@@ -431,7 +431,7 @@ METRICS = {
     "mixture": (EVALUATION, *(f"{EVALUATION}/{name}" for name in ("bandit", "frozen_lake", "sokoban"))),
     "webshop": (RETURN, EVALUATION),
 }
-"""What the picture shows where success alone does not tell it."""
+"""Metrics of the picture, if success is not enough."""
 BY_COST = {
     "attempts",
     "blocks",
@@ -451,14 +451,16 @@ BY_COST = {
     "turn_order",
     "visual_lake",
 }
-"""Comparisons of methods: drawn over what each has spent, instead of the iterations."""
+"""Comparisons of methods, which are drawn over used resources instead of iterations."""
 TRANSFER = {"reasoning_llm": {"split": "test"}, "swapped_llm": {"split": "test", "swapped": "true"}}
-"""Options of the environment that the final policy is evaluated on as well."""
+"""Options of the environment for a second evaluation of the final policy."""
 
 
 def starpod(*words: str, stdout: int | None = None) -> str:
-    """Runs a command of ours; what it wrote, where `stdout` is a pipe. Ends with its exit status where it fails: it has
-    said why."""
+    """Run a command of starpod, and return its output if `stdout` is a pipe.
+
+    If it fails, it has printed why, and this process exits with the same status.
+    """
     ended = subprocess.run([sys.executable, "-m", "starpod.cli.main", *words], stdout=stdout, text=True)
     if ended.returncode:
         raise SystemExit(ended.returncode)
@@ -466,7 +468,7 @@ def starpod(*words: str, stdout: int | None = None) -> str:
 
 
 def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
-    """Trains once; says what came of it. A folder of the same configuration is gone on with, and kept if finished."""
+    """Train once and return the figures. An unfinished run of this configuration is resumed, a finished one kept."""
     command = ["train", variant.config, *variant.changes, *words, f"seed={seed}", "monitor.screen=plain"]
     asked = starpod(*command, "--dry-run", stdout=subprocess.PIPE)
     before, source = folder / "asked.yaml", folder / "origin.json"
@@ -475,7 +477,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
     if not (folder / "report.html").exists():
         folder.mkdir(parents=True, exist_ok=True)
         before.write_text(asked)
-        if not source.exists():  # else a run goes on that was begun there
+        if not source.exists():  # otherwise the run was started there before, and is resumed
             source.write_text(json.dumps(origin()))
         starpod(*command, "--run-dir", str(folder), "--resume-or-start")
     evaluations = RunFolder(folder).read_evaluations()
@@ -487,7 +489,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
         "variant": variant.name,
         "seed": seed,
         "origin": json.loads(source.read_text()) if source.exists() else {},
-        "seconds": RunFolder(folder).read_facts()["ended"]["seconds"],  # a resumed run's parts together
+        "seconds": RunFolder(folder).read_facts()["ended"]["seconds"],  # including the parts before an interruption
         "before": {key: first[key] for key in KEYS},
         "after": {key: final[key] for key in KEYS},
         "environments": {
@@ -517,7 +519,7 @@ def run(variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict
 
 
 def _factors(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means of what one scale of rewards does to squared gradients, by agent: predicted and measured."""
+    """Return the mean factors (predicted and measured, by agent) by which one scale changes squared gradients."""
     found: dict[str, list[float]] = {}
     for name, value in (item for step in steps for item in step["metrics"].items()):
         if name.startswith("gradients/agents/") and name.endswith("_factor"):
@@ -526,7 +528,7 @@ def _factors(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def transfer(folder: Path, options: Mapping[str, str]) -> dict[str, object]:
-    """How a finished run's policy does where its environment has other options."""
+    """Evaluate a finished run's policy on its environment with other options, and return the figures."""
     config, report = load_config(str(RunFolder(folder).config)), folder / "transfer.json"
     environment = config.environment.id
     words = [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
@@ -538,8 +540,10 @@ def transfer(folder: Path, options: Mapping[str, str]) -> dict[str, object]:
 
 
 def _signal(signal: Signal, steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """One signal of the Echo Trap: mean of the first ten steps, worst and last of the medians over five; empty where
-    no step has it."""
+    """Return a signal of the Echo Trap: mean of the first ten steps, and worst and last of the medians over five steps.
+
+    The result is empty if no step has the signal.
+    """
     values = [step["metrics"][signal.metric] for step in steps if step["metrics"].get(signal.metric) is not None]
     if not values:
         return {}

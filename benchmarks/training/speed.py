@@ -1,12 +1,12 @@
-"""Where the time of training goes, and how fast its two parts are that compute.
+"""Shares of training time, and speed of its two compute parts: sampling and the update.
 
     python -m benchmarks.training.speed [--run runs/DIR] [--conversations 128] [--rounds 5]
 
-Speeds: the default engine and the trainer's scoring with its gradient, each against plain transformers in the same run,
-on the same weights and the same conversations: `generate` on a left-padded batch, which reads each turn's whole context
-again and goes on until its last row is done; and a forward pass over right-padded rows in the order they came in, with
-the logits of all places. Only useful tokens count: those of a reply up to its own length, and those of a context
-without padding. Shares: from the metrics.jsonl of a run that was trained on this machine.
+Speeds: the default engine, and the trainer's scoring with gradients, are compared with plain transformers in the same
+run, with the same weights and conversations. There, `generate` has a left-padded batch, computes each turn's whole
+context again and runs until the last row is done; and the forward pass has right-padded rows in their original order,
+with logits of all positions. Only useful tokens count: those of a reply up to its own length, and those of a context
+without padding. Shares come from the metrics.jsonl of a run that was trained on this machine.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from starpod.trainer.models.policy import Policy, build_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, LATER = (30, 60), (10, 20)
-"""Tokens of a conversation's first prompt, and of what each later turn adds: from, to."""
+"""Ranges of the number of tokens in a conversation's first prompt, and in what each later turn adds."""
 PARTS = ("generate", "environment_wait", "update", "sync", "diagnose")
-"""Of a step, as in metrics.jsonl; what is left is `rest`."""
+"""Parts of a step's time, as in metrics.jsonl. The remainder is `rest`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Conversations: per turn the ids that are added, and how many tokens the reply has."""
+    """Conversations: for each turn, the ids added to the context and the number of tokens in the reply."""
 
     added: list[list[list[int]]]
     replies: list[list[int]]
@@ -55,7 +55,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """tokens_per_second: median over the rounds. of: what is counted."""
+    """Result of a way. tokens_per_second: median over the rounds. of: kind of tokens that count."""
 
     part: str
     way: str
@@ -131,7 +131,7 @@ def make_workload(conversations: int, turns: int, lengths: tuple[int, int], voca
 
 
 def compare(part: str, of: str, tokens: int, ways: dict[str, Callable[[], object]], rounds: int) -> list[Result]:
-    """All ways take turns; the first time does not count."""
+    """Measure all ways in turn, `rounds` times after a warm-up."""
     rates: dict[str, list[float]] = {way: [] for way in ways}
     for place in range(rounds + 1):
         for way, run in ways.items():
@@ -146,7 +146,7 @@ def compare(part: str, of: str, tokens: int, ways: dict[str, Callable[[], object
 
 
 async def generate(policy: Policy, work: Workload) -> list[Episode]:
-    """Each conversation by itself, through the engine."""
+    """Sample each conversation separately through the engine."""
     engine = TorchEngine(policy, slots=len(work.added), max_context=1024)
 
     async def converse(number: int) -> Episode:
@@ -175,7 +175,7 @@ async def generate(policy: Policy, work: Workload) -> list[Episode]:
 
 
 def generate_plainly(policy: Policy, work: Workload) -> None:
-    """All conversations' turns in step, each turn until the longest reply is done."""
+    """Sample all conversations in one batch with `generate`, each turn until the longest reply is done."""
     contexts: list[list[int]] = [[] for _ in work.added]
     for place in range(len(work.added[0])):
         for context, added in zip(contexts, work.added, strict=True):
@@ -202,7 +202,7 @@ def generate_plainly(policy: Policy, work: Workload) -> None:
 
 
 def update(policy: Policy, batch: Batch, micro_batch_tokens: int) -> None:
-    """As the trainer does: rows sorted by length, hidden states of sampled places alone through the output layer."""
+    """Score as the trainer does: rows are sorted by length, and the output layer sees only sampled positions."""
     policy.zero_grad(set_to_none=True)
     for block in batch.micro_batches(range(len(batch)), micro_batch_tokens):
         packed = batch.pack(block)
@@ -232,7 +232,7 @@ def update_plainly(policy: Policy, episodes: Sequence[Episode], rows: int = 32) 
 
 
 def read_shares(path: Path) -> dict[str, float]:
-    """Shares of all steps' time, the first one left out: it warms caches."""
+    """Return the shares of the time of all steps except the first one, which warms caches."""
     steps = [json.loads(line)["metrics"] for line in path.read_text().splitlines()][1:]
     steps = [step for step in steps if "time/step" in step]
     if not steps:

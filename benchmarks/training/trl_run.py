@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the bandit, over servers of ours. `benchmarks.training.beside_trl` starts it.
+"""TRL's GRPOTrainer on the bandit, on our servers. `benchmarks.training.beside_trl` starts it.
 
 python -m benchmarks.training.trl_run SETTINGS.json OUT.json
 """
@@ -23,7 +23,7 @@ from starpod.trainer.models.precision import fast_dtype
 
 
 class SamePrompt(Rollouts):
-    """Asks in the words of Starpod's trainer, and times sampling with the environment's turns."""
+    """Rollouts with the prompts of Starpod's trainer. They measure the time of sampling and environment together."""
 
     def __init__(self, setting: Setting, user: str) -> None:
         super().__init__(setting)
@@ -48,7 +48,7 @@ class SamePrompt(Rollouts):
 
 
 class Clock(TrainerCallback):
-    """Times each iteration. After each it saves the weights, with the model's tokenizer, to a folder of their own."""
+    """Callback that measures each iteration, and then saves the weights with the tokenizer to a separate folder."""
 
     def __init__(self, model: Path, weights: Path) -> None:
         self.model = model
@@ -71,7 +71,7 @@ def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(settings["threads"])
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
-    # The reply is begun in the prompt, as it is in the other trainer.
+    # The prompt ends with the beginning of the reply, as in our trainer.
     tokenizer.chat_template += f"{{% if add_generation_prompt %}}{settings['opening']}{{% endif %}}"
     rows = [
         {"prompt": [{"role": "system", "content": settings["system"]}, {"role": "user", "content": "", "seed": seed}]}

@@ -1,12 +1,12 @@
-"""The error of learnt values of turns (scorer q) against the exact ones, on lakes where these can be computed.
+"""Error of learnt values of turns (scorer q), on lakes where the exact values can be computed.
 
     python -m benchmarks.training.turn_values [--steps 4000] [--fits 100] [--seeds 3]
 
-A scripted policy walks towards the goal or at random, half and half, so that what a move in a cell is worth with so
-many turns left follows from the map. Targets are means over visits of a state and an action, or over four forks of
-every turn beside what became of it; both take the same number of environment steps. A tiny model is fitted to each, and
-asked about lakes that it has not seen, where the best by Q of four actions of the policy is played, too. Discounted by
-0.95 a turn, 8 turns at most.
+A scripted policy walks towards the goal or at random, with equal probability. The value of a move with a given number
+of turns left therefore follows from the map. Targets are means over visits of a state and an action, or over the
+outcome of a turn and of four forks of it; both use the same number of environment steps. A tiny model is fitted to each
+kind of target and tested on unseen lakes, where the best of four of the policy's actions by Q is played, too. Values
+are discounted by 0.95 per turn, and episodes have at most 8 turns.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class Walk:
             self.towards.append([name for name, way in ways.items() if distance(way[place][1]) == nearest])
 
     def chances(self, place: int) -> dict[str, float]:
-        """The policy: how likely each action is in a cell."""
+        """Return the policy's probability of each action in a cell."""
         good = self.towards[place]
         return {name: 0.5 / len(self.lake.ways) + (name in good) * 0.5 / len(good) for name in self.lake.ways}
 
     def outcomes(self, place: int, action: str) -> list[tuple[float, int]]:
-        """Chances and cells of a move."""
+        """Return the probabilities and cells to which a move may lead."""
         before, straight, after = self.lake.ways[action][place]
         side = (1 - self.success_rate) / 2
         return [(side, before), (self.success_rate, straight), (side, after)]
 
     def exact(self) -> dict[tuple[int, int, str], float]:
-        """Q by turns left, cell and action: the discounted chance of success."""
+        """Return Q, the discounted probability of success, by turns left, cell and action."""
         found: dict[tuple[int, int, str], float] = {}
         value = [0.0] * len(self.lake.tiles)
         for left in range(1, TURNS + 1):
@@ -91,7 +91,7 @@ class Walk:
         return found
 
     def play(self, rng: random.Random, place: int, turns: int) -> tuple[list[tuple[int, str]], bool]:
-        """Cells and actions until the end, and whether the goal was reached."""
+        """Play an episode. Returns its cells and actions, and whether the goal was reached."""
         path: list[tuple[int, str]] = []
         while len(path) < turns and self.lake.is_open(place):
             names, weights = zip(*self.chances(place).items(), strict=True)
@@ -101,21 +101,21 @@ class Walk:
         return path, place == self.lake.goal
 
     def move(self, rng: random.Random, place: int, action: str) -> int:
-        """Where a move leads."""
+        """Sample the cell to which a move leads."""
         chances, places = zip(*self.outcomes(place, action), strict=True)
         return int(rng.choices(places, chances)[0])
 
 
 @cache
 def walk_of(seed: int, success_rate: float) -> Walk:
-    """The lake of a seed."""
+    """Return the lake of a seed."""
     lake = lake_of(draw_map(random.Random(seed), SIZE, 0.75), success_rate, 1.0, "local", Symbols())
     return Walk(lake, success_rate)
 
 
 @dataclass(slots=True)
 class Played:
-    """Episodes, exact values of their turns, targets, and the environment steps that they took."""
+    """Episodes, exact values and targets of their turns, and the number of environment steps used."""
 
     episodes: list[Episode] = field(default_factory=list)
     exact: list[list[float]] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Played:
 
 
 def play(seeds: range, steps: int, success_rate: float, forked: bool, rng: random.Random) -> Played:
-    """Plays the lakes of these seeds in turn, until the steps are spent."""
+    """Play the lakes of these seeds in turn, until the steps are used up."""
     played = Played()
     while played.steps < steps:
         seed = seeds[len(played.episodes) % len(seeds)]
@@ -153,7 +153,7 @@ def play(seeds: range, steps: int, success_rate: float, forked: bool, rng: rando
 
 
 def write_tokens(template: Template, episodes: list[Episode]) -> None:
-    """Fills in the ids of prompts and replies."""
+    """Set the token ids of prompts and replies."""
     for episode in episodes:
         conversation = Conversation(template)
         for number, turn in enumerate(episode.turns):
@@ -166,7 +166,7 @@ def write_tokens(template: Template, episodes: list[Episode]) -> None:
 
 
 def chosen(scorer: QScorer, template: Template, seeds: range, success_rate: float, count: int) -> float:
-    """Success where of so many actions that the policy draws in each cell the one with the highest Q is played."""
+    """Return the success rate if the policy draws `count` actions in each cell and plays the one with the highest Q."""
     rng = random.Random("chosen")
     walks = [walk_of(seed, success_rate) for seed in seeds]
     places = [walk.lake.start for walk in walks]
@@ -194,7 +194,7 @@ def chosen(scorer: QScorer, template: Template, seeds: range, success_rate: floa
 
 
 def within_cells(scorer: QScorer, template: Template, seeds: range, success_rate: float) -> float:
-    """Mean rank correlation of Q with the exact values among the actions of a cell, where they differ."""
+    """Return the mean rank correlation of Q with the exact values of a cell's actions, for cells where these differ."""
     found: list[float] = []
     for walk in (walk_of(seed, success_rate) for seed in seeds):
         exact, actions = walk.exact(), list(walk.lake.ways)
@@ -215,13 +215,13 @@ def within_cells(scorer: QScorer, template: Template, seeds: range, success_rate
 
 
 def squared(found: list[list[float]], exact: list[list[float]]) -> float:
-    """Mean squared difference over turns."""
+    """Return the mean squared difference over turns."""
     pairs = [pair for own, true in zip(found, exact, strict=True) for pair in zip(own, true, strict=True)]
     return statistics.fmean((one - other) ** 2 for one, other in pairs)
 
 
 def measure(success_rate: float, forked: bool, seed: int, steps: int, fits: int) -> dict[str, float]:
-    """Plays, fits and compares."""
+    """Play, fit the scorer, and compare it with the exact values."""
     train = play(range(1000 * seed, 1000 * seed + 400), steps, success_rate, forked, random.Random(f"train/{seed}"))
     test = play(range(900_000, 900_060), 400, success_rate, False, random.Random(f"test/{seed}"))
     names = walk_of(900_000, success_rate).lake.ways
@@ -253,7 +253,7 @@ def measure(success_rate: float, forked: bool, seed: int, steps: int, fits: int)
 
 
 def turn_values_table(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: means over the seeds."""
+    """Return the head and the rows of a table of means over the seeds."""
     head = ["Slips", "Targets", "Episodes", "Error of targets", "Of Q", "Of a constant"]
     head += ["Rank correlation of Q", "Within a cell", "Success", "Best of 4 by Q"]
     rows = []

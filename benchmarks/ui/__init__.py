@@ -1,1 +1,1 @@
-"""The live site."""
+"""Benchmarks of the live site."""

@@ -1,9 +1,9 @@
-"""How long the pictures of an episode's turns take on the live site: drawn at first by replay, and asked for again.
+"""Time of the pictures of an episode's turns on the live site: drawn by replay at first, and then from the cache.
 
     python -m benchmarks.ui.pictures [--environment sokoban-v1] [--turns 7] [--episodes 20]
 
-Episodes of random actions are played on a server of this machine and recorded as those of a run. `starpod ui` replays
-each; as a browser does, all pictures of one are asked for at once. The median over the episodes is told.
+Episodes of random actions are played on a local server and recorded as those of a run. `starpod ui` replays each of
+them; all pictures of an episode are requested at once, as by a browser. The figure is the median over the episodes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def record(address: str, environment: str, turns: int, count: int) -> list
 
 
 async def measure(site: str, episodes: list[Episode]) -> tuple[list[float], list[float]]:
-    """Seconds for all pictures of each episode: the first time, and again."""
+    """Return the seconds for all pictures of each episode: of the first requests, and of repeated ones."""
     times: tuple[list[float], list[float]] = ([], [])
     async with httpx.AsyncClient(base_url=site, timeout=60.0) as http:
         while (await http.get(f"{LINK}&group=0&turn=0")).status_code != 200:

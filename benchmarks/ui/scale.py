@@ -1,12 +1,11 @@
-"""How long pages of the live site take over many runs, a million episodes and a long run, and how long indexing does.
+"""Time of indexing, and of the live site's pages, with many runs, a million episodes, and a long run.
 
     python -m benchmarks.ui.scale [--runs 1000] [--episodes 1000000] [--iterations 100000] [--folder DIR]
 
-Made-up runs in a temporary folder: RUNS small ones, one with EPISODES episodes of three turns in files of 256 as a run
-leaves them, one with ITERATIONS iterations of sixty metrics. `starpod ui` indexes them in a process of its own; then
-each page is asked for five times, and the slowest is told, with the CPU time of the site for one of them: other
-programs delay pages on a machine that is not idle. First pages are measured after a restart, over the index that is
-there.
+A temporary folder has made-up runs: RUNS small ones; one with EPISODES episodes of three turns, in files of 256 as a
+run writes them; and one with ITERATIONS iterations of sixty metrics. A `starpod ui` process indexes them. Then each
+page is requested five times. The slowest time is reported, together with the site's CPU time per page, since other
+programs delay pages on a machine that is not idle. First pages are measured after a restart with the finished index.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def fetch(address: str) -> str:
     try:
         with urlopen(address) as reply:
             return str(reply.read().decode())
-    except HTTPError as error:  # a run that is not read yet
+    except HTTPError as error:  # the run is not indexed yet
         return str(error.read().decode())
 
 
@@ -122,7 +121,7 @@ def main() -> None:
         site = serve(folder)
         try:
             address = site.address.rstrip("/")
-            # All are there, and nothing is said of the index.
+            # Wait until all episodes are indexed and the pages show no notice about the index.
             while f"{asked.episodes:,} episode" not in fetch(f"{address}/episodes?run=many") or NOTICE in fetch(
                 address
             ):

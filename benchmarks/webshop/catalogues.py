@@ -1,11 +1,11 @@
-"""WebShop at growing catalogues: build, start, memory, the wait for each kind of step, steps per second. Linux only.
+"""WebShop with growing catalogues: build, start, memory, latency of each kind of step, steps per second. Linux only.
 
     python -m benchmarks.webshop.catalogues [--products 1000 100000 1181436] [--store PATH ...] [--seconds 10]
 
-Builds a store of made-up products for each number, or takes stores that `starpod webshop build` has made. Servers are
-`starpod serve webshop` with that store; the client is this process, and what it plays was recorded before, by a process
-of its own, with searches that no cache answers. Steps per second are over the wire, in observation mode text, at the
-smallest catalogue also text_rich and html.
+It builds a store of made-up products for each number, or uses stores built by `starpod webshop build`. Servers are
+`starpod serve webshop` with such a store; the client is this process. It plays episodes that a separate process has
+recorded, whose searches no cache can answer. Steps per second are over the wire in observation mode text, and for the
+smallest catalogue also in text_rich and html.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from starpod.environments.webshop.store.store import Manifest
 from tests.support import ROOT, children_of
 
 WARM_UP, TIMED = 200, 500
-"""Episodes of a latency measurement."""
+"""Numbers of episodes of a latency measurement."""
 STARTS = 3
 WORKERS = 2
 POLL_SECONDS = 0.05
 PACKAGES = ("numpy", "numba", "textblob", "scipy")
-"""Besides those that every benchmark names. scipy is not needed, but makes starts slower where it is installed."""
+"""Packages whose versions are recorded besides the usual ones. scipy is optional, but slows starts if installed."""
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def build(products: int, out: Path) -> Build:
-    """Runs `starpod webshop build --synthetic N`. Raises RuntimeError with what it printed if it fails."""
+    """Run `starpod webshop build --synthetic N`. Raises RuntimeError with its output if it fails."""
     command = [sys.executable, "-m", "starpod.cli.main", "webshop", "build", "--synthetic", str(products)]
     with tempfile.TemporaryFile(mode="w+") as log:
         begin, peak = time.perf_counter(), 0
@@ -115,7 +115,7 @@ def build(products: int, out: Path) -> Build:
 
 
 async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: float, rounds: int, tell: Tell) -> Result:
-    """Everything about one store. tell: hears what is being measured."""
+    """Measure everything about one store. tell: called with a description of each part as it starts."""
     tell("recording what is played")
     played = apart(episodes.record_at, store)
     warm_up, timed = played[:WARM_UP], played[WARM_UP : WARM_UP + TIMED]
@@ -157,7 +157,7 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
 async def memory_of_workers(
     store: Path, warm_up: Sequence[Played], timed: Sequence[Played]
 ) -> dict[str, list[wire.Memory]]:
-    """Of each of the workers of one server, which all play the same."""
+    """Return the memory of each worker of one server. All workers play the same episodes."""
     server = wire.serve(store, "--workers", str(WORKERS))
     try:
         workers = children_of(server.pid)
@@ -171,13 +171,13 @@ async def memory_of_workers(
 
 
 def apart(call: Callable[Parameters, Returned], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-    """What a call returns that is made in a process of its own: this one maps no store, so no server shares pages."""
+    """Make a call in a separate process. If this one mapped a store, servers would share its pages."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(call, *args, **kwargs).result()
 
 
 def summaries(waits: Waits) -> dict[str, Wait]:
-    """Medians and 99th percentiles, and those of all clicks."""
+    """Return medians and 99th percentiles of each kind of step, and of all clicks together."""
     clicks = [wait for kind in episodes.KINDS if kind != episodes.SEARCH for wait in waits[kind]]
     found = {}
     for kind, all_of_it in {**waits, CLICKS: clicks}.items():

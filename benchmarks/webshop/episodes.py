@@ -1,4 +1,4 @@
-"""What WebShop's benchmark plays: episodes chosen beforehand, so that choosing costs nothing while the clock runs."""
+"""Episodes of the WebShop benchmark, recorded beforehand, so that choosing actions takes no time in a measurement."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from starpod.environments.webshop.store.store import Store
 
 ENVIRONMENT = "webshop-v1"
 NAME = "bench"
-"""The store's name on the servers."""
+"""Name of the store on the servers."""
 OPTIONS: dict[str, Any] = {"catalogue": NAME, "choose": "seed"}
-"""The seed of an episode is the index of its goal."""
+"""Options of sessions. With `choose: seed`, the seed of an episode is the index of its goal."""
 COUNT = 5000
-"""Played in a circle, these are more than any cache holds: a search is never answered from one."""
+"""Number of episodes, played in a cycle. No cache is large enough for their searches, so none is answered from one."""
 SEARCH, PAGE, PRODUCT, OPTION, DESCRIPTION, TO_PRODUCT, TO_RESULTS, BUY = KINDS = (
     "search",
     "next or previous page",
@@ -40,17 +40,17 @@ SEARCH, PAGE, PRODUCT, OPTION, DESCRIPTION, TO_PRODUCT, TO_RESULTS, BUY = KINDS 
 RESET = "reset"
 SHORTEST_QUERY = 4
 BROWSES = 0.28
-"""The share of episodes that look at another product first."""
+"""Share of episodes that look at another product first."""
 SECOND_OPTION = 0.15
-"""The share of episodes that choose two options where there are two."""
+"""Share of episodes that choose two options if the product has two."""
 
 Waits = dict[str, list[float]]
-"""Seconds by kind of action."""
+"""Latencies in seconds by kind of action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """An episode: the index of its goal, its actions and their kinds, and the reward of the last, which buys."""
+    """An episode: index of its goal, its actions and their kinds, and the reward of the last action, which buys."""
 
     goal: int
     actions: tuple[str, ...]
@@ -58,17 +58,18 @@ class Played:
     reward: float
 
     def check(self, place: int, reward: float, over: bool) -> None:
-        """Raises RuntimeError if the step at this place went otherwise: a fast wrong answer is worth nothing."""
+        """Raise RuntimeError if the result of a step is wrong: speed counts only with correct results."""
         last = place == len(self.actions) - 1
         if over != last or not isclose(reward, self.reward if last else 0.0, abs_tol=1e-9):
             raise RuntimeError(f"{self.actions[place]} for goal {self.goal} gave reward {reward}, over {over}")
 
 
 def record(store: Store, count: int = COUNT) -> list[Played]:
-    """So many episodes on human goals, all with different searches, the same in every run.
+    """Record `count` episodes on human goals, all with different searches. They are the same in every run.
 
-    A search for some words of the instruction, a page on and back, now and then another product, then one product, its
-    description, an option or two if it has any, and Buy Now: the mix in which the original's costs were measured.
+    An episode searches for some words of the instruction, turns a page forth and back, sometimes looks at another
+    product, opens a product and its description, chooses one or two options if there are any, and buys. The costs of
+    the original were measured with this mix.
     """
     rng, goals = random.Random(0), store.goals("human")
     episodes: list[Played] = []
@@ -91,7 +92,7 @@ def _query(instruction: str, rng: random.Random) -> str:
 
 
 def _play(shop: Shop, query: str, rng: random.Random) -> Played | None:
-    """None for a search that finds nothing, or where a page did not take a click as planned."""
+    """Play an episode; None if its search finds nothing, or if a page refuses a planned click."""
     done: list[tuple[str, str]] = []
 
     def click(kind: str, text: str) -> bool:
@@ -122,14 +123,14 @@ def _play(shop: Shop, query: str, rng: random.Random) -> Played | None:
 
 
 def record_at(path: Path, count: int = COUNT) -> list[Played]:
-    """The same of the store at a path."""
+    """Record episodes on the store at a path."""
     return record(Store.open(path, NAME), count)
 
 
 def inside(path: Path, warm_up: Sequence[Played], episodes: Sequence[Played]) -> Waits:
-    """What steps take in the environment, in this process, with its text observation; no server, no wire.
+    """Measure steps of the environment in this process, with text observations, but without server and wire.
 
-    It makes the store at the path the one of this process.
+    The store at the path becomes the store of this process.
     """
     os.environ[STORES_VARIABLE] = f"{NAME}={path.resolve()}"
     open_stores()

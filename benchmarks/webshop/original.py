@@ -1,4 +1,4 @@
-"""What the original WebShop costs, measured once: it needs Java, and a benchmark cannot install it everywhere."""
+"""Costs of the original WebShop. They were measured once, because it needs Java, which is not available everywhere."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ the wire. Memory is private (USS), the original's resident; used: after about 5,
 episodes)."""
 CLICKS = "all clicks"
 STEPS_PER_SECOND = 70.0
-"""Of one process on one core."""
+"""Steps per second of one process on one core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """start: seconds, from and to. resident: MB after the start and after 220 episodes. waits: ms, p50 and p99."""
+    """Costs of the original with one catalogue.
+
+    start: range in seconds. resident: MB after the start and after 220 episodes. waits: p50 and p99 in milliseconds.
+    """
 
     start: tuple[float, float]
     resident: tuple[int, int]
@@ -86,4 +89,4 @@ ORIGINAL = {
         },
     ),
 }
-"""By the number of products."""
+"""Measurements by number of products."""

@@ -1,4 +1,4 @@
-"""What WebShop's benchmark leaves behind: tables on the terminal, JSON, Markdown and a plot."""
+"""Results of the WebShop benchmark: tables on the terminal, JSON, Markdown and a plot."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from benchmarks.webshop.wire import Load, Memory, Start
 
 MB = 1e6
 LARGE = 1_000_000
-"""Products from which on a catalogue is the full one of the aims."""
+"""Smallest number of products for the targets of the full catalogue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """seconds: from nothing to a complete store. peak_bytes: the most that was resident, mapped files included."""
+    """Cost of building a store. peak_bytes: largest resident set, including mapped files."""
 
     seconds: float
     peak_bytes: int
@@ -33,7 +33,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Seconds that `count` steps of a kind took."""
+    """Latency in seconds of `count` steps of a kind."""
 
     count: int
     p50: float
@@ -42,7 +42,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps per second in an observation mode: medians over the rounds, and the rate of each round. CPU: per step."""
+    """Speed in an observation mode: medians over the rounds, and the rate of each round. CPU is per step."""
 
     mode: str
     sessions: int
@@ -64,10 +64,11 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Everything about one catalogue. used_steps: what a server had played when its memory is called used.
+    """All measurements of one catalogue.
 
-    build: None where the store was there before. start: medians. memory: by situation, one per process. wire, inside:
-    waits by kind of action, over the wire in one session and in the environment alone.
+    build: None if the store existed before. start: medians. used_steps: number of steps before the memory of a "used"
+    server is measured. memory: by situation, one entry per process. wire, inside: latencies by kind of action, over the
+    wire in one session, and in the environment alone.
     """
 
     products: int
@@ -83,7 +84,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table. The first column holds words, the others numbers."""
+    """A table. The first column has words, the others numbers."""
 
     title: str
     headings: list[str]
@@ -91,7 +92,6 @@ class Sheet:
 
 
 def sheets(results: Sequence[Result]) -> list[Sheet]:
-    """All tables."""
     return [aims(results), stores(results), memory(results), latency(results), throughput(results)]
 
 
@@ -99,7 +99,7 @@ def sheets(results: Sequence[Result]) -> list[Sheet]:
 
 
 def aims(results: Sequence[Result]) -> Sheet:
-    """What was aimed at, for the catalogues that were measured."""
+    """Return the targets and results for the measured catalogues."""
     rows: list[list[str]] = []
 
     def add(result: Result, aim: str, shown: str, reached: bool) -> None:
@@ -144,7 +144,7 @@ def stores(results: Sequence[Result]) -> Sheet:
 
 
 def memory(results: Sequence[Result]) -> Sheet:
-    """The private memory of a process; of the original, its resident one."""
+    """Return the private memory of each process; for the original, its resident set."""
     rows = []
     for situation in results[0].memory:
         cells = [situation]
@@ -158,7 +158,7 @@ def memory(results: Sequence[Result]) -> Sheet:
 
 
 def _sizes(results: Sequence[Result]) -> list[str]:
-    """Headings: a column for each catalogue, and one for the original where it was measured with that many products."""
+    """Return a heading per catalogue, and one for the original if it was measured with that number of products."""
     headings = []
     for result in results:
         headings += [f"{result.products:,} products", *(["original"] if result.products in ORIGINAL else [])]
@@ -236,7 +236,7 @@ def print_tables(results: Sequence[Result]) -> None:
 
 
 def write(path: Path, results: Sequence[Result], where: dict[str, Any]) -> None:
-    """JSON to `path`, Markdown and the plot beside it. The plot needs matplotlib (extra `bench`)."""
+    """Write JSON to `path`, and Markdown and the plot beside it. The plot needs matplotlib (extra `bench`)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**where, "results": [asdict(result) for result in results]}
     path.write_text(json.dumps(content, indent=2) + "\n")
@@ -245,7 +245,7 @@ def write(path: Path, results: Sequence[Result], where: dict[str, Any]) -> None:
 
 
 def page(path: Path) -> str:
-    """The tables of a JSON file as Markdown."""
+    """Return the tables of a JSON file as Markdown."""
     content = json.loads(path.read_text(encoding="utf-8"))
     where, there = content["machine"], content["machine"]["versions"]
     names = (name for name in ("starpod", "grpcio", "numpy", "numba", "textblob", "scipy") if name in there)
@@ -267,11 +267,11 @@ def page(path: Path) -> str:
 
 
 def _plot(path: Path, results: Sequence[Result]) -> None:
-    """Waits and steps per second over the number of products."""
+    """Plot latencies and steps per second over the number of products."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # the same run, the same file
+    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # equal figures give equal files
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")

@@ -1,13 +1,13 @@
-"""WebShop's search at growing numbers of documents: build, size, time of a query; beside other ways and other engines.
+"""WebShop's search on growing numbers of documents: build, size and query time, compared with other ways and engines.
 
     python -m benchmarks.webshop.search [--documents 1000 100000 1180000] [--queries 300]
 
-The documents are made up: words by a power law, lengths and repetitions as in WebShop's products (107 terms, 67 of them
-distinct, the commonest term in 44 % of the documents; a query touches half as many postings as there are documents).
-Queries are words of a document. `starpod` is the whole search, text to ranking, without the cache of queries. The ways
-below it start from the terms. bm25s and tantivy are measured where they are installed, up to --peers documents: bm25s
-with our terms and parameters, tantivy with its English analyzer. Times are of one thread; `cpu` leaves out what other
-programs of the machine take. same_top_10: the share of queries whose first ten are Lucene's, which are starpod's.
+The documents are made up: words follow a power law, with lengths and repetitions as in WebShop's products (107 terms,
+67 of them distinct, the commonest term in 44 % of the documents; a query touches half as many postings as there are
+documents). Queries are words of a document. `starpod` is the whole search from text to ranking, without the query
+cache. The other ways start from the terms. bm25s and tantivy are measured if installed, up to --peers documents: bm25s
+with our terms and parameters, tantivy with its English analyzer. Times are of one thread; `cpu` omits other programs.
+same_top_10: share of queries whose first ten results are Lucene's, which starpod's always are.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """build_seconds: of CPU, without making the texts; None where it is another's index. megabytes: of the index."""
+    """Result of a way. build_seconds: CPU time without making the texts; None if it uses starpod's index."""
 
     way: str
     documents: int
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def measure(count: int, queries: int, *, peers: bool) -> list[Result]:
-    """Every way at one number of documents, on the same queries."""
+    """Measure every way on the same documents and queries."""
     asked = list(questions(count, queries))
     seconds, index = timed(count, Index.build)
     index = Index(index.arrays)
@@ -106,7 +106,7 @@ def result(
     asked: list[str],
     truth: list[list[int]],
 ) -> Result:
-    """Every query once to warm up, then once on the clock."""
+    """Measure a way: every query once as a warm-up, and then once with the clock."""
     same = [list(search(query)[:TOP]) == best for query, best in zip(asked, truth, strict=True)]
     waits, cpu = [], []
     for query in asked:
@@ -121,7 +121,7 @@ def result(
 
 
 def timed(count: int, build: Callable[[Iterator[tuple[str, str]]], Built]) -> tuple[float, Built]:
-    """What is built of so many documents, and the CPU seconds that it took besides making them up."""
+    """Build something from `count` documents. Returns the CPU seconds, without making the documents, and the result."""
     making = 0.0
 
     def metered() -> Iterator[tuple[str, str]]:
@@ -144,7 +144,7 @@ def timed(count: int, build: Callable[[Iterator[tuple[str, str]]], Built]) -> tu
 
 
 def documents(count: int) -> Iterator[tuple[str, str]]:
-    """(asin, text) pairs, the same in every run."""
+    """Yield (asin, text) pairs, the same in every run."""
     rng = np.random.default_rng(0)
     chances = np.cumsum((np.arange(VOCABULARY) + 20.0) ** -1.15)
     words = _words()
@@ -162,7 +162,7 @@ def documents(count: int) -> Iterator[tuple[str, str]]:
 
 
 def questions(count: int, queries: int) -> Iterator[str]:
-    """Queries of 1 to 25 words of a document, 8 on average."""
+    """Yield queries of 1 to 25 words of a document, 8 on average."""
     rng = np.random.default_rng(1)
     texts = [text for _, text in documents(min(count, CHUNK))]
     for number in rng.integers(0, len(texts), queries):
@@ -172,7 +172,7 @@ def questions(count: int, queries: int) -> Iterator[str]:
 
 @functools.cache
 def _words() -> NDArray[np.object_]:
-    """Made-up words, the commonest the shortest, that no rule of the stemmer applies to."""
+    """Return made-up words, shortest (and commonest) first, that the stemmer does not change."""
     syllables = np.array([a + b for a in "bcdfghklmnprtvz" for b in "aeou"], dtype=object)
     numbers = np.arange(VOCABULARY)
     words = np.full(VOCABULARY, "k", dtype=object)
@@ -186,14 +186,14 @@ def _words() -> NDArray[np.object_]:
 
 
 def strategy(index: Index, postings: strategies.Postings, way: strategies.Way, asked: list[str]) -> Search:
-    """A search that has the terms of these queries at hand."""
+    """Return a search for which the terms of these queries are precomputed."""
     terms = {query: _terms(index, query) for query in asked}
     positions = index.arrays["positions"]
     return lambda query: positions[way(postings, *terms[query], HITS)].tolist()
 
 
 def _terms(index: Index, query: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Rows and weights of a query's distinct terms."""
+    """Return the rows and weights of a query's distinct terms."""
     arrays = index.arrays
     counts = Counter(analyze(query))
     encoded = [term.encode() for term in counts]

@@ -1,6 +1,6 @@
-"""Other ways to find the best documents, exact as well, that benchmarks/webshop/search.py holds against the chosen one.
+"""Alternative exact ways to find the best documents, which benchmarks/webshop/search.py compares with the chosen one.
 
-Each takes the arrays of an index and the postings and weights of a query's terms, and returns numbers of documents.
+Each takes the arrays of an index and the postings and weights of a query's terms, and returns document numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starpod.environments.webshop.search.bm25 import BLOCK, insert, length_facto
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """The arrays of an index as `best` in the webshop's search takes them, and the sums of dense ways."""
+    """The arrays of an index as arguments of `best` in the web shop's search, and the sums of dense ways."""
 
     documents: NDArray[np.uint32]
     frequencies: NDArray[np.uint8]
@@ -31,7 +31,7 @@ class Postings:
 
     @classmethod
     def of(cls, arrays: dict[str, NDArray[Any]]) -> Postings:
-        """peaks: per term the largest frequency times factor, from which the bound of its score follows."""
+        """Derive the arrays from those of an index. peaks: per term, the largest frequency times factor."""
         lengths, values = arrays["lengths"], arrays["values"].astype(np.float32)
         factors = length_factors(int(arrays["total"][0]) / np.count_nonzero(lengths))
         postings = arrays["documents"], arrays["frequencies"], values, lengths, factors
@@ -40,11 +40,11 @@ class Postings:
 
 
 Way = Callable[[Postings, NDArray[np.int64], NDArray[np.float32], int], list[int]]
-"""Postings, rows of the query's terms, their weights, how many -> numbers of the best documents, best first."""
+"""Function of the postings, the rows and weights of the query's terms, and k. Returns the k best documents in order."""
 
 
 def dense_numpy(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.float32], k: int) -> list[int]:
-    """A sum for every document, terms added one after another by NumPy; then the k best of what was touched."""
+    """Add up terms one by one in NumPy, with a sum for every document. Returns the k best documents with a term."""
     index.sums[:] = 0
     for row, weight in zip(rows, weights, strict=True):
         part = slice(index.offsets[row], index.offsets[row + 1])
@@ -60,7 +60,7 @@ def dense_numpy(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.fl
 
 
 def dense_compiled(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.float32], k: int) -> list[int]:
-    """The same as one compiled loop over postings and one over documents."""
+    """Add up terms like `dense_numpy`, with one compiled loop over postings and one over documents."""
     found, scores = np.empty(k, np.int64), np.empty(k, np.float32)
     starts, ends = index.offsets[rows], index.offsets[rows + 1]
     best: list[int] = found[: _dense(*_arrays(index), starts, ends, weights, index.sums, found, scores)].tolist()
@@ -68,7 +68,7 @@ def dense_compiled(index: Postings, rows: NDArray[np.int64], weights: NDArray[np
 
 
 def bounded(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.float32], k: int) -> list[int]:
-    """MaxScore in blocks: once k documents beat what the weakest terms can give together, these are only looked up."""
+    """Run MaxScore in blocks. Once k documents exceed the weakest terms' joint bound, these are only looked up."""
     found, scores = np.empty(k, np.int64), np.empty(k, np.float32)
     starts, ends = index.offsets[rows], index.offsets[rows + 1]
     size = _bounded(*_arrays(index), starts, ends, weights, index.peaks[rows], found, scores)
@@ -115,7 +115,7 @@ def _bounded(documents, frequencies, values, lengths, factors, starts, ends, wei
     bounds = weights - weights / (one + peaks)
     order = np.argsort(bounds)
     starts, ends, weights = starts[order], ends[order], weights[order]
-    together = np.cumsum(bounds[order].astype(np.float64)) * (1 + 1e-6)  # of a term and all weaker ones
+    together = np.cumsum(bounds[order].astype(np.float64)) * (1 + 1e-6)  # bound of a term and all weaker ones
     places = starts.copy()
     sums = np.zeros(BLOCK)
     count, least, weak = 0, np.float32(0), 0
@@ -159,7 +159,7 @@ def _bounded(documents, frequencies, values, lengths, factors, starts, ends, wei
 
 @njit(nogil=True)
 def _seek(documents, place, end, document):
-    """The first posting from the place on that is not before the document, found by doubling steps and halving."""
+    """Return the first posting from `place` on that is not before the document, by galloping search."""
     step = 1
     while place + step < end and documents[place + step] < document:
         place += step

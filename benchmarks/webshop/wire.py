@@ -1,4 +1,4 @@
-"""WebShop's server from outside: its start, its memory, the wait for a step, and steps per second."""
+"""Measurements of WebShop's server from outside: start, memory, latency of a step, and steps per second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTLE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds from the start of the process to its ready line and to the reply to the first Open; cpu: of CPU time."""
+    """Seconds from the start of the process to its ready line, and to the reply to the first Open. cpu: CPU seconds."""
 
     ready: float
     first_open: float
@@ -34,10 +34,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one process, from /proc/PID/smaps_rollup.
+    """Memory of one process in bytes, from /proc/PID/smaps_rollup.
 
-    private: pages of this process alone (USS), of the store's files too where no other process has them mapped.
-    own: of them those of no file. proportional: shared pages divided among those that share them (PSS).
+    private: pages that no other process has mapped (USS), including such pages of the store's files. own: anonymous
+    pages. proportional: shared pages are divided among the processes that share them (PSS).
     """
 
     private: int
@@ -55,7 +55,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """All sessions as fast as they get answers, resets included. Waits are of a batch; CPU is in seconds per step."""
+    """Speed of all sessions together, including resets. Latencies are those of a batch; CPU is in seconds per step."""
 
     steps_per_second: float
     p50: float
@@ -65,13 +65,13 @@ class Load:
 
 
 def serve(store: Path, *arguments: str) -> ServerProcess:
-    """`starpod serve webshop` with one store."""
+    """Start `starpod serve webshop` with one store."""
     command = [sys.executable, "-m", "starpod.cli.main", "serve", "webshop", "--store", f"{NAME}={store}"]
     return ServerProcess([*command, *arguments])
 
 
 async def start(store: Path) -> Start:
-    """Starts a server, opens a session, and ends it."""
+    """Measure the start of a server up to its first session."""
     begin = perf_counter()
     server = serve(store)
     try:
@@ -84,13 +84,13 @@ async def start(store: Path) -> Start:
 
 
 async def endpoints_of(server: ServerProcess) -> list[str]:
-    """The addresses of a server's workers."""
+    """Return the addresses of a server's workers."""
     async with grpc.aio.insecure_channel(server.address) as channel:
         return list((await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())).endpoints)
 
 
 async def one_by_one(address: str, warm_up: Sequence[Played], episodes: Sequence[Played]) -> Waits:
-    """What one session waits for its steps, one unary call each."""
+    """Measure the latencies of one session's steps, with one unary call each."""
     waits: Waits = {kind: [] for kind in (*KINDS, RESET)}
     async with grpc.aio.insecure_channel(address) as channel:
         stub = EnvironmentServiceStub(channel)
@@ -125,7 +125,7 @@ async def _open(stub: EnvironmentServiceStub) -> pb.Session:
 async def all_at_once(
     server: ServerProcess, episodes: Sequence[Played], sessions: int, seconds: float, rounds: int, observation: str
 ) -> list[Load]:
-    """Fleet.step_many on two groups, each of half the sessions, for that many seconds; a measurement per round."""
+    """Measure Fleet.step_many on two groups, each with half the sessions. Returns a measurement per round."""
     loads = []
     async with Fleet(server.address) as fleet:
         opened = await fleet.open(
@@ -157,7 +157,7 @@ async def all_at_once(
 
 
 class Group:
-    """Sessions that step together; those whose episode is over are reset first. `source`: what they play."""
+    """Sessions that step together. Those whose episode has ended are reset first. source: the episodes to play."""
 
     def __init__(self, fleet: Fleet, sessions: Sequence[Session], source: Iterator[Played]) -> None:
         self.sessions = sessions
@@ -165,12 +165,12 @@ class Group:
         self._source = source
         self._played = [next(source) for _ in sessions]
         self._places = [0] * len(sessions)
-        # The first episodes are cut to different lengths, else all sessions would search at the same time.
+        # The first episodes have different lengths. Otherwise all sessions would search at the same time.
         self._ends = [1 + place % len(played.actions) for place, played in enumerate(self._played)]
         self._over = list(range(len(sessions)))
 
     async def march(self, seconds: float) -> list[float]:
-        """Steps all of them for a while. Returns the waits, one for each time that all stepped."""
+        """Step all sessions for a while. Returns the latency of each batch."""
         waits: list[float] = []
         end = perf_counter() + seconds
         while True:
