@@ -1,7 +1,7 @@
 """Conversations as token ids: sampled ids are kept, and only the environment's text is encoded.
 
-The layout of a conversation is the tokenizer's own chat template. Rendering a short made-up conversation that ends in
-the new turn, and cutting off what was made up, gives the ids between two replies without decoding either of them.
+The tokenizer's chat template defines the layout of a conversation. To get the ids between two replies without decoding
+either of them, a short dummy conversation with the new turn at its end is rendered, and the dummy part is cut off.
 """
 
 from __future__ import annotations
@@ -22,30 +22,34 @@ from starpod.trainer.prompts.prompt import Context, PromptConfig, fold
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Made up, so that it occurs in no template.
+# Dummy texts that occur in no template.
 _QUESTION, _REPLY, _SYSTEM = "starpod-question", "starpod-reply", "starpod-system"
 
 _CACHED = 1 << 12
-"""User messages whose ids are remembered: small environments show the same states over and over."""
+"""Number of user messages whose ids are cached. Small environments show the same states again and again."""
 
 
 class Template:
-    """A tokenizer's chat template, and how replies fit into it.
+    """A tokenizer's chat template, with its properties that matter for replies.
 
-    prefill: text that every prompt ends with, such as a reply's first tag. It is fed, not sampled, and not trained on.
-    view: how the model sees images; None where it has no eyes.
+    Args:
+        tokenizer: Tokenizer with a chat template.
+        prefill: Text at the end of every prompt, such as a reply's first tag. It is neither sampled nor trained on.
+        view: Image processing of the model; None for a text model.
 
-    end: the id that the template closes a reply with. stop: ids that a reply ends at: `end` and the tokenizer's own
-        end of text.
-    opening: how the text of every reply begins although it is not sampled: `prefill`, or what the template's own
-        generation prompt opens.
-    extends: whether a conversation that grows keeps its beginning, replies with think tags included. Where a template
-        rewrites the past (some drop old reasoning), each turn must begin a fresh sample.
-    takes_system: whether it has a system role. Where not, system text goes in front of the first user message.
-    markers: the tokens that a conversation is laid out with. In a text they are written with a blank inside: what an
-        environment shows or a policy once said can never begin or end a turn.
+    Attributes:
+        end: Id with which the template closes a reply.
+        stop: Ids that end a reply: `end` and the tokenizer's end of text.
+        opening: Beginning of every reply's text that is not sampled: `prefill`, preceded by a tag that the template's
+            generation prompt opens.
+        extends: Whether a growing conversation keeps its beginning, including replies with think tags. If a template
+            rewrites the past (some drop old reasoning), each turn must begin a fresh sample.
+        takes_system: Whether there is a system role. Otherwise system text is put before the first user message.
+        markers: Tokens of the template's layout. They get a space inside if they occur in a text, so that an
+            observation or a past reply cannot begin or end a turn.
 
-    Raises ValueError for a tokenizer without a chat template, and for one that no reply can be found in.
+    Raises:
+        ValueError: If the tokenizer has no chat template, or if replies cannot be located in it.
     """
 
     def __init__(
@@ -84,24 +88,27 @@ class Template:
     # --- ids ---------------------------------------------------------------------------------------------------------
 
     def first(self, system: str, user: str) -> list[int]:
-        """The prompt of a conversation's first reply. An empty `system` means no system message."""
+        """Return the prompt of a conversation's first reply. An empty `system` means no system message."""
         return list(self._first(system, user))
 
     def following(self, user: str, reply: Sequence[int]) -> list[int]:
-        """The ids that follow `reply`, up to the next one: the user's turn and the generation prompt.
+        """Return the ids between `reply` and the next one: the user's turn and the generation prompt.
 
-        A reply that was cut before its end token gets it here, where it is not trained on.
+        If the reply was cut off before its end token, the ids begin with that token, which is not trained on.
         """
         return self._closing(reply, self._next(user))
 
     def following_messages(self, messages: Sequence[Mapping[str, str]], reply: Sequence[int]) -> list[int]:
-        """The same for messages of any roles."""
+        """Return the ids between `reply` and the next one, with messages of any roles instead of a user's turn."""
         return self._closing(reply, self._encode_messages(messages))
 
     def following_text(self, before: str, whole: str, reply: Sequence[int]) -> list[int] | None:
-        """The ids from the end of `reply` to that of `whole`; None where `whole` does not go on from `before`.
+        """Return the ids from the end of `reply` to the end of `whole`; None if `whole` does not continue `before`.
 
-        before: a prompt as text, with the text of the reply to it. whole: a later prompt, by `text`.
+        Args:
+            before: Text of an earlier prompt and the reply to it.
+            whole: Text of a later prompt, rendered by `text`.
+            reply: Ids of the reply.
         """
         closed = before + self._end_text
         if not whole.startswith(closed):
@@ -109,21 +116,23 @@ class Template:
         return self._closing(reply, self.encode(whole[len(closed) :]))
 
     def rendered(self, system: str, past: Sequence[tuple[str, str]], user: str) -> list[int]:
-        """A prompt encoded from text as a whole. past: user message and reply text of each turn before."""
+        """Encode a prompt from text. `past` has the user message and the reply text of each previous turn."""
         messages = []
         for message, reply in past:
             messages += [_user(message), {"role": "assistant", "content": reply}]
         return self.encode(self.text(self._with_system(system, [*messages, _user(user)])))
 
     def text(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The prompt of the next reply as text. Messages have a role and content; tools are as OpenAI describes them.
+        """Render the prompt of the next reply as text. Raises jinja2.TemplateError if the template refuses an argument.
 
-        Raises jinja2.TemplateError for what the template refuses.
+        Args:
+            messages: Messages with a role and content.
+            tools: Tools in OpenAI's format.
         """
         return self._render(messages, generation=True, tools=tools) + self._gap + self.prefill
 
     def with_image(self, ids: Sequence[int], image: bytes) -> list[int]:
-        """The ids of a message, with those of an image in the place of its mark; as they are without an image."""
+        """Return a message's ids, in which the mark is replaced by the image's ids if there is an image."""
         if not image:
             return list(ids)
         assert self.view is not None and self.mark is not None
@@ -131,21 +140,21 @@ class Template:
         return [*ids[:place], *image_ids(image, self.view.tokens), *ids[place + 1 :]]
 
     def encode(self, text: str) -> list[int]:
-        """A text as ids, where tokens of the tokenizer's own are read as such."""
+        """Encode a text. Special tokens written in it become single ids."""
         return cast("list[int]", self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, reply: Sequence[int]) -> str:
-        """A reply as text: with what the prompt opened, without the id it stopped at."""
+        """Decode a reply. The text includes `opening` but not the stop token."""
         ids = list(reply)
         if ids and ids[-1] in self.stop:
             ids.pop()
         return self.opening + cast(str, self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def spans(self, reply: Sequence[int], blocks: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Blocks of a decoded reply, whose ends are counted in characters, with their ends in sampled ids.
+        """Convert the ends of a reply's blocks from characters of its decoded text to sampled ids.
 
-        An id that lies in two blocks belongs to the one that it begins in. Blocks without an id of their own are left
-        out: the prompt opened them. The last block ends with the reply, its end token included.
+        An id that overlaps two blocks belongs to the first one. Blocks without any id are left out, because they are
+        part of the prompt. The last block ends with the reply and includes its end token.
         """
         spans: list[tuple[str, int]] = []
         before = 0
@@ -157,10 +166,9 @@ class Template:
         return [*spans, (blocks[-1][0], len(reply))]
 
     def encode_reply(self, text: str) -> list[int]:
-        """The ids that would have been sampled for a written reply: without what the prompt opened, with the end token.
+        """Encode a reply that was not sampled, such as a demonstration, without `opening` and with the end token.
 
-        Only for replies that nobody sampled, such as demonstrations. Raises ValueError if `text` begins otherwise than
-        every reply does.
+        Raises ValueError if `text` does not begin with `opening`.
         """
         opening = self.opening if text.startswith(self.opening) else self.opening.rstrip()
         if not text.startswith(opening):
@@ -212,7 +220,7 @@ class Template:
         return [_user(f"{system}\n\n{messages[0]['content']}"), *messages[1:]]
 
     def _cut(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-        """A made-up conversation up to the end of its reply, and what follows with these messages."""
+        """Render a dummy conversation followed by messages. Return its text up to the reply, and the rest."""
         text = self._after_reply(messages)
         at = text.index(_REPLY) + len(_REPLY)
         at = text.index(self._end_text, at) + len(self._end_text)
@@ -222,10 +230,10 @@ class Template:
         made_up = [_user(_QUESTION), {"role": "assistant", "content": _REPLY}]
         return self._render([*made_up, *messages], generation=True)
 
-    # --- what the template does, found out once -----------------------------------------------------------------------
+    # --- properties of the template, determined once ------------------------------------------------------------------
 
     def _shows_plain_text(self) -> bool:
-        """Whether messages are plain text; templates of models with eyes may want them in parts."""
+        """Return whether messages are plain text. Templates of vision models may need them in parts."""
         self._in_parts = False
         try:
             return _QUESTION in self._render([_user(_QUESTION)], generation=True)
@@ -233,8 +241,10 @@ class Template:
             return False
 
     def _find_gap(self, prompt: str) -> str:
-        """White space that stands before a reply of the past but not at the end of a prompt. Here prompts end with it,
-        so that a growing conversation keeps its beginning."""
+        """Return the white space that the template writes before a past reply but not at the end of a prompt.
+
+        It is appended to prompts, so that a growing conversation keeps its beginning.
+        """
         told = self._render([_user(_QUESTION), {"role": "assistant", "content": _REPLY}], generation=False)
         between = told.removeprefix(prompt).partition(_REPLY)[0] if told.startswith(prompt) else ""
         return between if between.isspace() else ""
@@ -247,7 +257,7 @@ class Template:
         return _SYSTEM in text
 
     def _find_end(self) -> tuple[str, int]:
-        """The token that closes a reply: the first one of the tokenizer's own after it."""
+        """Return the text and id of the token that closes a reply: the tokenizer's first added token after it."""
         text = self._after_reply([_user(_QUESTION)])
         if _REPLY not in text:
             raise ValueError("the chat template does not show an assistant's reply")
@@ -272,7 +282,7 @@ class Template:
         return tuple(sorted(token for token in tokens if token in text and len(token) > 1))
 
     def _keeps_the_past(self) -> bool:
-        """Compares a conversation that grew turn by turn with the same one rendered whole."""
+        """Return whether a conversation built turn by turn equals the same conversation rendered as a whole."""
         begin = self.opening or THINK
         thought = "" if begin.endswith(ANSWER) else f"starpod-thought{THINK_END}{ANSWER}"
         reply = f"{begin}{thought}starpod-action{ANSWER_END}"
@@ -292,20 +302,18 @@ def _user(text: str) -> dict[str, str]:
 
 
 class Prompt(NamedTuple):
-    """The ids that precede a reply.
-
-    context: ids of the whole context, for the engine. appended: what `Turn.prompt` holds: the whole context where
-    `fresh`, else what was appended since the last reply.
-    """
+    """The ids that precede a reply."""
 
     context: list[int]
+    """Ids of the whole context, for the engine."""
     appended: list[int]
+    """Ids of `Turn.prompt`: the whole context if `fresh`, otherwise the ids since the last reply."""
     fresh: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A turn that is over: what the policy was told and shown, and its reply."""
+    """A finished turn: the message and image of its prompt, and the reply as ids and text."""
 
     user: str
     image: bytes
@@ -314,23 +322,26 @@ class Exchange:
 
 
 def part_start(turn: int, *, window: int, pinned: int, overlap: int) -> int:
-    """The first turn, after the pinned ones, of the part of a split conversation in which a turn is played.
+    """Return the first turn, after the pinned ones, of the part of a split conversation to which a turn belongs.
 
-    Parts hold `window` turns each, and begin with the last `overlap` ones of the part before.
+    Each part has `window` turns, and begins with the last `overlap` turns of the previous part.
     """
     return pinned + max(turn - pinned - overlap, 0) // (window - overlap) * (window - overlap)
 
 
 class Conversation:
-    """One episode's conversation: `ask`, sample, `answer`, and again.
+    """One episode's conversation: `ask`, sample and `answer` are repeated for each turn.
 
-    context: what a reply sees; see `prompt.Context`. window: turns shown by `window` and `single_turn`, the present one
-    included; None: all. pinned, overlap: see `part_start`.
+    While the context only grows, each prompt extends the previous one by the sampled reply and the next message. With a
+    window, a single turn, or a template that rewrites the past, each turn is a fresh sample instead. Past replies are
+    then untrained context, with their sampled ids if the template keeps replies unchanged. Each turn is therefore
+    trained on once, even if several parts of a split conversation show it (KLong's splitting, arXiv 2602.17547).
 
-    While the context only grows, each prompt is the one before with the sampled reply and what followed it. Everything
-    else makes each turn a fresh sample: a window, a single turn, and a template that rewrites the past. Past replies
-    are then context like any other text; their sampled ids are used where the template keeps replies as they are. So
-    each turn is trained on once, whichever parts of a split conversation show it (KLong's splitting, arXiv 2602.17547).
+    Args:
+        template: Chat template.
+        context: Context of a reply; see `prompt.Context`.
+        window: Number of turns shown by `window` and `single_turn`, including the current one; None is all.
+        pinned, overlap: See `part_start`.
     """
 
     def __init__(
@@ -349,7 +360,7 @@ class Conversation:
         self.overlap = overlap
         self.exchanges: list[Exchange] = []
         self.images: dict[int, bytes] = {}
-        """All that were shown, by key."""
+        """All images of the conversation, by key."""
         self._grows = context in ("full", "split") and template.extends
         self._system = ""
         self._stream: list[int] = []
@@ -357,18 +368,21 @@ class Conversation:
 
     @classmethod
     def of(cls, template: Template, config: PromptConfig) -> Conversation:
-        """One that shows as much of the past as is configured."""
+        """Create a conversation with the configured context."""
         return cls(template, context=config.context, window=config.window, pinned=config.pinned, overlap=config.overlap)
 
     def system(self, text: str) -> None:
-        """The system message, told before the first turn. Empty: none."""
+        """Set the system message before the first turn. An empty text means none."""
         self._system = text.replace(MARK, NOT_A_MARK) if self.template.view else text
 
     def ask(self, user: str, image: bytes = b"", *, most_tokens: int | None = None) -> Prompt:
-        """The prompt of the next reply. Asking again without an answer replaces the question.
+        """Return the prompt of the next reply. Asking again without an answer replaces the question.
 
-        image: as the model sees it, in the place of a mark in `user`; empty: none.
-        most_tokens: to keep the context within, `window` and `single_turn` show fewer turns, down to the present one.
+        Args:
+            user: Message of the user.
+            image: Image, scaled for the model, that replaces the mark in `user`; empty if there is none.
+            most_tokens: Maximum length of the context. `window` and `single_turn` show fewer turns to respect it, but
+                always the current one.
         """
         if self._grows and self.exchanges and not self._part_begins():
             appended = self.template.with_image(self.template.following(user, self.exchanges[-1].reply), image)
@@ -382,10 +396,10 @@ class Conversation:
         return prompt
 
     def answer(self, reply: Sequence[int], finish: Finish, text: str) -> None:
-        """Takes over the sampled ids, as they are.
+        """Record the sampled ids of a reply and its text, decoded by `Template.decode`.
 
-        text: as `Template.decode` gives it. Raises ValueError if nothing was asked, and if a reply that stopped does
-        not end with the id that it stopped at: then the engine dropped what the policy has to learn.
+        Raises ValueError if nothing was asked, or if a reply with finish "stop" does not end with a stop id: the policy
+        has to learn that id, so engines must return it.
         """
         if self._asked is None:
             raise ValueError("there is no question to answer: call `ask` first")
@@ -398,7 +412,7 @@ class Conversation:
             self._stream = [*context, *reply]
 
     def _part(self, turn: int) -> int:
-        """Where the part of a turn begins; 0 where the conversation is not split."""
+        """Return the first turn of the part to which a turn belongs; 0 if the conversation is not split."""
         if self.context != "split" or self.window is None:
             return 0
         return part_start(turn, window=self.window, pinned=self.pinned, overlap=self.overlap)
@@ -408,7 +422,7 @@ class Conversation:
         return self._part(turn) != self._part(turn - 1)
 
     def _fresh(self, user: str, image: bytes, most_tokens: int | None) -> list[int]:
-        """A whole context, from the turns that are shown."""
+        """Build a whole context from the turns that are shown."""
         past = self.exchanges
         if self.context == "split":
             return self._showing([*past[: self.pinned], *past[max(self._part(len(past)), self.pinned) :]], user, image)

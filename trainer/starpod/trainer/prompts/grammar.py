@@ -1,6 +1,6 @@
-"""Response grammar: reasoning and actions between tags, further blocks where they are asked for.
+"""Response grammar: reasoning and actions between tags, with optional further blocks.
 
-The tags think and answer and their parsing are RAGEN's (arXiv 2504.20073); docs/prompts.md has the rules.
+The tags think and answer and their parsing are RAGEN's (arXiv 2504.20073). See docs/prompts.md for the rules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SEPARATOR = "||"
 """Separator between the actions of an answer. Inside a JSON object it is part of an action."""
 
 MOST_ACTIONS = 256
-"""Limit of one reply where none is given: servers bound the list of a step."""
+"""Default limit of a reply's actions, because servers limit the number of actions per step."""
 
 _MARKERS = (*TAGS, "<|im_start|>", "<|im_end|>")
 """Deleted from the text between the tags, but not inside JSON objects."""
@@ -45,22 +45,20 @@ _MARKERS = (*TAGS, "<|im_start|>", "<|im_end|>")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A parsed reply.
-
-    thought: the reasoning, stripped; None where the tags were not found or thinking is off.
-    actions: in order; those that the environment lists in its own spelling, others as they were written.
-    unknown: those among `actions` that the environment does not list. Empty where it lists none: then every text may be
-        an action. They are sent like the others: that an action makes no sense is for the environment to say.
-    well_formed: the tags were found, those of every further block too, and there is an action, and none is unknown.
-        Where this is False RAGEN fines the turn, once; actions that a limit cut off cost nothing.
-    blocks: what further blocks hold, by name, stripped; without those that are missing.
-    """
+    """A parsed reply."""
 
     thought: str | None
+    """The stripped reasoning; None if the tags are missing or thinking is off."""
     actions: tuple[str, ...]
+    """Actions in order. The environment's own actions are in its spelling, others as they were written."""
     unknown: tuple[str, ...]
+    """Actions that the environment does not list; empty if it lists none. They are sent nevertheless, because the
+    environment decides whether an action is valid."""
     well_formed: bool
+    """Whether the tags of all blocks were found, and there is at least one action and no unknown one. RAGEN penalizes a
+    turn once if it is False. Actions that a limit cut off do not matter."""
     blocks: Mapping[str, str] = field(default_factory=dict)
+    """Stripped contents of the further blocks that were found, by name."""
 
 
 _NOTHING = Parsed(None, (), (), False)
@@ -76,12 +74,15 @@ class Inside(NamedTuple):
 
 
 class Grammar:
-    """Reads and writes replies. Another form of replies is a subclass with `opening`, `find_blocks`, `compose` and
-    `describe` (prompt.grammar).
+    """Parser and writer of replies.
 
-    thinking: whether an answer must follow reasoning directly.
-    actions: the environment's own action names, matched without regard to case; empty: it lists none.
-    blocks: further blocks between reasoning and answer, in order. What they hold has no `<`.
+    For another form of replies, derive a class that overrides `opening`, `find_blocks`, `compose` and `describe`, and
+    set prompt.grammar.
+
+    Args:
+        thinking: Whether replies begin with reasoning, which the answer must follow directly.
+        actions: The environment's action names, matched case-insensitively; empty if it lists none.
+        blocks: Further blocks between reasoning and answer, in order. Their contents have no `<`.
     """
 
     def __init__(self, thinking: bool = True, actions: Iterable[str] = (), blocks: Sequence[Further] = ()) -> None:
@@ -89,19 +90,21 @@ class Grammar:
         self.actions = tuple(actions)
         self.blocks = tuple(blocks)
         self._spelling = {name.lower(): name for name in self.actions}
-        # A block that is missing is passed over: the actions count even so.
+        # Further blocks are optional in the pattern, so that the actions of a reply without them still count.
         rest = "".join(rf"(?:<{name}>(?P<{name}>[^<]*)</{name}>\s*)?" for name in self.blocks)
         self._turning_point = re.compile(rf"{THINK_END if thinking else ''}\s*{rest}{ANSWER}")
 
     @property
     def opening(self) -> str:
-        """The tag that a reply begins with: what a prompt may end with, so that it need not be sampled."""
+        """The first tag of a reply. A prompt may end with it, so that it need not be sampled."""
         return f"<{('think', *self.blocks, 'answer')[not self.thinking]}>"
 
     def parse(self, text: str, max_actions: int | None = None) -> Parsed:
-        """Reads any text, in time linear in its length.
+        """Parse any text in time linear in its length.
 
-        max_actions: further actions are dropped, known or not. None: MOST_ACTIONS.
+        Args:
+            text: The reply.
+            max_actions: Number of actions after which the rest is dropped; None is MOST_ACTIONS.
         """
         insides = self.find_blocks(text)
         if insides is None:
@@ -121,9 +124,10 @@ class Grammar:
         )
 
     def cut(self, text: str) -> list[tuple[str, int]]:
-        """The text cut into its blocks: name and end of each, in characters; one without a name if it cannot be read.
+        """Split a text into blocks and return the name and end of each, in characters.
 
-        A block begins with its tag, the first one with the text; the last one ends with it.
+        A block begins with its opening tag. The first block begins and the last one ends with the text. A text that
+        cannot be parsed is a single block with the name "".
         """
         insides = self.find_blocks(text)
         if insides is None:
@@ -132,16 +136,19 @@ class Grammar:
         return [(each.name, end) for each, end in zip(insides, ends, strict=True)]
 
     def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
-        """A well-formed reply, as a demonstration would give it. `thought` is left out where thinking is off.
+        """Return a well-formed reply.
 
-        blocks: what further blocks hold, by name.
+        Args:
+            thought: The reasoning; ignored if thinking is off.
+            actions: The actions.
+            blocks: Contents of the further blocks by name.
         """
         told = "".join(f"<{name}>{(blocks or {})[name]}</{name}>" for name in self.blocks)
         answer = f"{told}{ANSWER}{f' {SEPARATOR} '.join(actions)}{ANSWER_END}"
         return f"{THINK}{thought or ''}{THINK_END}{answer}" if self.thinking else answer
 
     def describe(self, max_actions: int | None = None) -> str:
-        """The sentence that tells a policy how to write. max_actions: the limit of one turn; None: no limit."""
+        """Return the sentence that explains the form to a policy. A turn has at most `max_actions`; None is no limit."""
         if max_actions == 1:
             what, answer = "one action", "your action"
         else:
@@ -158,11 +165,11 @@ class Grammar:
         return f"Reply with {what}, in exactly this form and with nothing around it: {form}"
 
     def find_blocks(self, text: str) -> list[Inside] | None:
-        """Return what is inside each block that is there, the answer last; None where think and answer are not found.
+        """Return the position of each block that was found, the answer last; None if think or answer is missing.
 
-        The first opening tag counts, and what follows is as short as it can be. Whatever fits from a later opening tag
-        fits from the first one too, and whatever fits after a later turning point fits after the first one: so one
-        pass is enough, where a pattern with two open ends would try them all.
+        The first opening tag counts, and blocks are as short as possible. A match from a later opening tag or turning
+        point also matches from the first one. One pass is therefore enough, whereas a pattern with two open ends would
+        try all combinations.
         """
         begin = text.find(self.opening)
         if begin < 0:

@@ -1,4 +1,4 @@
-"""Prompts: messages about the task, once, and about the state, at each turn."""
+"""Prompts: the system message about the task, and a message about the state at each turn."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from starpod.trainer.section import ConfigError, Section
 from starpod.trainer.user_file import known_or_located, load, names_file
 
 Context = Literal["full", "window", "split", "single_turn"]
-"""Context of a reply. full: the whole conversation. window: its last turns, as a conversation. split: a
-conversation that grows to some turns and begins again with the pinned first ones and the last. single_turn: its last
-turns, told in one message."""
+"""Context of a reply. full: the whole conversation. window: its last turns, as a conversation. split: a conversation
+that grows to some turns and then begins again with the pinned first turns and the last ones. single_turn: its last
+turns in a single message."""
 
 OPENING = "You are an agent in an environment. You act turn by turn, and after each turn you see what came of it."
 
 
 def without_old_window(values: Mapping[str, Any], context: object) -> dict[str, Any]:
-    """Return the values of a prompt section without those that make sense in their own context alone.
+    """Return the values of a prompt section without the window options if `context` replaces another context.
 
-    context: the one that is to replace theirs; None: none is.
+    Args:
+        values: Values of the section.
+        context: The new context; None keeps the present one.
     """
     kept = dict(values)
     if context not in (None, kept.get("context", "full")):
@@ -35,7 +37,7 @@ def without_old_window(values: Mapping[str, Any], context: object) -> dict[str, 
 
 
 class PromptConfig(Section):
-    """Texts of the prompt, and how much of the past is shown."""
+    """Texts of the prompt, and the part of the past that it shows."""
 
     style: Literal["full", "compact"] = Field(
         default="full",
@@ -117,10 +119,10 @@ class PromptConfig(Section):
         return self.observation != "text"
 
     def make_grammar(self, actions: Sequence[str] = ()) -> Grammar:
-        """Return the grammar of replies. Raises ConfigError where a user's file does not define it.
+        """Return the grammar of replies. Raises ConfigError if a user's file does not define it.
 
         Args:
-            actions: names that the environment lists.
+            actions: Action names that the environment lists.
         """
         kind = Grammar
         if names_file(self.grammar):
@@ -133,11 +135,11 @@ class PromptConfig(Section):
 
     @property
     def opening(self) -> str:
-        """The end of prompts: the reply's first tag, or nothing."""
+        """Text at the end of prompts: the reply's first tag, or nothing without prefill."""
         return self.make_grammar().opening if self.prefill else ""
 
     def check_grammar(self) -> None:
-        """Raise ConfigError if the grammar of a user's file cannot be loaded, or does not read what it writes."""
+        """Raise ConfigError if the grammar of a user's file cannot be loaded, or cannot parse its own replies."""
         if not names_file(self.grammar):
             return
         place = f"prompt.grammar {self.grammar}"
@@ -159,10 +161,13 @@ class PromptConfig(Section):
 
 
 class Prompter:
-    """Writes the messages of one environment's task and turns, and reads the replies to them.
+    """Writes the messages about an environment's task and turns, and parses the replies.
 
-    instructions: the environment's own, for the options in force: they explain the symbols that are really shown.
-    actions: the names that it lists. limits: those in force; 0 or None means none.
+    Args:
+        config: Configuration of the prompt.
+        instructions: Instructions of the environment with its current options, which explain the symbols it shows.
+        actions: Action names that the environment lists.
+        limits: Limits of the session; 0 and None mean no limit.
     """
 
     def __init__(self, config: PromptConfig, instructions: str, actions: Sequence[str], limits: Limits) -> None:
@@ -178,7 +183,7 @@ class Prompter:
             self.reminder += f" Use at most {config.words} words."
 
     def system(self) -> str:
-        """The system message; empty: there is none."""
+        """Return the system message; "" if there is none."""
         config = self.config
         if config.style == "compact":
             return config.system or ""
@@ -187,7 +192,7 @@ class Prompter:
             lines.append(f"Actions: {', '.join(actions)}.")
         lines.append(self._limits())
         if config.context == "single_turn":
-            # The past is told in the user message, whose every turn would repeat it.
+            # The user message contains the past turns, each of which would repeat the reminder.
             lines.append(self.reminder)
         return "\n".join(line for line in lines if line)
 
@@ -201,10 +206,15 @@ class Prompter:
         actions_left: int | None = None,
         warning: bool = False,
     ) -> str:
-        """The message of turn `number`, from 1.
+        """Return the message of a turn.
 
-        image: whether an image is shown: a mark stands for it. reward: of the turn before; None: there was
-        none. actions_left: in the episode; None: no limit. warning: whether the turn before had no valid action.
+        Args:
+            number: Number of the turn, from 1.
+            observation: The observation as text.
+            image: Whether a mark is inserted for an image.
+            reward: Reward of the previous turn; None for the first turn.
+            actions_left: Number of actions left in the episode; None is no limit.
+            warning: Whether the previous turn had no valid action.
         """
         observation = capped(observation, self.config.max_observation)
         if image:
@@ -225,9 +235,9 @@ class Prompter:
         return "\n".join(line for line in lines if line)
 
     def following(self, episode: Episode, observation: str, *, image: bool = False) -> str:
-        """The message of the episode's next turn: the result of the one before, and the observation.
+        """Return the message of the episode's next turn: the result of the previous turn and the observation.
 
-        The reward that is told is the environment's own: penalties and shaping are for the loss.
+        It shows the environment's reward. Penalties and shaping affect only the loss.
         """
         last = episode.turns[-1] if episode.turns else None
         actions_left = None
@@ -243,11 +253,11 @@ class Prompter:
         )
 
     def parse(self, reply: str) -> Parsed:
-        """Reads a reply, as far as one turn's actions go."""
+        """Parse a reply. Actions beyond the limit of one turn are dropped."""
         return self.grammar.parse(reply, self.limits.max_actions_per_turn or None)
 
     def reply_of(self, turn: Turn) -> str:
-        """The reply of a turn: its text where that says its actions, or else as a policy would have written it."""
+        """Return the text of a turn's reply. If its text does not contain its actions, compose a well-formed reply."""
         if self.parse(turn.text).actions == tuple(turn.actions):
             return turn.text
         blocks = {name: turn.blocks.get(name, "") for name in self.grammar.blocks}
@@ -266,9 +276,12 @@ class Prompter:
 
 
 def fold(past: Sequence[tuple[str, str]], turns: int, user: str) -> str:
-    """The last turns and the present one in a single message, for context `single_turn`.
+    """Combine the last turns and the current one into a single message, for context `single_turn`.
 
-    past: user message and reply of each turn shown, oldest first. turns: how many there were. user: the message of now.
+    Args:
+        past: User message and reply of each turn to show, oldest first.
+        turns: Number of all previous turns.
+        user: Message of the current turn.
     """
     if not past:
         return user
@@ -277,14 +290,14 @@ def fold(past: Sequence[tuple[str, str]], turns: int, user: str) -> str:
 
 
 def capped(observation: str, characters: int | None) -> str:
-    """The beginning of an observation, and how much of it is not shown; None: all of it."""
+    """Cut off an observation after `characters`, and append the number of omitted ones; None keeps all of it."""
     if characters is None or len(observation) <= characters:
         return observation
     return f"{observation[:characters]}\n[The other {len(observation) - characters} characters are not shown.]"
 
 
 def format_reward(value: float) -> str:
-    """Short and without the noise of binary fractions: 10.7, -0.1, 0."""
+    """Format a reward without the noise of binary fractions: 10.7, -0.1, 0."""
     return f"{value + 0.0:.10g}"
 
 

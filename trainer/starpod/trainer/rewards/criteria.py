@@ -1,4 +1,4 @@
-"""Reward for a checklist: pays for criteria when they begin to hold (CM2, arXiv 2602.12268)."""
+"""Reward for a checklist: a criterion is paid for when it is first met (CM2, arXiv 2602.12268)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from starpod.trainer.section import Section
 
 
 class CriteriaConfig(Section):
-    """Pays for the criteria that an environment reports (sudoku, countdown, webshop). Off with weight 0."""
+    """Payment for the criteria that an environment reports (sudoku, countdown, webshop). Weight 0 turns it off."""
 
     weight: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Paid for a criterion that is met.")
     weights: dict[str, float] = Field(default={}, description="Factors of criteria by name; by default 1.")
 
 
 def score_criteria(config: CriteriaConfig, view: TurnView) -> float:
-    """The weighted number of criteria that hold after the turn, less that before it in its attempt.
+    """Return the change of the weighted number of met criteria over the turn.
 
-    One that is broken is taken back, so standing still earns nothing and an attempt is paid for its end. What a turn
-    does not report stays as it was.
+    A criterion that is broken again is deducted, so an attempt earns the criteria that are met at its end. A criterion
+    that a turn does not report is unchanged.
     """
     before: dict[str, bool] = {}
     for earlier in view.turns[:-1]:

@@ -1,14 +1,17 @@
-"""Rewards of turns: the environment's reward, and beside it named parts that the configuration asks for.
+"""Rewards of turns: the environment's reward plus named parts that are configured.
 
 A shaping function is a plain function of this signature, registered in the entry-point group `starpod.rewards`
 (`name = "module:function"`):
 
     def shape(turn: Turn, transition: Transition | None, view: TurnView, **parameters: Any) -> float
 
-turn: the turn that is rewarded, complete but for its reward. transition: what the environment answered, None where
-nothing was sent to it. view: what came before it: `view.previous` is the speaker's turn before in this attempt, and
-`view.turns` are the attempt's turns, of which it is the last. parameters: from the configuration. The function returns
-a finite number, to be multiplied by the configured weight, and changes none of its arguments.
+turn: The turn, complete except for its reward.
+transition: The environment's answer; None if nothing was sent.
+view: The turn and its history: `view.turns` are the attempt's turns up to this one, and `view.previous` is the
+    speaker's previous turn in this attempt.
+parameters: The configured parameters.
+
+The function returns a finite number, which is multiplied by the configured weight. It must not change its arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from starpod.trainer.section import Section
 from starpod.trainer.user_file import located, read
 
 GROUP = "starpod.rewards"
-"""The entry-point group of shaping functions."""
+"""Entry-point group of shaping functions."""
 
 OWN_PARTS = (
     "environment",
@@ -59,11 +62,11 @@ Shaping = Callable[..., float]
 
 
 class RewardError(Exception):
-    """A reward could not be computed. The message names the part, and the package where it is a plugin's."""
+    """A reward could not be computed. The message names the reward part, and the package if it is a plugin."""
 
 
 class ShapingConfig(Section):
-    """One shaping function. A bare number is its weight; the key FILE.py:NAME stands for NAME with that file."""
+    """A shaping function. A bare number is its weight, and the key FILE.py:NAME means the key NAME with that file."""
 
     file: str = Field(default="", description="File that defines it; empty: an installed package registers it.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of its value.")
@@ -71,7 +74,7 @@ class ShapingConfig(Section):
 
 
 class RewardConfig(Section):
-    """Rewards and penalties beside the environment's reward."""
+    """Rewards and penalties in addition to the environment's reward."""
 
     format_penalty: float = Field(
         default=-0.1,
@@ -111,7 +114,7 @@ class RewardConfig(Section):
 
     @property
     def names(self) -> set[str]:
-        """The parts that every turn has."""
+        """Names of the configured reward parts."""
         paid = (
             True,
             self.format_penalty,
@@ -123,17 +126,17 @@ class RewardConfig(Section):
             self.criteria.weight,
             self.subgoals.keep_penalty,
             self.subgoals.consistency_penalty,
-            False,  # a turn scorer pays `process`, whatever the rewards of a task are
+            False,  # `process` is paid by a turn scorer, which is configured elsewhere
             self.verdict,
             self.improvement,
-            False,  # of scripts with attempts
+            False,  # `attempt` is added by scripts with attempts
             self.zero_sum,
         )
         return {name for name, there in zip(OWN_PARTS, paid, strict=True) if there} | set(self.shaping)
 
     @property
     def shaped(self) -> dict[str, ShapingConfig]:
-        """Shaping functions by the part that they pay: those that have keys of their own first."""
+        """Shaping functions by reward part. Functions with their own configuration keys come first."""
         reasoning, relations = self.reasoning, self.relations
         keyed = {
             "reasoning": ShapingConfig(weight=reasoning.weight, parameters={"claims": reasoning.claims}),
@@ -168,9 +171,9 @@ class RewardConfig(Section):
 
 
 class Rewards:
-    """Scores turns as configured.
+    """Computes the configured rewards of turns.
 
-    Raises RewardError for a shaping function that is not registered, cannot be loaded or does not take its parameters.
+    Raises RewardError if a shaping function is not registered, cannot be loaded or does not accept its parameters.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -178,10 +181,7 @@ class Rewards:
         self._shaping = {name: (_load(name, shaping), shaping.weight) for name, shaping in config.shaped.items()}
 
     def score(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
-        """The named parts of a turn's reward: "environment", and those that are configured. Their sum is the reward.
-
-        Raises RewardError.
-        """
+        """Return the named parts of a turn's reward, "environment" and the configured ones. Raises RewardError."""
         config, view = self.config, TurnView.of(turn, episode)
         parts = {"environment": transition.reward if transition is not None else 0.0}
         if config.format_penalty:
@@ -197,9 +197,9 @@ class Rewards:
         return parts
 
     def judge(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
-        """The parts of a verdict that sent another turn's actions: none of what they earned, but whether it was right.
+        """Return the reward parts of a verdict that sent another turn's actions.
 
-        Raises RewardError.
+        It does not get the actions' reward, but the part "verdict" pays for a right decision. Raises RewardError.
         """
         parts = self.score(turn, None, episode)
         if self.config.verdict and transition is not None:
@@ -207,14 +207,17 @@ class Rewards:
         return parts
 
     def compare(self, before: Sequence[Turn], attempt: Sequence[Turn]) -> None:
-        """Pays an attempt for what it earned more than the one before: SCoRe's `alpha (r2 - r1)`, negative where it
-        spoilt what was right."""
+        """Pay an attempt for its gain over the previous one, which may be negative (SCoRe's `alpha (r2 - r1)`)."""
         if self.config.improvement and before and attempt:
             gained = _earned(attempt) - _earned(before)
             attempt[-1].pay({"improvement": self.config.improvement * gained})
 
     def set_apart(self, attempt: Sequence[Turn], episode: Episode) -> None:
-        """Makes what an attempt earned a part of its own, and the episode one that goes on: the last attempt counts."""
+        """Close an attempt that is not the last one.
+
+        The environment's reward becomes the part "attempt", and the episode's end is reset, because only the last
+        attempt counts.
+        """
         for turn in attempt:
             turn.pay({"attempt": turn.parts["environment"], "environment": 0.0})
         if attempt:
@@ -222,9 +225,9 @@ class Rewards:
         episode.end, episode.success, episode.tail, episode.tail_fresh = "", None, [], False
 
     def settle(self, episode: Episode, attempt: int = 0) -> None:
-        """Adds the parts that are known only when an attempt is over, to its turns.
+        """Add the reward parts that are known only at the end of an attempt. Repeating this has no effect.
 
-        Turns that the episode shares with its parent are paid there. Settling twice is settling once.
+        Turns that the episode shares with its parent are left out, because they belong to the parent.
         """
         config, own = self.config, set(map(id, episode.own_turns))
 
@@ -244,8 +247,10 @@ class Rewards:
 
 
 def _charges(attempt: Sequence[Turn]) -> list[float]:
-    """The part `opponents` of each turn: an environment pays the agent who acts, and what one wins, another has lost at
-    its latest turn."""
+    """Return the part `opponents` of each turn: minus the reward of other agents until its own agent's next turn.
+
+    An environment rewards only the agent who acts. In a zero-sum game, all other agents lose the same amount.
+    """
     charges = [0.0] * len(attempt)
     latest: dict[str, int] = {}
     for index, turn in enumerate(attempt):
@@ -257,14 +262,14 @@ def _charges(attempt: Sequence[Turn]) -> list[float]:
 
 
 def _earned(attempt: Sequence[Turn]) -> float:
-    """The environment's own reward of an attempt."""
+    """Return the environment's reward of an attempt."""
     return sum(turn.parts.get("attempt", turn.parts["environment"]) for turn in attempt)
 
 
 def follows_format(turn: Turn, transition: Transition | None) -> bool:
-    """Whether the reply was well-formed and each action made sense to the environment.
+    """Return whether the reply was well-formed and the environment accepted each action as valid.
 
-    Actions that a limit or the end of the episode left untried count as sensible: they cost nothing.
+    Actions that were not executed because of a limit or the episode's end count as valid.
     """
     return turn.well_formed and (transition is None or all(outcome.valid for outcome in transition.outcomes))
 

@@ -1,4 +1,4 @@
-"""Penalties on how a policy holds on to its subgoals (HiPER, arXiv 2602.16165)."""
+"""Penalties for keeping subgoals too long or inconsistently (HiPER, arXiv 2602.16165)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starpod.trainer.section import Section
 
 
 class SubgoalsConfig(Section):
-    """Penalties of replies with the blocks switch and subgoal. Off with 0."""
+    """Penalties of replies with the blocks switch and subgoal. 0 turns a penalty off."""
 
     keep_penalty: float = Field(
         default=0.0,
@@ -26,7 +26,7 @@ class SubgoalsConfig(Section):
 
 
 def is_inconsistent(view: TurnView) -> bool:
-    """Whether a turn keeps its subgoal and names another one than the speaker's turn before."""
+    """Return whether a turn claims to keep its subgoal but names another one than the speaker's previous turn."""
     turn, before = view.turn, view.previous
     if before is None or turn.switches or "subgoal" not in turn.blocks:
         return False
@@ -34,9 +34,9 @@ def is_inconsistent(view: TurnView) -> bool:
 
 
 def score_keeping(config: SubgoalsConfig, line: Sequence[Turn]) -> list[float]:
-    """The penalty of each turn of a speaker in an attempt that is over: before, their number is not known.
+    """Return the penalty of each turn of a speaker in a finished attempt, as the penalty depends on their number.
 
-    The first turn begins a subgoal whatever it says.
+    The first turn always begins a subgoal, so it has no penalty.
     """
     share = config.keep_penalty / len(line)
     return [share if index and not turn.switches else 0.0 for index, turn in enumerate(line)]

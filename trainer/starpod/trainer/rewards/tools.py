@@ -1,7 +1,7 @@
-"""Bonus for using tools, in episodes that succeed alone (PyVision-RL, arXiv 2602.20739).
+"""Bonus for the use of tools in successful episodes (PyVision-RL, arXiv 2602.20739).
 
-Under reinforcement learning looks that cost turns die out even where they help. A bonus for all of them would pay
-endless looking; so it is paid where the outcome was right.
+RL unlearns tool calls because they cost turns, even if they help. A bonus for every call would reward endless calls, so
+it is paid only in case of success.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starpod.trainer.section import Section
 
 
 class ToolsConfig(Section):
-    """Bonus for executed actions, paid at a speaker's last turn of a success. Off with 0."""
+    """Bonus for executed actions, paid at a speaker's last turn if the episode succeeds. 0 turns it off."""
 
     bonus: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Paid for each action that counts.")
     actions: tuple[str, ...] = Field(
@@ -24,7 +24,7 @@ class ToolsConfig(Section):
 
 
 def score_tools(config: ToolsConfig, line: Sequence[Turn], success: bool | None) -> list[float]:
-    """The bonus of each turn of a speaker in an attempt that is over: all of it is the last one's."""
+    """Return the bonus of each turn of a speaker in a finished attempt. The last turn gets all of it."""
     counted = {name.lower() for name in config.actions}
     executed = [action.lower() for turn in line for action, ran in zip(turn.actions, turn.ran, strict=False) if ran]
     used = sum(not counted or action in counted for action in executed) if success else 0

@@ -1,7 +1,7 @@
-"""Pay for true words about the state: claims of a thought, and the blocks description and prediction.
+"""Rewards for true statements about the state, in thoughts and in the blocks description and prediction.
 
-What is true is for a package to say that knows the environment: shaping functions named reasoning, description and
-prediction, of the entry-point group `starpod.rewards`.
+A package that knows the environment checks the statements. It registers shaping functions named reasoning, description
+and prediction in the entry-point group `starpod.rewards`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.section import Section
 
 _REPEATED = 5
-"""Texts of a collection that count as the most repeated ones."""
+"""Number of texts of a collection that count as the most repeated ones."""
 _MOSTLY_RIGHT = 0.7
-"""Score from which on a text may be repeated."""
+"""A text with at least this score may be repeated."""
 
 
 class ReasoningConfig(Section):
-    """Compares claims in a thought with the state, in frozen_lake and sokoban. Off with weight 0."""
+    """Payment for true claims in a thought, in frozen_lake and sokoban. Weight 0 turns it off."""
 
     weight: float = Field(
         default=0.0,
@@ -33,7 +33,7 @@ class ReasoningConfig(Section):
 
 
 class RelationsConfig(Section):
-    """Pays for the blocks description and prediction, in frozen_lake and sokoban. Off with weights 0."""
+    """Payment for the blocks description and prediction, in frozen_lake and sokoban. Weights of 0 turn it off."""
 
     description: float = Field(
         default=0.0, ge=0, allow_inf_nan=False, description="Paid for where things are, times the F1 of the block."
@@ -71,7 +71,7 @@ class RelationsConfig(Section):
 def punish_repetition(config: RelationsConfig, episodes: Sequence[Episode]) -> None:
     """Give the blocks that a collection repeats most, and gets wrong, the score `repetition` instead of their F1.
 
-    A constant phrase is right now and then, and judges that are models have been won over by it (arXiv 2510.16907).
+    A constant phrase is right now and then, and it has fooled judges that are models (arXiv 2510.16907).
     """
     for block in ("description", "prediction") if config.repetition else ():
         weight = getattr(config, block)

@@ -1,4 +1,4 @@
-"""A turn as rewards see it."""
+"""View of a turn and its history for reward functions."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from starpod.trainer.data.episode import End, Episode, Turn
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn with what led to it in its attempt, and nothing of other attempts.
+    """A turn with the earlier turns of its attempt. Other attempts are not visible.
 
     An attempt is one passage from the start state to an end (`Turn.attempt`). A speaker is one agent (`Turn.agent_id`),
-    such as the solver and the verifier of a script, or the players of a game.
-
-    turns: the attempt's turns up to this one, all speakers', in their order: `turns[-1]` is the turn.
-    environment, seed, instructions: as in `Episode`. end, success: of the attempt, where the turn ended it.
+    for example the solver or the verifier of a script, or a player of a game.
     """
 
     turns: tuple[Turn, ...]
+    """The attempt's turns of all speakers, oldest first; `turns[-1]` is the turn itself."""
     environment: str
     seed: int
     instructions: str
     end: End
+    """End of the attempt, if the turn ended it."""
     success: bool | None
+    """Success of the attempt, if the turn ended it."""
 
     @classmethod
     def of(cls, turn: Turn, episode: Episode) -> TurnView:
-        """The view of one of an episode's turns."""
+        """Return the view of one of an episode's turns."""
         place = next(index for index, each in enumerate(episode.turns) if each is turn)
         turns = tuple(each for each in episode.turns[: place + 1] if each.attempt == turn.attempt)
         return cls(turns, episode.environment, episode.seed, episode.instructions, episode.end, episode.success)
@@ -39,5 +39,5 @@ class TurnView:
 
     @property
     def previous(self) -> Turn | None:
-        """The turn before it by the same speaker in the same attempt; None if this is the speaker's first one there."""
+        """Previous turn of the same speaker in this attempt; None for the speaker's first turn."""
         return next((each for each in reversed(self.turns[:-1]) if each.agent_id == self.turn.agent_id), None)
