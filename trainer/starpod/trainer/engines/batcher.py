@@ -55,12 +55,8 @@ class Job:
 class Batcher:
     """Samples one reply per slot with one model. Each step feeds all jobs that are ready.
 
-    A common beginning of several prompts, such as those of a group, is computed once and copied.
-
-    Args:
-        cache: Cache of keys and values.
-        stats: Counters to update.
-        prefill_rows: Maximum number of prompt tokens per step. Longer prompts take several steps.
+    A common beginning of several prompts, such as those of a group, is computed once and copied. Prompts with more than
+    `prefill_rows` tokens take several steps.
     """
 
     def __init__(self, cache: SlotCache, stats: EngineStats, *, prefill_rows: int) -> None:
@@ -101,15 +97,9 @@ class Batcher:
     def step(
         self, read: Callable[[Feed], Tensor], head: Callable[[Tensor], Tensor], version: int
     ) -> list[tuple[Job, Reply]]:
-        """Feed the model once and sample a token for each job whose context has been read completely.
+        """Feed the model once, sample a token for each completely read context, and return the finished replies.
 
-        Args:
-            read: Returns hidden states of the rows of a feed.
-            head: Returns logits of hidden states.
-            version: Policy version of the weights.
-
-        Returns:
-            The finished jobs and their replies.
+        `read` computes the hidden states of a feed's rows, and `head` their logits.
         """
         self._drop_cancelled()
         self._admit()
@@ -155,10 +145,7 @@ class Batcher:
                     return
 
     def _copy_shared(self) -> None:
-        """Copy cache entries from leaders that have read the shared tokens.
-
-        A leader precedes its followers in `running`, so that one pass resolves chains.
-        """
+        """Copy cache entries from leaders that have read the shared tokens. Leaders precede their followers."""
         for job in self.running:
             if job.leader is not None and job.leader.fed >= job.shared:
                 self.cache.copy(job.leader.slot, job.slot, job.shared)

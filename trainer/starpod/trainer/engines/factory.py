@@ -23,16 +23,12 @@ def build_engine(
     """Build the engine that samples from `policy`.
 
     `torch` and `vllm` start with the policy's current weights. Remote servers keep their own until the first `load`.
-    With several policies, each gets an engine and an equal part of the cache.
+    With several policies, each gets an engine and an equal part of the cache. Raises EngineError if the engine is
+    unavailable.
 
     Args:
-        config: The engine and its options.
-        policy: The policy, or one policy per agent.
         max_context: Maximum number of tokens of prompt and reply together.
         parallel: The ranks that share remote servers.
-
-    Raises:
-        EngineError: If the engine is unavailable.
     """
     if isinstance(policy, Policies):
         if config.name != "torch":

@@ -79,16 +79,8 @@ class ServedEngine(ABC):
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         """Sample up to `limit` tokens after `prompt`. If cancelled, release the request on the server.
 
-        Args:
-            request: The request, for its other fields.
-            prompt: Token ids of the request's prompt and of the reply so far.
-            limit: Maximum number of tokens.
-            seed: Seed of these tokens.
-            salt: Name of the weights. Caches of other weights must not be used.
-
-        Raises:
-            EngineLost: If a restart may help.
-            EngineError: If sampling failed for another reason.
+        Caches with another `salt` belong to other weights and must not be used. Raises EngineLost if a restart may
+        help, otherwise EngineError.
         """
 
     @abstractmethod
@@ -171,7 +163,6 @@ class ServedEngine(ABC):
         self._version = version
 
     async def resume(self) -> None:
-        """Continue sampling with the latest loaded weights."""
         await self._control(self._go_on)
         self._open.set()
 

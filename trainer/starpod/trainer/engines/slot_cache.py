@@ -136,12 +136,7 @@ def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, i
 class SlotCache:
     """Cache with the interface of transformers, which calls `update` for each layer.
 
-    Args:
-        config: Configuration of the model.
-        slots: Number of conversations. One more slot is allocated for padding rows.
-        length: Maximum number of tokens of a conversation; rounded up.
-        device: Device of the cache.
-        dtype: Type of keys and values.
+    It has one slot for padding rows in addition to `slots` conversations of up to `length` tokens.
     """
 
     def __init__(self, config: Any, slots: int, length: int, device: torch.device, dtype: torch.dtype) -> None:

@@ -52,14 +52,8 @@ def write_processor(view: PretrainedView, tokenizer: PreTrainedTokenizerBase, fo
 def image_prompt(prompt: list[int], images: Images, model: nn.Module, salt: str) -> dict[str, Any]:
     """Return a prompt with images in the form that vLLM's own processing produces.
 
-    Args:
-        prompt: Token ids; negative ones refer to images.
-        images: Images by key.
-        model: The vision model.
-        salt: Name of the weights. Caches of prompts and images are not shared between different names.
-
-    Raises:
-        ValueError: If an image is missing, or if the model is a text model.
+    Caches of prompts and images are only shared between prompts with the same `salt`, which names the weights.
+    Raises ValueError if an image is missing, or if the model is a text model.
     """
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 

@@ -51,13 +51,7 @@ class LocalVllm(ServedEngine):
     VLLM_BATCH_INVARIANT=1 in the environment, replies are identical. Construction takes about half a minute, because
     vLLM loads the model and compiles it on a GPU.
 
-    Args:
-        config: Options of the engine.
-        policy: Policy whose model is a Hugging Face causal language model.
-        max_context: Maximum number of tokens of prompt and reply together.
-
-    Raises:
-        EngineError: If vllm is not installed, or if it cannot run the model.
+    Raises EngineError if vllm is not installed, or if it cannot run the policy's Hugging Face model.
     """
 
     def __init__(self, config: EngineConfig, policy: Policy, *, max_context: int) -> None:
@@ -276,12 +270,9 @@ class LocalVllm(ServedEngine):
     # --- waiting for a process that may die --------------------------------------------------------------------------
 
     async def _ask(self, call: Coroutine[Any, Any, T], what: str, *, loads: bool = False) -> T:
-        """Await a control call and return its result. Raises EngineLost if the engine core is dead or hangs.
+        """Await a control call, named `what` in errors. Raises EngineLost if the engine core is dead or hangs.
 
-        Args:
-            call: The call.
-            what: Its name in error messages.
-            loads: Whether the call keeps the core busy, so that it cannot answer health checks.
+        If `loads`, the call keeps the core busy, so that it cannot answer health checks.
         """
         watch = self._watch_loading if loads else self._watch
         try:

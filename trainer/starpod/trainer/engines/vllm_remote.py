@@ -85,7 +85,6 @@ class VllmServer:
         )
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.close()
         await self._checks.close()
 
@@ -100,16 +99,11 @@ class VllmServer:
     ) -> Any:
         """Send a POST request and return the decoded JSON body.
 
+        Raises NotThere if the server has no such path, and EngineError for other failures.
+
         Args:
-            path: Path on the server.
-            body: JSON value to send.
-            query: Query parameters.
             session: Session name for a router in front of the servers.
             once: Do not retry, because the call is part of a collective operation.
-
-        Raises:
-            NotThere: If the server has no such path.
-            EngineError: If the call failed for another reason.
         """
         options: Any = {"params": query or {}}
         if session:
@@ -347,12 +341,8 @@ class NcclSender:
     """Broadcasts weights from the trainer's GPU to the servers' GPUs, one parameter at a time.
 
     The first call creates a process group in which the trainer is rank 0 and the servers' workers are the other ranks.
-    The trainer needs vllm, for its communicator, and a policy on a GPU.
-
-    Args:
-        servers: The servers.
-        address: "host:port" at which the servers reach the trainer.
-        parallel: Ranks of the trainer.
+    The servers reach the trainer at `address` ("host:port"). The trainer needs vllm, for its communicator, and a policy
+    on a GPU.
     """
 
     def __init__(self, servers: list[VllmServer], address: str, parallel: Parallel) -> None:

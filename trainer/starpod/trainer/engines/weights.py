@@ -38,11 +38,8 @@ def weights_of(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[t
     """Yield the checkpoint name and the whole, detached tensor of each parameter.
 
     FSDP shards are gathered one parameter at a time, so every rank has to iterate. PEFT adapters are merged into their
-    layer's weight. Tied weights are yielded once, under their first name, as in a checkpoint.
-
-    Args:
-        model: The model, possibly sharded or with adapters.
-        dtype: Type of the tensors; None is the type in which the model computes.
+    layer's weight. Tied weights are yielded once, under their first name, as in a checkpoint. A dtype of None is the
+    type in which the model computes.
     """
     dtype = dtype or compute_dtype(model)
     reshard(model)
@@ -112,12 +109,8 @@ def write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None = No
     """Write config.json and safetensors to `folder`, which appears complete or not at all.
 
     All weights are gathered even if writing fails. Tied weights are written under all of their names: on a CPU, vLLM
-    keeps a reordered copy of the output layer, and renews it only if that layer's name is among the reloaded ones.
-
-    Args:
-        model: The model, possibly sharded or with adapters.
-        folder: Folder to create.
-        dtype: Type of the weights; None is the type in which the model computes.
+    keeps a reordered copy of the output layer, and renews it only if that layer's name is among the reloaded ones. The
+    dtype is that of `weights_of`.
     """
     dtype = dtype or compute_dtype(model)
     weights = weights_of(model, dtype)

@@ -37,8 +37,7 @@ class FirstAdapters:
     ) -> Scores:
         """Score tokens with the reference, as `Policy.score` does.
 
-        Do not call this between a forward pass of the policy and its backward pass, because weights are swapped in
-        place.
+        Weights are swapped in place, so do not call this between a forward pass of the policy and its backward pass.
         """
         with self._exchanged():
             return self._policy.score(tokens_BL, lengths_B, sampled_BL, images, temperature=temperature)

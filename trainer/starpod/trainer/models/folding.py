@@ -61,13 +61,9 @@ def lay_out_plainly(tokens_BT: Tensor) -> Layout:
 
 
 def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int = SHORTEST) -> Layout:
-    """Fold rows with common prefixes if that is less work; otherwise lay them out separately.
+    """Fold right-padded rows with common prefixes if that is less work; otherwise lay them out separately.
 
-    Args:
-        tokens_BT: Token ids, right-padded.
-        lengths_B: Number of tokens of each row.
-        width: Width of the hidden states.
-        shortest: Minimum length of a folded prefix.
+    The estimate depends on `width`, that of the hidden states. `shortest` is the minimum length of a folded prefix.
     """
     padded = tokens_BT.tolist()
     rows = [ids[:length] for ids, length in zip(padded, lengths_B.tolist(), strict=True)]

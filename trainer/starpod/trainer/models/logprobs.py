@@ -53,15 +53,8 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probabilities of tokens under softmax(head(hidden) / temperature), and entropies, in float32 nats.
 
-    Args:
-        head: Returns logits of hidden states.
-        hidden_NH: Hidden states.
-        tokens_N: Token ids.
-        temperature: Divisor of the logits.
-        entropy: Whether to compute entropies; otherwise they are None.
-        logits_at_once: If [N, vocabulary] has more entries, logits are computed in chunks of rows, and recomputed for
-            the gradient.
-        vocabulary: Number of logits per row.
+    If [N, vocabulary] has more than `logits_at_once` entries, logits are computed in chunks of rows. They are then
+    recomputed for the gradient instead of being kept.
     """
 
     def part(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -48,14 +48,9 @@ class Scores:
 
 
 class Policy(nn.Module):
-    """A causal language model, its tokenizer, and an optional critic.
+    """A causal LM of transformers (wrapped in adapters if enabled), its tokenizer, and an optional critic.
 
-    Args:
-        config: Configuration of the model.
-        model: A causal LM of transformers, wrapped in adapters if they are enabled.
-        tokenizer: The model's tokenizer.
-        critic: Kind of the critic.
-        heads: Number of values of the critic.
+    The critic gives `heads` values per context.
     """
 
     def __init__(
@@ -184,9 +179,7 @@ class Policy(nn.Module):
     def save(self, folder: Path, *, rounded: bool = False) -> None:
         """Write a folder that transformers can load, with merged adapters, and a separate file for the critic.
 
-        Args:
-            folder: Folder to write.
-            rounded: Whether weights are rounded to the type in which the model computes; otherwise they are float32.
+        If `rounded`, weights are rounded to the type in which the model computes; otherwise they are float32.
         """
         model = plain(self.model)
         if model is not self.model:
@@ -228,17 +221,9 @@ class Policy(nn.Module):
 def build_policy(
     config: ModelConfig, *, texts: Iterable[str] | None, critic: CriticKind, seed: int, heads: int = 1
 ) -> Policy:
-    """Build a policy for training. The same arguments give the same weights.
+    """Build a policy for training. The same arguments give the same weights. Raises ModelError.
 
-    Args:
-        config: Configuration of the model.
-        texts: Training texts for the tokenizer of a tiny model; unused for other models.
-        critic: Kind of the critic.
-        seed: Seed of random weights.
-        heads: Number of values of the critic.
-
-    Raises:
-        ModelError: If the model cannot be used as configured.
+    `texts` are training texts for the tokenizer of a tiny model. The critic gives `heads` values per context.
     """
     model: nn.Module
     if config.name == TINY:
@@ -270,12 +255,7 @@ def build_shape(config: ModelConfig) -> nn.Module:
 def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
     """Load a folder written by `Policy.save`, or one with any model of transformers (then without a critic).
 
-    Args:
-        folder: Folder to load.
-        given: Configuration whose RUN_TIME keys replace the saved ones; None keeps them.
-
-    Raises:
-        ModelError: If the model cannot be loaded.
+    The RUN_TIME keys of `given` replace the saved ones. Raises ModelError.
     """
     config, critic, heads = ModelConfig(name=str(folder)), "none", 1
     if (folder / _VALUES).exists():

@@ -17,11 +17,7 @@ from starpod.trainer.models.trunk import head_of, plain
 
 
 def fast_dtype(device: str) -> Literal["float32", "bfloat16"]:
-    """Return bfloat16 if the device has instructions for it. Without them it is many times slower than float32.
-
-    Args:
-        device: Name of the device, as in the configuration.
-    """
+    """Return bfloat16 if the configured device has instructions for it. Without them it is slower than float32."""
     if device != "cpu" and torch.cuda.is_available():
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -32,10 +28,7 @@ def fast_dtype(device: str) -> Literal["float32", "bfloat16"]:
 def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = False) -> None:
     """Make passes inside `computing` run in `dtype`, independent of the type of the weights.
 
-    Args:
-        model: The model.
-        dtype: Type of computation.
-        float32_logits: Whether the output layer runs in float32; see `output_layer`.
+    If `float32_logits`, the output layer runs in float32; see `output_layer`.
     """
     inner = plain(model)
     inner.compute_dtype, inner.float32_logits = dtype, float32_logits

@@ -31,11 +31,7 @@ def hidden_states(
 ) -> Tensor:
     """Return hidden states [B, L, hidden] of right-padded sequences. Causal attention needs no mask for right padding.
 
-    Args:
-        trunk: The decoder.
-        tokens_BL: Token ids.
-        positions_BL: Positions; None counts from 0.
-        mask_B1LL: True if a query sees a key; None is the causal mask.
+    Positions of None count from 0. The mask is True if a query sees a key; None is the causal mask.
     """
     states: Tensor = trunk(
         input_ids=tokens_BL, position_ids=positions_BL, attention_mask=mask_B1LL, use_cache=False

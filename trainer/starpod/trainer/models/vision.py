@@ -81,16 +81,10 @@ class ImageEmbedding(nn.Embedding):
 
 
 def _with_images(ids: Tensor, states: Tensor, embed: Callable[[list[bytes], Tensor, Tensor], Tensor]) -> Tensor:
-    """Replace the states of negative ids by embeddings of patches.
+    """Replace the states of negative ids by embeddings of patches. Raises ValueError for images not in `showing`.
 
-    Args:
-        ids: Token ids.
-        states: Embeddings of the ids, [..., hidden].
-        embed: Returns embeddings [N, hidden] of N patches. Its arguments are images, each patch's index into them, and
-            each patch's index in its image.
-
-    Raises:
-        ValueError: If an image is not among those of `showing`.
+    `embed` returns the embeddings [N, hidden] of N patches. Its arguments are images, each patch's index into these
+    images, and each patch's index within its image.
     """
     inside = ids < 0
     if not inside.any():

@@ -105,10 +105,7 @@ class Template:
     def following_text(self, before: str, whole: str, reply: Sequence[int]) -> list[int] | None:
         """Return the ids from the end of `reply` to the end of `whole`; None if `whole` does not continue `before`.
 
-        Args:
-            before: Text of an earlier prompt and the reply to it.
-            whole: Text of a later prompt, rendered by `text`.
-            reply: Ids of the reply.
+        `before` is the text of an earlier prompt and of the reply to it, and `whole` is a later prompt.
         """
         closed = before + self._end_text
         if not whole.startswith(closed):
@@ -123,11 +120,9 @@ class Template:
         return self.encode(self.text(self._with_system(system, [*messages, _user(user)])))
 
     def text(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Render the prompt of the next reply as text. Raises jinja2.TemplateError if the template refuses an argument.
+        """Render the prompt of the next reply as text, with tools in OpenAI's format.
 
-        Args:
-            messages: Messages with a role and content.
-            tools: Tools in OpenAI's format.
+        Raises jinja2.TemplateError if the template refuses an argument.
         """
         return self._render(messages, generation=True, tools=tools) + self._gap + self.prefill
 
@@ -241,10 +236,8 @@ class Template:
             return False
 
     def _find_gap(self, prompt: str) -> str:
-        """Return the white space that the template writes before a past reply but not at the end of a prompt.
-
-        It is appended to prompts, so that a growing conversation keeps its beginning.
-        """
+        """Return the white space that the template writes before a past reply but not at the end of a prompt. Prompts
+        end with it here, so that a growing conversation keeps its beginning."""
         told = self._render([_user(_QUESTION), {"role": "assistant", "content": _REPLY}], generation=False)
         between = told.removeprefix(prompt).partition(_REPLY)[0] if told.startswith(prompt) else ""
         return between if between.isspace() else ""

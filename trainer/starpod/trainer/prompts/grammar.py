@@ -100,12 +100,7 @@ class Grammar:
         return f"<{('think', *self.blocks, 'answer')[not self.thinking]}>"
 
     def parse(self, text: str, max_actions: int | None = None) -> Parsed:
-        """Parse any text in time linear in its length.
-
-        Args:
-            text: The reply.
-            max_actions: Number of actions after which the rest is dropped; None is MOST_ACTIONS.
-        """
+        """Parse any text in linear time. Actions after the first `max_actions` are dropped; None is MOST_ACTIONS."""
         insides = self.find_blocks(text)
         if insides is None:
             return _NOTHING
@@ -136,19 +131,13 @@ class Grammar:
         return [(each.name, end) for each, end in zip(insides, ends, strict=True)]
 
     def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
-        """Return a well-formed reply.
-
-        Args:
-            thought: The reasoning; ignored if thinking is off.
-            actions: The actions.
-            blocks: Contents of the further blocks by name.
-        """
+        """Return a well-formed reply. `thought` is ignored if thinking is off; `blocks` are further blocks by name."""
         told = "".join(f"<{name}>{(blocks or {})[name]}</{name}>" for name in self.blocks)
         answer = f"{told}{ANSWER}{f' {SEPARATOR} '.join(actions)}{ANSWER_END}"
         return f"{THINK}{thought or ''}{THINK_END}{answer}" if self.thinking else answer
 
     def describe(self, max_actions: int | None = None) -> str:
-        """Return the sentence that explains the form to a policy. A turn has at most `max_actions`; None is no limit."""
+        """Return the sentence that explains the form to a policy. `max_actions` limits a turn, None does not."""
         if max_actions == 1:
             what, answer = "one action", "your action"
         else:
@@ -168,8 +157,7 @@ class Grammar:
         """Return the position of each block that was found, the answer last; None if think or answer is missing.
 
         The first opening tag counts, and blocks are as short as possible. A match from a later opening tag or turning
-        point also matches from the first one. One pass is therefore enough, whereas a pattern with two open ends would
-        try all combinations.
+        point also matches from the first one, so one pass is enough.
         """
         begin = text.find(self.opening)
         if begin < 0:

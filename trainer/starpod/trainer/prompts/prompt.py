@@ -23,12 +23,8 @@ OPENING = "You are an agent in an environment. You act turn by turn, and after e
 
 
 def without_old_window(values: Mapping[str, Any], context: object) -> dict[str, Any]:
-    """Return the values of a prompt section without the window options if `context` replaces another context.
-
-    Args:
-        values: Values of the section.
-        context: The new context; None keeps the present one.
-    """
+    """Return the values of a prompt section without window, pinned and overlap if `context` (None: unchanged) is a
+    different context."""
     kept = dict(values)
     if context not in (None, kept.get("context", "full")):
         for name in ("window", "pinned", "overlap"):
@@ -119,11 +115,7 @@ class PromptConfig(Section):
         return self.observation != "text"
 
     def make_grammar(self, actions: Sequence[str] = ()) -> Grammar:
-        """Return the grammar of replies. Raises ConfigError if a user's file does not define it.
-
-        Args:
-            actions: Action names that the environment lists.
-        """
+        """Return the grammar of replies for an environment's action names. Raises ConfigError if it is undefined."""
         kind = Grammar
         if names_file(self.grammar):
             kind = load("prompt.grammar", self.grammar)
@@ -165,7 +157,7 @@ class Prompter:
 
     Args:
         config: Configuration of the prompt.
-        instructions: Instructions of the environment with its current options, which explain the symbols it shows.
+        instructions: The environment's instructions, which depend on its options.
         actions: Action names that the environment lists.
         limits: Limits of the session; 0 and None mean no limit.
     """
@@ -212,7 +204,7 @@ class Prompter:
             number: Number of the turn, from 1.
             observation: The observation as text.
             image: Whether a mark is inserted for an image.
-            reward: Reward of the previous turn; None for the first turn.
+            reward: Reward of the previous turn, if there was one.
             actions_left: Number of actions left in the episode; None is no limit.
             warning: Whether the previous turn had no valid action.
         """
@@ -235,10 +227,7 @@ class Prompter:
         return "\n".join(line for line in lines if line)
 
     def following(self, episode: Episode, observation: str, *, image: bool = False) -> str:
-        """Return the message of the episode's next turn: the result of the previous turn and the observation.
-
-        It shows the environment's reward. Penalties and shaping affect only the loss.
-        """
+        """Return the message of the episode's next turn, with the environment's reward of the previous one."""
         last = episode.turns[-1] if episode.turns else None
         actions_left = None
         if limit := self.limits.max_actions:
@@ -276,12 +265,9 @@ class Prompter:
 
 
 def fold(past: Sequence[tuple[str, str]], turns: int, user: str) -> str:
-    """Combine the last turns and the current one into a single message, for context `single_turn`.
+    """Combine the current message and the last of `turns` previous turns into a single message (`single_turn`).
 
-    Args:
-        past: User message and reply of each turn to show, oldest first.
-        turns: Number of all previous turns.
-        user: Message of the current turn.
+    `past` has the user message and the reply of each turn to show, oldest first.
     """
     if not past:
         return user

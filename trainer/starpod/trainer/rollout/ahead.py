@@ -30,13 +30,8 @@ class Admitted:
 class Ahead:
     """Queue of the groups that were admitted and not yet taken, oldest first.
 
-    Groups are taken in the order of admission, not in the order in which they end. Long episodes are therefore trained
-    on as often as short ones.
-
-    Args:
-        collector: Plays the groups.
-        size: Episodes per group.
-        parallel: The ranks; group `id` is played by rank `id % world`.
+    Groups of `size` episodes are taken in the order of admission, not in the order in which they end. Long episodes are
+    therefore trained on as often as short ones. Group `id` is played by rank `id % world`.
     """
 
     def __init__(self, collector: Collector[EngineAgents], size: int, parallel: Parallel) -> None:
@@ -77,10 +72,7 @@ class Ahead:
         return [group.start for group in islice(self._admitted.values(), count)]
 
     def oldest_of(self, tasks: Sequence[str]) -> list[Start]:
-        """Return the starts of the oldest groups of these tasks, for example of two groups of a task listed twice.
-
-        The list is shorter than `tasks` if too few groups are admitted.
-        """
+        """Return the start of the oldest group of each task, of two groups if a task is listed twice, and so on."""
         wanted, found = list(tasks), []
         for group in self._admitted.values():
             if group.start.task in wanted:
@@ -135,11 +127,7 @@ class Ahead:
         ]
 
     def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Restore groups; they are played from the next `admit` on.
-
-        Args:
-            state: The concatenated states of all ranks. The number of ranks may have changed since.
-        """
+        """Restore groups from the states of all ranks, whose number may have changed. `admit` starts to play them."""
         for values in state:
             saved = values["start"].get("saved")
             start = Start(**{**values["start"], "saved": SavedStart(**saved) if saved else None})

@@ -59,16 +59,11 @@ class Brancher:
         return [self._line(Episode.begin(each, self.group, self.task.name), each) for each in sessions]
 
     async def grow(self, line: Line, turn: int, members: Sequence[int]) -> list[Line]:
-        """Return one branch per member number, ready to be played from the state before a turn of `line`.
+        """Return one branch per member number, ready to be played from the state before turn `turn` of a line.
 
         The line's session is forked if it is still in that state. Otherwise a snapshot is restored, or the turns are
         replayed from the start if that is impossible. Each branch gets its own dynamics seed if the environment can be
         forked. If the state cannot be reached, the branches are failed episodes.
-
-        Args:
-            line: The line to branch.
-            turn: Index of the first turn that the branches play themselves.
-            members: Member number of each branch.
         """
         parent = line.episode
         try:
@@ -98,13 +93,7 @@ class Brancher:
         return branches
 
     async def play(self, line: Line, turns: int | None = None, past: Sequence[Turn] = ()) -> Line:
-        """Continue a line and close its session once the episode is over.
-
-        Args:
-            line: The line; returned unchanged if it is over.
-            turns: Number of turns to play; None plays to the end.
-            past: Replies to send instead of sampling them, as in `rollout.play.play`.
-        """
+        """Continue a line with the arguments of `rollout.play.play`, and close its session once the episode is over."""
         episode, before = line.episode, len(line.episode.turns)
         if line.over:
             return line

@@ -10,11 +10,7 @@ from starpod.trainer.rollout.config import CurriculumConfig
 
 
 class Curriculum:
-    """The current level of an environment. It never decreases.
-
-    Attributes:
-        level: Index of the level; the first is 0.
-    """
+    """The current `level` of an environment, counted from 0. It never decreases."""
 
     def __init__(self, config: CurriculumConfig) -> None:
         self._config = config

@@ -25,12 +25,8 @@ async def draw_episodes(
 ) -> dict[Key, list[bytes]]:
     """Return the PNG frames of episodes by key: one before each turn and one after the last.
 
-    Episodes are left out if their environment cannot render, or if a replay shows other observations.
-
-    Args:
-        players: Servers and task by task name.
-        episodes: Keys and episodes, the most important first.
-        most: Maximum total size in bytes; rendering stops at the first episode that exceeds it.
+    Episodes are left out if their environment cannot render, or if a replay shows other observations. Rendering stops
+    at the first episode with which the frames exceed `most` bytes. `players` has servers and task by task name.
     """
     drawn: dict[Key, list[bytes]] = {}
     drawing: dict[str, bool] = {}

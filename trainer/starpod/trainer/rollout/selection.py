@@ -9,13 +9,8 @@ from starpod.trainer.data.episode import Turn
 
 
 def chance(mass: float, below: float, tries: int) -> float:
-    """Return the probability that the best of `tries` independent samples has a given score.
-
-    Args:
-        mass: Probability that one sample has this score.
-        below: Probability that one sample has a lower score.
-        tries: Number of samples.
-    """
+    """Return the probability that the best of `tries` independent samples has a given score, if one sample has that
+    score with probability `mass` and a lower one with probability `below`."""
     return (below + mass) ** tries - below**tries
 
 
@@ -26,14 +21,11 @@ def weight(mass: float, below: float, tries: int) -> float:
 
 
 def weigh(tried: Sequence[tuple[float, Turn]]) -> None:
-    """Set the weight of the best replies, a value between 1 / len(tried) and 1.
+    """Set the weight of the best replies among `tried`, a value between 1 / len(tried) and 1.
 
     The probability of the best score is the policy's probability of the distinct replies that have it. The probability
     of all untried replies is added in proportion to the share of tries with this score. No untried reply is assumed to
     be better.
-
-    Args:
-        tried: Score and reply of each try.
     """
     count = len(tried)
     seen = {tuple(reply.reply): math.exp(math.fsum(reply.logprobs)) for _, reply in tried if reply.reply}
