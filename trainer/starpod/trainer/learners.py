@@ -53,7 +53,7 @@ class _Share:
 
 
 class Learners:
-    """Updates the policy of each agent from its own turns, with the interface of `Learner`.
+    """Learners of all agents' policies, each from the agent's own turns, with the interface of `Learner`.
 
     Advantages are those of whole episodes, as for one policy. Means of the loss and mini-batches only contain the
     agent's own tokens. All learners have the same configuration, without a critic. A metric `agents/<agent>/<metric>`
@@ -169,7 +169,7 @@ class Learners:
         self.policy.zero_grad(set_to_none=True)
         return metrics
 
-    # --- what a checkpoint holds: the tensors and values of each agent ------------------------------------------------
+    # --- checkpoints: the tensors and values of each agent ------------------------------------------------------------
 
     def policy_state(self) -> dict[str, Tensor]:
         return join_parts({agent: learner.policy_state() for agent, learner in self.by_agent.items()})

@@ -17,7 +17,7 @@ from starpod.trainer.tasks import TaskConfig
 
 
 class Mixture:
-    """Divides collections among environments by weight, and keeps the level of each environment's curriculum.
+    """Division of collections among environments by weight, and the level of each environment's curriculum.
 
     Each group goes to the environment that is furthest behind its share of all groups so far; the first one of equals.
     A replacement for a lost group is played in the same environment and does not count.

@@ -230,7 +230,7 @@ class Parallel:
             for name, tensor in model.state_dict(keep_vars=True).items():
                 targets[name].copy_(whole(tensor))
 
-    # --- what a checkpoint holds -------------------------------------------------------------------------------------
+    # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def full_state_dict(self, model: nn.Module, *, without: Collection[str] = ()) -> dict[str, Tensor]:
         """Return the state dict of the unsharded model on the CPU of rank 0; empty on the others. Tied tensors stay

@@ -90,7 +90,7 @@ class SeedsConfig(Section):
 
 
 class SeedCursor:
-    """Hands out the seeds of a range in order. After the last one it begins again.
+    """Cursor over the seeds of a range. After the last one it begins again.
 
     Attributes:
         taken: Number of seeds handed out so far, which is the index of the next one.

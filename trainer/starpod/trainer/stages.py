@@ -36,7 +36,7 @@ rewards."""
 
 
 class UntilConfig(Section):
-    """End of a stage. Where both an iteration and a metric are given, the first one counts."""
+    """End of a stage. If both an iteration and a metric are given, the first one reached counts."""
 
     iteration: int | None = Field(default=None, ge=1, description="Iterations of the run that are done then.")
     metric: str = Field(default="", description="Metric of an iteration, such as collect/success; empty: none.")
@@ -64,7 +64,7 @@ class UntilConfig(Section):
 
 
 class StageConfig(Section):
-    """Settings that hold at first."""
+    """A stage: settings that apply until its end."""
 
     until: UntilConfig = UntilConfig()
     set: dict[str, Any] = Field(

@@ -85,7 +85,7 @@ class Stream:
 
 
 class Learner:
-    """Updates the policy from groups of episodes; owns the optimiser.
+    """Learner of a policy from groups of episodes. It owns the optimiser.
 
     `reference` is None until `freeze_reference`.
 
@@ -326,7 +326,7 @@ class Learner:
             self.parallel.load_full_state_dict(reference, state)
         self.reference = reference
 
-    # --- what a checkpoint holds --------------------------------------------------------------------------------------
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return the policy's tensors by name on rank 0, without weights that adapters leave frozen. Collective."""

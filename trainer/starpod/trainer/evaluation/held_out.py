@@ -26,7 +26,7 @@ from starpod.trainer.seeds import Purpose
 
 
 class HeldOut:
-    """Plays held-out start states with the run's collectors. Raises Interrupted at a signal.
+    """Player of held-out start states with the run's collectors. Raises Interrupted at a signal.
 
     All stages of a run are evaluated with the run's own configuration. scorer: chooses among replies if `best_of` is
     on.

@@ -75,7 +75,7 @@ class LiveScreen(Screen):
         self._ticker: threading.Thread | None = None
         self.view = View()
 
-    # --- what happens ----------------------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------------------
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
         with self._lock:

@@ -32,8 +32,7 @@ class Diagnosis:
         self._parallel = parallel
 
     async def measure(self, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
-        """Return metrics of all groups of a step, including those that the filter drops: collapsed groups are among
-        them.
+        """Return metrics of all groups of a step, including dropped ones, among which are the collapsed groups.
 
         version: see `Learner.learn`.
         """

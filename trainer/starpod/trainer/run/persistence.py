@@ -47,7 +47,7 @@ class Persistent:
 
 
 class Persistence:
-    """Saves and restores a run. Only rank 0 writes; all ranks take part.
+    """Saving and restoring of a run. Only rank 0 writes; all ranks take part.
 
     Attributes:
         rescued: The step that `rescue` saved; None before.

@@ -156,7 +156,7 @@ class Run:
             self._begin_stage()
         self.persistence.restore(loaded)
 
-    # --- when ---------------------------------------------------------------------------------------------------------
+    # --- schedule -----------------------------------------------------------------------------------------------------
 
     def reason_to_stop(self) -> str:
         """Return why the run is over; "" while it is not. All ranks agree."""

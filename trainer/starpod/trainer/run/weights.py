@@ -11,7 +11,7 @@ from starpod.trainer.parallel import Parallel
 
 
 class EngineWeights:
-    """Keeps an engine's weights up to date, and pauses an engine that sleeps during passes of the policy.
+    """Updates of an engine's weights, with pauses of an engine that sleeps during passes of the policy.
 
     Args:
         policy: The policy that is trained.

@@ -185,7 +185,7 @@ def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Dem
 
 
 class DemonstrationWriter:
-    """Writes demonstrations in the policy's format, as texts and as episodes with tokens."""
+    """Writer of demonstrations in the policy's format, as texts and as episodes with tokens."""
 
     def __init__(
         self,

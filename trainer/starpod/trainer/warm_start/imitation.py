@@ -85,7 +85,7 @@ class Imitation:
     def _draw(self) -> list[Episode]:
         return self._rng.sample(self._usable, min(self._config.batch_size, len(self._usable)))
 
-    # --- what a checkpoint holds --------------------------------------------------------------------------------------
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the optimiser's tensors by name, and JSON values. All ranks take part."""
