@@ -86,9 +86,10 @@ class Speaker(EngineAgent):
 
 
 class SolverVerifier(Agent):
-    """A solver proposes actions, and a verifier either accepts them, which sends them, or asks for another proposal.
+    """Agent with two speakers: a solver proposes actions, and a verifier accepts or rejects them.
 
-    Reward and observation are recorded on the accepted proposal's turn. A verdict is a turn without actions.
+    Accepted actions are sent. Reward and observation are recorded on the accepted proposal's turn, and a verdict is a
+    turn without actions. After a rejection, the solver makes another proposal.
     """
 
     def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:

@@ -14,8 +14,8 @@ from starpod.trainer.engines.base import Engine, EngineError, EngineStats, Reply
 class RoutingEngine:
     """Routes each request to the engine of its agent. All other calls go to all engines.
 
-    A request without an agent goes to the first engine: there, the policy is the only agent, for example against an
-    opponent that the environment plays.
+    A request without an agent goes to the first engine. It comes from an episode with a single agent, for example one
+    against the environment's own opponent.
     """
 
     def __init__(self, by_agent: Mapping[str, Engine]) -> None:

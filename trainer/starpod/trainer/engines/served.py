@@ -103,7 +103,7 @@ class ServedEngine(ABC):
     async def _shut_down(self) -> None:
         """Release all resources."""
 
-    # --- the five verbs ----------------------------------------------------------------------------------------------
+    # --- the interface of engines ------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> Reply:
         """Sample one reply, in several calls of the server if it is interrupted.

@@ -1,10 +1,10 @@
 """Cache of keys and values of many conversations, one slot each, and attention over it.
 
-Every token that is fed is one row: a prompt of twenty tokens has twenty rows. On a CPU with one thread, attention gets
-one query per call and sequence. A token's result is then independent, bit for bit, of the other rows in the batch, of
-how its prompt was split, and of whether the beginning was cached. Kernels compute a row identically in any number of
-rows, and one query identically over any number of masked keys, but not several queries at once. Rows and keys are
-padded to whole vectors, so that no row falls into a loop's remainder.
+Every token that is fed is one row: a prompt of twenty tokens has twenty rows. On a CPU with one thread, each sequence
+of an attention call has a single query. A token's result is then independent, bit for bit, of the other rows in the
+batch, of how its prompt was split, and of whether the beginning was cached. Kernels compute a row identically in any
+number of rows, and a single query identically over any number of masked keys, but several queries at once differ.
+Rows and keys are padded to whole vectors, so that no row falls into a loop's remainder.
 
 With several threads, tensors are split at arbitrary places and results differ anyway. Queries are then batched as on a
 GPU, which is several times as fast in bfloat16.

@@ -32,8 +32,8 @@ class TorchEngine:
     Requests wait if all slots are busy. If idle conversations hold the slots, the least recently used one loses its
     cache. A separate thread computes, so the event loop can serve the network.
 
-    The model's parameters are shared. Only if the model computes in another type than its weights, a rounded copy is
-    made. The parameters must not change while the engine samples, and `load` must be called after a change.
+    The engine shares the model's parameters, or holds a rounded copy if the model computes in another type than that of
+    its weights. Parameters must not change while the engine samples, and `load` must be called after a change.
 
     On a CPU with one thread, a reply's tokens and log-probabilities depend only on its prompt, seed and weights, bit
     for bit (see slot_cache.py).
@@ -66,7 +66,7 @@ class TorchEngine:
         self._paused = False
         self._closed = False
 
-    # --- the five verbs -----------------------------------------------------------------------------------------------
+    # --- the interface of engines -------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> Reply:
         """Sample one reply. Raises ValueError if the request cannot be served, RuntimeError if the engine is closed."""

@@ -19,7 +19,7 @@ class Watch:
         name: Name of the process in messages.
         look: Seconds between two checks.
         check: Raises EngineError if the process is dead.
-        ask: Health check that the process answers at once unless it hangs; None if it cannot answer any now.
+        ask: Health check that the process answers at once unless it hangs; None disables health checks.
         working: Returns whether the process is working although it has not answered the health check yet.
         health: Seconds without an answer or work after which the process counts as hanging.
         hung: Error that is raised if it hangs.

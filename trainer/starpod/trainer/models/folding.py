@@ -96,7 +96,7 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
 
 
 def tokens_read(rows: Sequence[list[int]], *, width: int) -> int:
-    """Return the number of tokens in the layout of these rows, including padding. Memory of a pass depends on it."""
+    """Return the number of tokens, with padding, in the layout of these rows. It determines the memory of a pass."""
     longest = max(map(len, rows))
     folds = _worthwhile_folds(rows, longest, width, SHORTEST)
     return len(folds) * max(fold.total for fold in folds) if folds else len(rows) * longest
@@ -111,7 +111,7 @@ def _worthwhile_folds(rows: Sequence[list[int]], longest: int, width: int, short
 
 
 def _work(tokens: int, width: int) -> int:
-    """Estimate the time of one row in a usual layer, as linear layers plus attention."""
+    """Estimate the time of one row in a layer of usual shape: linear layers plus attention."""
     return tokens * (6 * width + _ATTENTION * tokens)
 
 

@@ -17,7 +17,7 @@ from starpod.trainer.models.trunk import head_of, plain
 
 
 def fast_dtype(device: str) -> Literal["float32", "bfloat16"]:
-    """Return bfloat16 if the configured device has instructions for it. Without them it is slower than float32."""
+    """Return bfloat16 if the configured device has instructions for it. Otherwise it is far slower than float32."""
     if device != "cpu" and torch.cuda.is_available():
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:

@@ -215,7 +215,7 @@ class Template:
         return [_user(f"{system}\n\n{messages[0]['content']}"), *messages[1:]]
 
     def _cut(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-        """Render a dummy conversation followed by messages. Return its text up to the reply, and the rest."""
+        """Render a dummy conversation and messages. Return the text up to the end of the dummy reply, and the rest."""
         text = self._after_reply(messages)
         at = text.index(_REPLY) + len(_REPLY)
         at = text.index(self._end_text, at) + len(self._end_text)

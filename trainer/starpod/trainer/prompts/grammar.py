@@ -137,7 +137,7 @@ class Grammar:
         return f"{THINK}{thought or ''}{THINK_END}{answer}" if self.thinking else answer
 
     def describe(self, max_actions: int | None = None) -> str:
-        """Return the sentence that explains the form to a policy. `max_actions` limits a turn, None does not."""
+        """Return the sentence that tells a policy the form. `max_actions` is the limit of a turn; None is no limit."""
         if max_actions == 1:
             what, answer = "one action", "your action"
         else:

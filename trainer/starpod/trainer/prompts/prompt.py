@@ -246,7 +246,7 @@ class Prompter:
         return self.grammar.parse(reply, self.limits.max_actions_per_turn or None)
 
     def reply_of(self, turn: Turn) -> str:
-        """Return the text of a turn's reply. If its text does not contain its actions, compose a well-formed reply."""
+        """Return the turn's text if it parses to the turn's actions; otherwise compose a well-formed reply."""
         if self.parse(turn.text).actions == tuple(turn.actions):
             return turn.text
         blocks = {name: turn.blocks.get(name, "") for name in self.grammar.blocks}

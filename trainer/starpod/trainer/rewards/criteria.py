@@ -1,4 +1,4 @@
-"""Reward for a checklist: a criterion is paid for when it is first met (CM2, arXiv 2602.12268)."""
+"""Reward for a checklist: a turn is paid for the criteria that it newly meets (CM2, arXiv 2602.12268)."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Brancher:
         return sessions
 
     async def _stand(self, line: Line, turn: int) -> Session:
-        """Return a session in the state before a turn, with the line's own random state."""
+        """Return a session in the state before a turn, with the line's dynamics seed."""
         if (snapshot := line.snapshots.get(turn)) is not None:
             try:
                 session = await self.fleet.restore(snapshot, want=self.agents.want)
@@ -183,8 +183,8 @@ class Brancher:
 def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
     """Set members, parents and rewards of episodes that share turns, so that each turn is trained once.
 
-    An episode's parent is the earlier one, not failed, with which it shares most turns. The episode owns the turns
-    after these, and rewards are settled on them. Members count from `first`.
+    An episode's parent is the earlier one, not failed, with which it shares the most turns. The episode owns only the
+    turns after these, and only they get its rewards. Members count from `first`.
     """
     for index, episode in enumerate(episodes):
         episode.member, episode.parent = first + index, None

@@ -58,7 +58,7 @@ class Collected:
 
     @classmethod
     def of(cls, groups: Sequence[Group], min_size: int) -> Collected:
-        """Collect the groups that have at least `min_size` episodes, and count the others as dropped."""
+        """Build a collection of the groups with at least `min_size` episodes. The others count as dropped."""
         failed = [episode for group in groups for episode in group.failed]
         kept = [group for group in groups if len(group.episodes) >= min_size]
         turns = (turn for group in groups for episode in group.members for turn in episode.own_turns)

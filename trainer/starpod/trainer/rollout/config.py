@@ -26,7 +26,7 @@ class CurriculumConfig(Section):
 
 
 class EnvironmentConfig(Section):
-    """The environment, and where it is served."""
+    """The environment and its servers."""
 
     SHORTHAND: ClassVar[str] = "id"
 

@@ -23,9 +23,8 @@ def weight(mass: float, below: float, tries: int) -> float:
 def weigh(tried: Sequence[tuple[float, Turn]]) -> None:
     """Set the weight of the best replies among `tried`, a value between 1 / len(tried) and 1.
 
-    The probability of the best score is the policy's probability of the distinct replies that have it. The probability
-    of all untried replies is added in proportion to the share of tries with this score. No untried reply is assumed to
-    be better.
+    The probability of the best score is the policy's total probability of the tried replies with that score. Untried
+    replies are assumed to have the scores of the tries, in the same proportions, so they add their share.
     """
     count = len(tried)
     seen = {tuple(reply.reply): math.exp(math.fsum(reply.logprobs)) for _, reply in tried if reply.reply}
