@@ -80,6 +80,7 @@ PROGRAMS = {
     "ui.scale": Small("--runs 2 --episodes 256 --iterations 20 --json OUT/a.json"),
     "webshop.catalogues": Small("--products 50 --sessions 2 --seconds 0.1 --rounds 1 --no-report", mark="minutes"),
     "webshop.search": Small("--documents 50 --queries 5 --json OUT/a.json", mark="minutes"),
+    "words.draw": Small("--docstrings 2 --sentences 2"),
 }
 ELSEWHERE = {
     "peers.dm_env_rpc_server": "serving.throughput starts it",

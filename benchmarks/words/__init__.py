@@ -1,0 +1,1 @@
+"""How well the words of the project are understood."""
