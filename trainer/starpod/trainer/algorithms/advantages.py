@@ -1,4 +1,4 @@
-"""Advantages from rewards: by a critic's values, or by credit terms."""
+"""Advantages from rewards, by a critic's values or by credit terms."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.data.batch import Advantages, RolloutBatch
 
 VARIANCE_EPSILON = 1e-8
-"""Added to the variance, so that advantages that differ by rounding alone stay near 0."""
+"""Added to the variance, so that advantages that only differ by rounding stay near 0."""
 
 
 def whiten(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 (ddof=1) over all masked tokens; 0 elsewhere, and everywhere if all are equal."""
+    """Normalise to mean 0 and standard deviation 1 (ddof=1) over all masked tokens; 0 elsewhere, or if all are
+    equal."""
     items_N = advantages_BT[mask_BT]
     if items_N.numel() < 2:
         return torch.zeros_like(advantages_BT)
@@ -28,10 +29,10 @@ def whiten(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advantages:
-    """Advantages of all episodes of a collection, together: group statistics and whitening are over what is passed.
+    """Return the advantages of all episodes of a collection.
 
-    They are computed in the rewards' precision, and come in that of the log-probabilities.
-    Raises ValueError for a reward that is not on a sampled token.
+    Group statistics and whitening are computed over all episodes passed. The computation has the rewards' precision,
+    the result that of the log-probabilities. Raises ValueError for a reward that is not on a sampled token.
     """
     mask_BT = rollout.mask_BT
     check_rewards(rollout.rewards_BT, mask_BT)
@@ -54,9 +55,10 @@ def sibling_advantages(
     parents: Sequence[tuple[int, int] | None],
     scale: Literal["none", "std"],
 ) -> Advantages:
-    """Return less the mean over the branches of the same state (DEEP-GRPO, arXiv 2602.14169), for any estimator.
+    """Return the returns minus their mean over branches of the same state (DEEP-GRPO, arXiv 2602.14169), for any
+    estimator.
 
-    parents: as in `Episode`. scale: as in `CreditTerm`.
+    parents: see `Episode`. scale: see `CreditTerm`.
     """
     rewards_BT = penalised_rewards(config, rollout) if config.kl.where == "reward" else rollout.rewards_BT
     known: dict[object, int] = {}
@@ -68,7 +70,7 @@ def sibling_advantages(
 
 
 def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
-    """Raises ValueError for a reward where no token was sampled: no estimator would see it."""
+    """Raise ValueError for a reward on a token that was not sampled, because no estimator would see it."""
     stray = ((rewards_BT != 0) & ~mask_BT).nonzero()
     if len(stray):
         row, column = stray[0].tolist()
@@ -79,7 +81,7 @@ def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
 
 
 def penalised_rewards(config: AlgorithmConfig, rollout: RolloutBatch) -> Tensor:
-    """Rewards less coefficient times KL to the reference, on every sampled token: [B, T]."""
+    """Return the rewards minus coefficient times KL to the reference, on every sampled token: [B, T]."""
     if rollout.ref_logprobs_BT is None:
         raise ValueError("algorithm.kl.where is reward, but the reference policy's log-probabilities are missing")
     divergence_BT = kl_divergence(config.kl.estimator, rollout.old_logprobs_BT, rollout.ref_logprobs_BT)

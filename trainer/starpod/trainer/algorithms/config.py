@@ -1,4 +1,4 @@
-"""Configuration of the algorithm: presets by name, and the choices they are made of."""
+"""Configuration of the algorithm: presets by name, and the choices that they consist of."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dual_clip": 3.0,
         "kl": {"where": "reward", "estimator": "k1", "coefficient": 0.001},
     },
-    # The same with group-relative advantages instead of a critic (GRPO, arXiv 2402.03300).
+    # StarPO with group-relative advantages instead of a critic (GRPO, arXiv 2402.03300).
     "starpo-grpo": {
         "advantage": "grpo",
         "clip_high": 0.2,
@@ -109,7 +109,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
         "gigpo": {"weight": 1.0, "gamma": 0.95},
     },
-    # arXiv 2602.16165: turns that go by a subgoal until they switch.
+    # arXiv 2602.16165: turns follow a subgoal until they switch.
     "hiper": {
         "advantage": "hae",
         "clip_high": 0.2,
@@ -117,7 +117,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.01},
         "bootstrap_truncated": True,
     },
-    # SCoRe (arXiv 2409.12917): attempts by themselves, close to the first policy.
+    # SCoRe (arXiv 2409.12917): separate attempts, close to the first policy.
     "score": {
         "advantage": "attempts",
         "clip_high": 0.2,
@@ -143,14 +143,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl": {"where": "loss", "estimator": "k3", "coefficient": 0.002},
         "entropy_coefficient": 0.0,
     },
-    # RAGEN-2 (arXiv 2604.06268): the groups that hold 90 % of the reward deviation.
+    # RAGEN-2 (arXiv 2604.06268): the groups with 90 % of the reward deviation.
     "ragen2": {
         "advantage": "gae",
         "dual_clip": 3.0,
         "filter": {"strategy": "top_p", "value": 0.9},
     },
 }
-"""Values of each preset; others are the defaults of `AlgorithmConfig`."""
+"""Values of each preset. All other values are the defaults of `AlgorithmConfig`."""
 
 DEFAULT_PRESET = "starpo-s"
 
@@ -169,19 +169,19 @@ METHODS: tuple[type[Estimator | Objective], ...] = (
     GSPO,
     UserObjective,
 )
-"""Whoever declares keys that stand in `algorithm` beside those of `AlgorithmConfig`."""
+"""Classes with keys that belong to `algorithm` in addition to those of `AlgorithmConfig`."""
 OWNERS = {
     key: [kind for kind in METHODS if key in kind.model_fields] for method in METHODS for key in method.model_fields
 }
-"""The methods that have each of these keys."""
+"""Methods that have each of these keys."""
 
-# The field of a section that names its kind. Where a kind other than the preset's is asked for, what the preset says
-# about its own has no meaning.
+# Field that names the kind of each of these sections. If another kind than the preset's is given, the preset's other
+# values for that section are dropped.
 KINDS = {"kl": "where", "turn_clip": "kind", "filter": "strategy", "correction": "mode"}
 
 
 class AlgorithmConfig(Section):
-    """How episodes become gradients. What is given overrides the preset."""
+    """Conversion of episodes to gradients. Keys that are given override the preset."""
 
     SHORTHAND: ClassVar[str] = "preset"
 
@@ -230,25 +230,26 @@ class AlgorithmConfig(Section):
 
     @property
     def estimator(self) -> Estimator:
-        """The estimator that `advantage` names, with its keys."""
+        """Estimator that `advantage` names, with its keys."""
         return self._estimator
 
     @property
     def objective(self) -> Objective:
-        """The loss that `loss` names, with its keys."""
+        """Loss that `loss` names, with its keys."""
         return self._objective
 
-    # --- what it needs -----------------------------------------------------------------------------------------------
+    # --- requirements ------------------------------------------------------------------------------------------------
 
     def steps(self, episodes: int) -> int:
-        """Optimiser steps of a pass over so many episodes, of nearly equal size; at least one."""
+        """Return the number of optimiser steps, of nearly equal size, in a pass over this number of episodes; at least
+        one."""
         return max(1, (episodes + self.mini_batch_size // 2) // self.mini_batch_size)
 
     def scores_first(self, episodes: int) -> bool:
-        """Whether an update of so many episodes needs log-probabilities before its first step.
+        """Return whether an update of this number of episodes needs log-probabilities before its first step.
 
-        With a single step they are those of that step's own forward pass, and ratios are exactly 1. Whatever needs
-        values, whole episodes or penalised rewards needs them earlier.
+        With a single step they come from that step's forward pass, and all ratios are exactly 1. Values, losses of
+        whole episodes and penalised rewards need them earlier.
         """
         whole_episodes = self.objective.couples_turns or (
             self.correction.mode in ("truncated", "masked") and self.correction.level == "sequence"
@@ -258,44 +259,44 @@ class AlgorithmConfig(Section):
 
     @property
     def critic(self) -> CriticEstimator | None:
-        """The estimator, if it has a critic."""
+        """The estimator, if it has a critic; else None."""
         return self._estimator if isinstance(self._estimator, CriticEstimator) else None
 
     @property
     def needs_critic(self) -> bool:
-        """Whether values are learnt and used."""
+        """Whether the estimator has a critic."""
         return self.critic is not None
 
     @property
     def credit_terms(self) -> tuple[CreditTerm, ...]:
-        """Terms of an estimator without a critic; empty with one, and for one of a user's file."""
+        """Terms of an estimator without a critic; empty for one with a critic or from a user's file."""
         return self.estimator.terms_of((*TERMS.get(self.advantage, ()),))
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a frozen reference policy is scored."""
+        """Whether a frozen reference policy is needed."""
         return self.kl.where != "off"
 
     @property
     def needs_state_key(self) -> bool:
-        """Whether environments must tell the digest of each state."""
+        """Whether environments must report the digest of each state."""
         return any("state" in term.key for term in self.credit_terms)
 
     @property
     def blocks(self) -> frozenset[Block]:
-        """Blocks of replies that are credited by themselves: their tokens must be known."""
+        """Blocks of replies that get separate credit, so their tokens must be known."""
         if first := self.estimator.first_blocks:
             return frozenset({*first, "answer"})
         return frozenset(term.block for term in self.credit_terms if term.block is not None)
 
     @property
     def value_heads(self) -> int:
-        """Values that the critic gives for each token."""
+        """Number of values that the critic returns per token."""
         return max(1, self.estimator.heads)
 
     @property
     def estimator_settings(self) -> Settings:
-        """The keys that an estimator needs beside its own."""
+        """Keys that an estimator needs in addition to its own."""
         return Settings(self.advantage, self.credit_terms, self.whiten)
 
     def policy_loss(
@@ -307,11 +308,11 @@ class AlgorithmConfig(Section):
         mask_BT: Tensor,
         turns_BT: Tensor,
     ) -> PolicyLoss:
-        """Return the loss of each token; see Objective.per_token. Gradients flow through logprobs_BT alone."""
+        """Return the loss of each token; see Objective.per_token. Gradients only flow through logprobs_BT."""
         tensors = (logprobs_BT, old_logprobs_BT.detach(), advantages_BT.detach())
         return self.objective.per_token(self.loss, *tensors, mask_BT=mask_BT, turns_BT=turns_BT)
 
-    # --- filling in and refusing -------------------------------------------------------------------------------------
+    # --- validation --------------------------------------------------------------------------------------------------
 
     @classmethod
     def all_fields(cls) -> dict[str, FieldInfo]:
@@ -334,7 +335,7 @@ class AlgorithmConfig(Section):
         for key, known, what in (("advantage", ESTIMATORS, "estimator"), ("loss", OBJECTIVES, "loss")):
             resolved[key] = known_or_located(str(resolved[key]), [*known], what)
         kinds = _chosen(resolved)
-        if resolved["loss"] != below.get("loss", "ppo"):  # the preset's bounds are for its own ratios
+        if resolved["loss"] != below.get("loss", "ppo"):  # the preset's bounds only fit its own ratios
             bounds = {*ClippedObjective.model_fields, *PPO.model_fields, "loss_average"}
             resolved = {key: value for key, value in resolved.items() if key in values or key not in bounds}
         own = [{key: value for key, value in resolved.items() if key in kind.model_fields} for kind in kinds]
@@ -441,13 +442,13 @@ def without_unused_keys(values: Mapping[str, Any], kept: Container[str]) -> dict
 
 
 def _nearest_preset(name: str) -> str:
-    """Names that hold the given one, such as `grpo`, come before those that are spelt like it."""
+    """Return a suggestion of presets whose names contain the given one, such as `grpo`, or else are spelt like it."""
     holding = [preset for preset in PRESETS if name.lower() in preset]
     return f"; did you mean {' or '.join(holding)}?" if holding and name else nearest(name, list(PRESETS))
 
 
 def _overlay(preset: Mapping[str, Any], key: str, given: Any) -> Any:
-    """What is given for a key, over what the preset says about it."""
+    """Return the value given for a key, merged over the preset's if both are mappings of the same kind."""
     below = preset.get(key)
     if not isinstance(below, Mapping) or not isinstance(given, Mapping):
         return given

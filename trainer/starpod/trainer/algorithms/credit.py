@@ -1,5 +1,7 @@
-"""Advantages without a critic: the sum of an estimator's credit terms. Groups, turns, states and agents are told by
-their ids, never by place or content."""
+"""Advantages without a critic: the sum of an estimator's credit terms.
+
+Groups, turns, states and agents are identified by their ids, never by position or content.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,26 @@ EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 
 ROUNDING = 1e-12
-"""A standard deviation up to this share of the group's largest value, or of 1 where all are smaller, is 0: the same
-rewards added in another order differ by some 1e-16."""
+"""A standard deviation up to this share of the group's largest absolute value (at least 1) counts as 0. Summing equal
+rewards in another order changes them by about 1e-16."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStatistics:
-    """Of each item's own group, for n items. float64.
-
-    mean_n; std_n: with ddof=1, 0 in a group of one; count_n: as floats; deviation_n: value minus mean, exactly 0 where
-    std_n is.
-    """
+    """Statistics of each item's group, for n items, in float64."""
 
     mean_n: Tensor
+    """Mean of the group."""
     std_n: Tensor
+    """Standard deviation with ddof=1; 0 in a group of one."""
     count_n: Tensor
+    """Number of items, as floats."""
     deviation_n: Tensor
+    """Value minus mean; exactly 0 if std_n is."""
 
 
 def group_statistics(values_n: Tensor, groups_n: Tensor) -> GroupStatistics:
-    """values_n: one number per item. groups_n: integer id of each item's group, in any order."""
+    """Return the statistics of each item's group. groups_n: integer group id of each item, in any order."""
     values_n = values_n.double()
     _, index_n = torch.unique(groups_n, return_inverse=True)
     size = int(index_n.max()) + 1 if index_n.numel() else 0
@@ -52,7 +54,7 @@ def group_statistics(values_n: Tensor, groups_n: Tensor) -> GroupStatistics:
     deviation_n = values_n - mean_g[index_n]
     std_g = (total(deviation_n.square()) / (count_g - 1).clamp(min=1)).sqrt()
     largest_g = torch.ones_like(mean_g).scatter_reduce(0, index_n, values_n.abs(), "amax")
-    # A term that divides by the deviation would make an advantage out of rounding.
+    # Clear deviations that are only rounding: a term that divides by the deviation would make advantages of them.
     differ_g = std_g > ROUNDING * largest_g
     std_g = torch.where(differ_g, std_g, 0.0)
     deviation_n = torch.where(differ_g[index_n], deviation_n, 0.0)
@@ -60,17 +62,17 @@ def group_statistics(values_n: Tensor, groups_n: Tensor) -> GroupStatistics:
 
 
 def credit(terms: Sequence[CreditTerm], rollout: RolloutBatch, rewards_BT: Tensor) -> Tensor:
-    """Advantages [B, T], 0 where the mask is False: the sum of the terms.
+    """Return the sum of the terms' advantages [B, T], 0 where the mask is False.
 
-    rewards_BT: as in the rollout, or with a penalty in them. Raises ValueError if a term's key is the state and one has
-    no state key.
+    rewards_BT: the rollout's rewards, or those minus a penalty. Raises ValueError if a term compares states and a state
+    key is missing.
     """
     first, *others = (term.weight * _advantages(term, rollout, rewards_BT) for term in terms)
     return sum(others, start=first)
 
 
 def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> Tensor:
-    """One term without its weight: [B, T]."""
+    """Return one term's advantages [B, T], without its weight."""
     if term.unit == "criterion":
         return _of_criteria(term, rollout)
     if term.parts:
@@ -83,7 +85,8 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
     else:
         scores_BK = _scores(term, units, rewards_BT, rollout.inherited_B(term.parts, term.without))
     if term.block is not None:
-        # Scored as the turn that it is in, compared with the turns that have it, credited to its own tokens.
+        # A block has its turn's score. It is compared with turns that have this block, and its own tokens get the
+        # credit.
         units = units.within(_in_block(term.block, rollout))
     advantages_BK = torch.zeros_like(scores_BK)
     advantages_BK[units.mask_BK] = compare(term, scores_BK[units.mask_BK], _peers(term, rollout, units))
@@ -91,7 +94,8 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
 
 
 def compare(term: CreditTerm, scores_n: Tensor, peers_n: Tensor) -> Tensor:
-    """The score of each of n units against its peers, those with the same id: 0 where they are too few or all equal."""
+    """Compare each of n units with its peers, which have the same id. The result is 0 if they are too few or all
+    equal."""
     if term.baseline == "none":
         return scores_n
     statistics = group_statistics(scores_n, peers_n)
@@ -123,14 +127,14 @@ def _units(term: CreditTerm, rollout: RolloutBatch) -> Units:
 
 
 def agent_units(rollout: RolloutBatch) -> tuple[Units, list[str]]:
-    """What each agent of an episode said as a unit, and the names of the agents that the units are in order of."""
+    """Return all tokens of each agent of an episode as units, and the agents' names in the order of the units."""
     names: dict[str, int] = {}
     agents = [[names.setdefault(name, len(names)) for name in own] for own in rollout.agents]
     return Units.of(rollout.mask_BT, _on_tokens(agents, rollout.mask_BT, rollout.turns_BT).long()), list(names)
 
 
 def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor, inherited_B: Tensor) -> Tensor:
-    """[B, K] for K units. inherited_B: rewards of turns before the episodes' own."""
+    """Return the scores [B, K] of K units. inherited_B: rewards of turns shared with the parent episode."""
     match term.score:
         case "return":
             returns_B = torch.where(units.mask_BT, rewards_BT, 0.0).sum(1) + inherited_B
@@ -143,7 +147,7 @@ def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor, inherited_B: Ten
 
 
 def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
-    """An id for each unit: those with the same one are compared."""
+    """Return an id for each unit. Units with the same id are compared."""
     row_n, _ = units.mask_BK.nonzero(as_tuple=True)
     groups_n = rollout.groups_B[row_n]
     if not (term.key or term.strata):
@@ -168,14 +172,15 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
 
 
 def _lines(rollout: RolloutBatch, row: int) -> list[tuple[int, str]]:
-    """Attempt and speaker of each turn of an episode, as `Turn.line`; one line where the rollout does not tell."""
+    """Return attempt and speaker of each turn of an episode (`Turn.line`). Without that information all turns are one
+    line."""
     agents = rollout.agents[row] if rollout.agents else [""] * (int(rollout.turns_BT[row].max()) + 1)
     attempts = rollout.attempts[row] if rollout.attempts else [0] * len(agents)
     return list(zip(attempts, agents, strict=True))
 
 
 def _places(rollout: RolloutBatch, row: int) -> list[tuple[int, str, int]]:
-    """The line of each turn of an episode, and its number there."""
+    """Return the line of each turn of an episode, and the turn's number within it."""
     said = Counter[tuple[int, str]]()
     places = []
     for line in _lines(rollout, row):
@@ -185,25 +190,25 @@ def _places(rollout: RolloutBatch, row: int) -> list[tuple[int, str, int]]:
 
 
 def _payee(rollout: RolloutBatch, row: int, turn: int) -> int:
-    """The turn on whose tokens a turn's credit is."""
+    """Return the turn whose tokens get this turn's credit."""
     return rollout.payees[row][turn] if rollout.payees else turn
 
 
 def _signs(parts: Sequence[str], rollout: RolloutBatch, row: int, turn: int) -> list[int]:
-    """Whether each of these parts of a turn's reward is positive (1), negative (-1) or neither."""
+    """Return whether each of these reward parts of a turn is positive (1), negative (-1) or neither (0)."""
     values = [rollout.parts[row][turn].get(name, 0.0) for name in parts]
     return [(value > 0) - (value < 0) for value in values]
 
 
 def _in_block(name: Block, rollout: RolloutBatch) -> Tensor:
-    """bool, True on the tokens of a block, and on all of a reply that could not be read: [B, T]."""
+    """Return a mask [B, T] that is True on the tokens of a block, and on all tokens of an ill-formed reply."""
     if rollout.blocks_BT is None:
         raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
     return (rollout.blocks_BT == BLOCKS.index(name)) | (rollout.blocks_BT < 0)
 
 
 def _rises(rollout: RolloutBatch, turns: Units) -> Tensor:
-    """By how much the value of the state rose in each turn: [B, K]. After the last one it is 0."""
+    """Return the increase of the state's value in each turn [B, K]. The value after the last turn is 0."""
     rises_BK = torch.zeros(turns.mask_BK.shape, dtype=torch.float64)
     for row, own in enumerate(rollout.turn_values):
         for turn, (before, after) in enumerate(zip(own, [*own[1:], 0.0], strict=True)):
@@ -227,14 +232,14 @@ def _state(rollout: RolloutBatch, row: int, turn: int) -> bytes:
 
 
 def _on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
-    """One item per turn of each episode, on its sampled tokens: [B, T], float64; anything elsewhere."""
+    """Return one item per turn on the turn's sampled tokens [B, T], float64. Other positions hold arbitrary values."""
     most = max(map(len, items))
     table = torch.tensor([[*own, *[0.0] * (most - len(own))] for own in items], dtype=torch.float64)
     return table.to(turns_BT.device).gather(1, torch.where(mask_BT, turns_BT, 0))
 
 
 def _rewards_of(parts: Sequence[str], rollout: RolloutBatch) -> Tensor:
-    """These parts of each turn's reward at its last sampled token: [B, T], float64."""
+    """Return the sum of these reward parts of each turn, at its last sampled token: [B, T], float64."""
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
     sums = [[sum(turn.get(name, 0.0) for name in parts) for turn in own] for own in rollout.parts]
     return torch.where(table.last_BT, _on_tokens(sums, rollout.mask_BT, rollout.turns_BT), 0.0)
@@ -244,9 +249,12 @@ def _rewards_of(parts: Sequence[str], rollout: RolloutBatch) -> Tensor:
 
 
 def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
-    """CM2's credit by item: in an attempt, a criterion is open from the turn that first reports it until it is met, or
-    to the end. It is compared with the same attempts of the group, and the turns until then of those who report it get
-    the result, times the criterion's weight."""
+    """Return CM2's credit by criterion.
+
+    In an attempt, a criterion is open from the turn that first reports it until it is met, or to the end. Its score is
+    compared with the same attempts of the group. The turns of its reporters while it is open get the result, times the
+    criterion's weight.
+    """
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
     peers: defaultdict[tuple[int, int, str], int] = defaultdict(lambda: len(peers))
     spans, scores, ids = [], [], []

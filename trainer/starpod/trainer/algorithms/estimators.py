@@ -1,7 +1,7 @@
-"""Estimators of advantages: keys, defaults and needs of each one, and what it computes.
+"""Estimators of advantages: the keys, defaults and requirements of each one, and its computation.
 
-A key that an estimator declares here stands in the configuration's `algorithm`, and is refused beside another
-estimator. Torch is loaded when something is estimated: a wrong configuration is refused before that.
+The keys of an estimator belong to the configuration's `algorithm`, and are refused with another estimator. Torch is
+imported only when advantages are computed, so that a wrong configuration is refused quickly.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ class Settings:
 
 
 class Estimator(Section):
-    """An estimator without a critic and without keys: the credit terms that stand beside its name in the table."""
+    """An estimator without a critic and without keys: it adds up the credit terms of its name in the table."""
 
     heads: ClassVar[int] = 0
-    """Values that the critic gives for each token; 0: there is no critic."""
+    """Number of values that the critic returns per token; 0: there is no critic."""
     whitening: ClassVar[tuple[bool, ...]] = (False,)
-    """Values that `algorithm.whiten` may have, the default first."""
+    """Allowed values of `algorithm.whiten`, the default first."""
     whitens_itself: ClassVar[bool] = False
-    """Whether `estimate` normalises as `algorithm.whiten` says, instead of the caller."""
+    """Whether `estimate` itself applies `algorithm.whiten`, instead of its caller."""
     first_blocks: ClassVar[tuple[Block, ...]] = ()
-    """Blocks that `prompt.blocks` must begin with, which are credited by themselves."""
+    """Blocks that `prompt.blocks` must begin with. They get separate credit."""
 
     def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
-        """Return the credit terms; none with a critic or of a user's file. table: those of the estimator's name."""
+        """Return the credit terms; none with a critic or for a user's file. table: terms of the estimator's name."""
         return table
 
     def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-        """Return advantages, not whitened.
+        """Return advantages, not whitened unless `whitens_itself`.
 
         Args:
-            settings: keys of the section `algorithm` that do not belong to one estimator.
-            rollout: the episodes of one environment.
-            rewards_BT: their rewards, less the KL penalty where there is one.
+            settings: Keys of the section `algorithm` that do not belong to one estimator.
+            rollout: Episodes of one environment.
+            rewards_BT: Their rewards, minus the KL penalty if there is one.
         """
         from starpod.trainer.algorithms.credit import credit
         from starpod.trainer.data.batch import Advantages
@@ -66,7 +66,7 @@ class Estimator(Section):
 
 
 class ReinforcePlusPlus(Estimator):
-    """Estimator reinforce_plus_plus: the rewards from a token on."""
+    """Estimator reinforce_plus_plus: the sum of rewards from a token on."""
 
     whitening: ClassVar[tuple[bool, ...]] = (True,)
 
@@ -77,13 +77,13 @@ class ReinforcePlusPlus(Estimator):
 
 
 class ReinforcePlusPlusBaseline(Estimator):
-    """Estimator reinforce_plus_plus_baseline: the return less the group's mean."""
+    """Estimator reinforce_plus_plus_baseline: the return minus the group's mean."""
 
     whitening: ClassVar[tuple[bool, ...]] = (True,)
 
 
 class GiGPO(Estimator):
-    """Estimator gigpo."""
+    """Estimator gigpo: episodes compared in their group, plus turns compared in the same state."""
 
     gigpo: GiGPOConfig = GiGPOConfig()
 
@@ -95,7 +95,7 @@ class GiGPO(Estimator):
 
 
 class Terms(Estimator):
-    """Estimator terms: the sum of credit terms that are written out."""
+    """Estimator terms: the sum of the credit terms in the configuration."""
 
     whitening: ClassVar[tuple[bool, ...]] = (False, True)
 
@@ -115,7 +115,7 @@ class Terms(Estimator):
 
 
 class UserEstimator(Estimator):
-    """An estimator of a user's file. user_methods.py says what it is given and returns."""
+    """An estimator from a user's file. user_methods.py describes its arguments and result."""
 
     whitening: ClassVar[tuple[bool, ...]] = (False, True)
 

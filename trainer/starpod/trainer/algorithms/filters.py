@@ -12,16 +12,16 @@ from starpod.trainer.data.episode import Group, by_kind
 from starpod.trainer.data.updates import Verdict
 
 ZERO = 1e-10
-"""Scores up to this size are zero."""
+"""Scores up to this count as zero."""
 
 SLACK = 0.01
-"""How far top_p's sum may stay below its share of the total, in units of return, as in RAGEN-2."""
+"""Tolerance of top_p's sum below its share of the total, in units of return, as in RAGEN-2."""
 
 
 def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
-    """The groups to keep, by the deviation of their raw returns, in their order; may be none.
+    """Return the groups to keep, in order, by the deviation of their raw returns. The result may be empty.
 
-    Each kind of groups is filtered by itself: returns of several environments do not compare.
+    Each kind of group is filtered separately, because returns of several environments are not comparable.
     """
     kept = {id(group) for alike in by_kind(groups).values() for group in _filter_alike(config, alike)}
     return [group for group in groups if id(group) in kept]
@@ -34,7 +34,7 @@ def _filter_alike(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
 
 
 def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group]) -> dict[int, Verdict]:
-    """By the id of each group, what `filter_groups` made of it. kept: what that returned."""
+    """Return the filter's verdict on each group by its id. kept: result of `filter_groups`."""
     chosen = {group.id for group in kept}
     found: dict[int, Verdict] = {}
     for alike in by_kind(groups).values():
@@ -57,7 +57,7 @@ def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group
 
 
 def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:
-    """What the loss is multiplied by if this share of the groups was kept: 1, the share, or its square root."""
+    """Return the factor of the loss if this share of the groups was kept: 1, the share, or its square root."""
     if config.filter_loss_scaling == "linear":
         return kept_fraction
     return math.sqrt(kept_fraction) if config.filter_loss_scaling == "sqrt" else 1.0
@@ -67,9 +67,12 @@ def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:
 
 
 def select(config: FilterConfig, scores: Sequence[float], *, without: Container[int] = ()) -> list[int]:
-    """Return the indices of the scores to keep, ascending. Of equal scores the earlier goes first; none is kept of 0.
+    """Return the indices of the scores to keep, ascending.
 
-    without: indices that are not kept, whatever their scores.
+    Among equal scores earlier ones are preferred. Scores of 0 are dropped, unless the strategy is none.
+
+
+    without: indices that are dropped regardless of their scores.
     """
     if config.strategy == "none":
         return [index for index in range(len(scores)) if index not in without]
@@ -77,14 +80,14 @@ def select(config: FilterConfig, scores: Sequence[float], *, without: Container[
     candidates = [index for index, score in enumerate(scores) if index not in without and score > ZERO]
     ranked = sorted(candidates, key=lambda index: -scores[index])
     if config.strategy == "top_fraction":
-        # A product such as 0.07 * 100 lies a rounding error above the whole number that is meant.
+        # Subtract 1e-9: a product such as 0.07 * 100 is slightly above the intended whole number.
         return sorted(ranked[: math.ceil(config.value * len(scores) - 1e-9)])
     best = [scores[index] for index in ranked]
     return sorted(ranked[: _shortest_prefix(best, config.value * sum(best) - SLACK)])
 
 
 def _shortest_prefix(items: list[float], bound: float) -> int:
-    """Length of the shortest prefix, of at least one item, whose sum reaches the bound; 0 if none does."""
+    """Return the length of the shortest non-empty prefix whose sum reaches the bound; 0 if none does."""
     for count, reached in enumerate(itertools.accumulate(items), start=1):
         if reached >= bound:
             return count
@@ -95,5 +98,5 @@ def _shortest_prefix(items: list[float], bound: float) -> int:
 
 
 def needs_reask(config: DynamicSamplingConfig, groups: Sequence[Group]) -> list[bool]:
-    """Whether each group's returns are all the same, so that another start state should take its place."""
+    """Return for each group whether its returns are all equal, so that another start state should replace it."""
     return [config.enabled and group.reward_std <= ZERO for group in groups]

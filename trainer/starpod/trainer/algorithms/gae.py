@@ -18,13 +18,13 @@ def gae(
     lam: float = 1.0,
     ends_BT: Tensor | None = None,
 ) -> Tensor:
-    """Advantages [B, T], 0 where the mask is False.
+    """Return advantages [B, T], 0 where the mask is False.
 
         delta_t = r_t + gamma V_next - V_t,    A_t = delta_t + gamma lam A_next
 
-    `next` is the next position whose mask is True; positions between may hold anything. After the last one V_next is
-    `bootstrap_B` (0 if None). ends_BT: positions after which the sum begins anew, with V_next 0. Works on turns as
-    well: [B, K]. The critic's targets are advantages + values.
+    `next` is the next position whose mask is True; the positions between are ignored. After the last one, V_next is
+    `bootstrap_B` (0 if None). After a position in `ends_BT` the sum begins anew, with V_next 0. Turns [B, K] work as
+    well. The critic's targets are advantages + values.
     """
     next_value_B = torch.zeros_like(values_BT[:, 0]) if bootstrap_B is None else bootstrap_B.to(values_BT.dtype)
     next_advantage_B = torch.zeros_like(next_value_B)
@@ -49,10 +49,10 @@ def trajectory_baseline(
     bootstrap_B: Tensor | None = None,
     gamma: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Every token's advantage is the episode's return minus the critic's value at its first sampled token.
+    """Return advantages and returns [B, T], with the critic's value at the first sampled token as the only baseline.
 
-    Returns advantages [B, T] and returns [B, T], both 0 where the mask is False. The return is discounted per sampled
-    token and counted from the first one.
+    Every token's advantage is the episode's return minus that value. Both results are 0 where the mask is False. The
+    return is discounted per sampled token, from the first one.
     """
     zeros_BT = torch.zeros_like(rewards_BT)
     to_go_BT = gae(rewards_BT, zeros_BT, mask_BT, bootstrap_B=bootstrap_B, gamma=gamma, lam=1.0)
@@ -64,7 +64,7 @@ def trajectory_baseline(
 
 
 def first_token(mask_BT: Tensor) -> Tensor:
-    """Bool [B, T]: True at the first True of each row."""
+    """Return a mask [B, T] that is True at the first True of each row."""
     return mask_BT & (mask_BT.cumsum(1) == 1)
 
 
@@ -80,18 +80,18 @@ def bilevel_gae(
     gamma: float = 1.0,
     lam: float = 1.0,
 ) -> Tensor:
-    """Advantages [B, T], 0 where the mask is False.
+    """Return advantages [B, T], 0 where the mask is False.
 
-    Turns: GAE over the sequence of turns, with V at each turn's first sampled token; r_k is all that the turn was
-    rewarded. Tokens: GAE inside each turn, alone, with the turn's advantage plus its value as what the turn is worth,
-    credited at its last token. With gamma = lam = 1 a turn's first token has exactly the turn's advantage.
+    Turn level: GAE over the sequence of turns, with V at each turn's first sampled token and the turn's total reward.
+    Token level: GAE within each turn, whose last token is credited with the turn's advantage plus its value. With gamma
+    = lam = 1, a turn's first token has exactly the turn's advantage.
     """
     table = turn_table(mask_BT, turns_BT)
     rewards_BT = torch.where(mask_BT, rewards_BT, 0.0)
     rewards_BK = table.total(rewards_BT)
     values_BK = table.total(torch.where(table.first_BT, values_BT, 0.0))
     turns_BK = gae(rewards_BK, values_BK, table.mask_BK, bootstrap_B=bootstrap_B, gamma=turn_gamma, lam=turn_lam)
-    # Other tokens of the turn keep what they were rewarded (a KL penalty): the last one gets the rest of the worth.
+    # Other tokens of the turn keep their rewards (a KL penalty). The last token gets the rest of the turn's worth.
     elsewhere_BK = table.total(torch.where(table.last_BT, 0.0, rewards_BT))
     worth_BT = table.spread(turns_BK + values_BK - elsewhere_BK)
     rewards_BT = torch.where(table.last_BT, worth_BT, rewards_BT)

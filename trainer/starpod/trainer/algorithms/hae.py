@@ -1,4 +1,4 @@
-"""Hierarchical advantage estimation (HiPER, arXiv 2602.16165): of turns, and of segments that follow one subgoal."""
+"""Hierarchical advantage estimation (HiPER, arXiv 2602.16165), over turns and over segments that follow one subgoal."""
 
 from __future__ import annotations
 
@@ -11,31 +11,28 @@ from starpod.trainer.algorithms.turns import turn_table
 from starpod.trainer.prompts.grammar import BLOCKS
 
 TERM, HIGH, LOW = range(3)
-"""Stages of a reply in their order, each with a value head of its own: deciding whether to switch, choosing a subgoal,
-acting."""
+"""Stages of a reply in order, each with its own value head: deciding whether to switch, choosing a subgoal, acting."""
 
 _STAGES = {"think": TERM, "switch": TERM, "subgoal": HIGH}
 
 LEAST = 8
-"""Units below which a stream is not whitened: the deviation of a few says nothing."""
+"""Minimum number of units to whiten a stream, because the deviation of fewer is unreliable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchical:
-    """Advantages of turns and of the segments that begin at them: [B, K] each, 0 where there is no turn.
-
-    high_BK: 0 but where a segment starts.
-    """
+    """Advantages of turns, and of the segments that begin at them: [B, K] each, 0 where there is no turn."""
 
     low_BK: Tensor
     high_BK: Tensor
+    """0 except where a segment starts."""
     term_BK: Tensor
 
 
 def stages(blocks_BT: Tensor) -> Tensor:
-    """Stage of each token, by its block: int64 [B, T]. A reply that could not be read is all action."""
+    """Return the stage of each token by its block: int64 [B, T]. An ill-formed reply is all action."""
     of_block = torch.tensor([*(_STAGES.get(name, LOW) for name in BLOCKS), LOW], device=blocks_BT.device)
-    return of_block[blocks_BT]  # -1 is the last
+    return of_block[blocks_BT]  # index -1 is the last one
 
 
 def hierarchical_gae(
@@ -49,17 +46,18 @@ def hierarchical_gae(
     turn_lam: float = 1.0,
     segment_lam: float = 0.95,
 ) -> Hierarchical:
-    """Advantages over K turns, of which some start a segment.
+    """Return advantages over K turns, some of which start a segment.
 
         low:   delta_t = r_t + gamma V_next - V_low(t),  A_t = delta_t + gamma lam A_next  inside a segment
         high:  delta_k = sum_j gamma^j r + gamma^d V_high(next) - V_high(k),  A_k = delta_k + gamma^d lam_seg A_next
         term:  A_t = (rewards to the segment's end, and V_high there) - V_term(t)
 
-    d is the segment's number of turns. V_next is V_low of the next turn inside a segment, and V_high of the next
-    segment at its end; `bootstrap_B` (0 if None) after the last turn. values_BK3: by stage; V_high is read at starts.
+    d is the number of turns of the segment. V_next is V_low of the next turn inside a segment, and V_high of the next
+    segment at its end; after the last turn it is `bootstrap_B` (0 if None). values_BK3: values by stage; V_high is only
+    read at starts.
     """
     after_B = torch.zeros_like(rewards_BK[:, 0]) if bootstrap_B is None else bootstrap_B.to(rewards_BK.dtype)
-    ends_B = torch.ones_like(mask_BK[:, 0])  # whether a segment ends before what comes next
+    ends_B = torch.ones_like(mask_BK[:, 0])  # whether a segment ends before the next position
     value_B, low_B, worth_B, high_B, discount_B = (torch.zeros_like(after_B) for _ in range(5))
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     for k in reversed(range(mask_BK.shape[1])):
@@ -87,7 +85,7 @@ def hierarchical_gae(
 
 
 def whiten_units(items_BK: Tensor, there_BK: Tensor, least: int = LEAST) -> Tensor:
-    """Mean 0 and standard deviation 1 (ddof=0) over the units that are there; as they are where they are too few."""
+    """Normalise to mean 0 and standard deviation 1 (ddof=0) over existing units. Fewer than `least` stay unchanged."""
     items_N = items_BK[there_BK]
     if items_N.numel() < least:
         return items_BK
@@ -108,11 +106,12 @@ def hae(
     segment_lam: float = 0.95,
     whiten: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Advantages [B, T], values' targets [B, T], and the tokens (bool) that the critic learns from.
+    """Return advantages [B, T], targets of the values [B, T], and the mask of tokens that the critic learns from.
 
-    values_BT: of each token by the head of its stage. A turn's V_term is read at its first token, V_high at its first
-    subgoal token, V_low at the first token after that. A segment starts at an episode's first turn, and where
-    `switches_BT` is True. Switch tokens get A_term, subgoal tokens A_high where a segment starts, all others A_low.
+    values_BT: value of each token by the head of its stage. A turn's V_term is read at its first token, V_high at its
+    first subgoal token, and V_low at the first token after that. A segment starts at the first turn of an episode, and
+    where `switches_BT` is True. Switch tokens get A_term, subgoal tokens A_high if a segment starts, and all others
+    A_low.
     """
     turns = turn_table(mask_BT, turns_BT)
     stages_BT = stages(blocks_BT)
@@ -120,7 +119,7 @@ def hae(
     count = turns.mask_BK.shape[1]
 
     def by_turn(items: Tensor) -> Tensor:
-        """[B, 3K] or less to [B, K, 3]."""
+        """Reshape [B, 3K] (or fewer columns) to [B, K, 3]."""
         return torch.nn.functional.pad(items, (0, 3 * count - items.shape[1])).view(-1, count, 3)
 
     starts_BK = (turns.total(switches_BT.double()) > 0) | (turns.mask_BK & (turns.mask_BK.cumsum(1) == 1))

@@ -1,7 +1,8 @@
 """Losses: the clipped policy loss (PPO, arXiv 1707.06347), the critic's, the KL divergence, and averages over tokens.
 
-The weights of one optimiser step are computed over its whole batch, and a loss is sum(weights * per-token losses). So
-micro-batches and ranks, which add up gradients, cannot change it however they share the tokens."""
+The weights of an optimiser step are computed over its whole batch, and a loss is sum(weights * per-token losses). The
+split into micro-batches and ranks, which add up gradients, therefore cannot change it.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from starpod.trainer.data.batch import RolloutBatch
 
 
 def token_weights(mask_BT: Tensor, average: str, *, max_length: int) -> Tensor:
-    """Weights [B, T] as float32, 0 where the mask is False. Rows without a token count for nothing.
+    """Return float32 weights [B, T], 0 where the mask is False. Rows without a token do not count.
 
-    average: `token-mean`, every token counts alike (DAPO); `seq-mean-token-mean`, every episode does (GRPO);
-    `seq-mean-token-sum`, the mean over episodes of the sum over tokens; `seq-mean-token-sum-norm`, the same over the
-    constant `max_length` (Dr. GRPO). Raises ValueError for another name.
+    average: `token-mean`, every token counts the same (DAPO); `seq-mean-token-mean`, every episode does (GRPO);
+    `seq-mean-token-sum`, the mean over episodes of the sum over tokens; `seq-mean-token-sum-norm`, that sum divided by
+    the constant `max_length` (Dr. GRPO). Raises ValueError for another name.
     """
     weights_BT = mask_BT.float()
     length_B = weights_BT.sum(1, keepdim=True)
@@ -44,31 +45,31 @@ def token_weights(mask_BT: Tensor, average: str, *, max_length: int) -> Tensor:
 
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are held within this, in nats: beyond, a ratio is of no use and its exponential overflows."""
+"""Bound of log-ratios in nats. Beyond it a ratio is useless, and its exponential would overflow."""
 
 
 def clamped_difference(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """logprobs - other_logprobs, within [-20, 20]."""
+    """Return logprobs - other_logprobs, clamped to [-20, 20]."""
     return (logprobs - other_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def kl_divergence(estimator: Literal["k1", "k2", "k3"], logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """KL(policy || reference) in nats at each sample of the policy, of the shape given.
+    """Return KL(policy || reference) in nats at each sample of the policy, in the given shape.
 
-    With d = logprobs - ref_logprobs, held within 20: k1 = d, unbiased but noisy; k2 = d^2 / 2, biased, its gradient is
-    right; k3 = exp(-d) + d - 1, unbiased and never negative.
+    With d = logprobs - ref_logprobs, clamped to [-20, 20]: k1 = d is unbiased but noisy; k2 = d^2 / 2 is biased, but
+    its gradient is right; k3 = exp(-d) + d - 1 is unbiased and never negative.
     """
     difference = clamped_difference(logprobs, ref_logprobs)
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return difference.square() / 2
-    # exp(-d) - 1 loses its digits near d = 0, where the whole thing is about d^2 / 2.
+    # Use expm1: exp(-d) - 1 is imprecise near d = 0, where the result is about d^2 / 2.
     return (-difference).expm1() + difference
 
 
 def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
-    """What the divergence is multiplied by: one number, or where agents have their own [B, T]."""
+    """Return the factor of the divergence: one number, or [B, T] if agents have different ones."""
     if not config.agents:
         return config.coefficient
     own = [[config.agents.get(agent, config.coefficient) for agent in agents] for agents in rollout.agents]
@@ -81,10 +82,11 @@ def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
 
 
 def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, value_clip: float | None) -> Tensor:
-    """Half the squared error at each position, to be averaged by weights.
+    """Return half the squared error at each position.
 
-    With value_clip the larger of it and that of the value held within value_clip of its old one, so that an update
-    gains nothing by moving further (arXiv 1707.06347's clip, for values). Old values and returns get no gradient.
+    With value_clip, it is the larger of the errors of the value and of the value clipped to within value_clip of the
+    old one, so that an update gains nothing by moving further (the clip of arXiv 1707.06347 for values). Old values and
+    returns are detached.
     """
     old_values_BT, returns_BT = old_values_BT.detach(), returns_BT.detach()
     squared_BT = (values_BT - returns_BT).square()
@@ -98,11 +100,11 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, val
 
 
 def stretch_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, stretches_BT: Tensor) -> Tensor:
-    """The mean log-ratio of each stretch, on its tokens: [B, T], 0 where the mask is False.
+    """Return the mean log-ratio of each stretch on its tokens: [B, T], 0 where the mask is False.
 
-    stretches_BT: index of each token's stretch: all 0 for whole episodes, the turns for turns. The value is the
-    stretch's; the gradient goes through each token's own log-ratio (the paper's token-level form). Where all tokens of
-    a stretch have the same advantage and weight, that is the gradient of the stretch's ratio.
+    stretches_BT: index of each token's stretch, such as 0 for whole episodes, or its turn. The value is the stretch's,
+    but the gradient flows through each token's own log-ratio (the paper's token-level form). If all tokens of a stretch
+    have the same advantage and weight, it equals the gradient of the stretch's ratio.
     """
     table = turn_table(mask_BT, stretches_BT)
     mean_BT = table.spread(table.mean(log_ratio_BT.detach()))
@@ -115,9 +117,9 @@ def stretch_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, stretches_BT: Tenso
 def turn_bounds(
     config: TurnClipConfig, clip_low: float, clip_high: float, turns_BT: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Kind decay: how far ratios may fall below and rise above 1 at each token: two [B, T].
+    """Return how far each token's ratio may fall below and rise above 1, for kind decay: two [B, T].
 
-    The bounds of turn k are clip * decay^k, or entry k of a list, whose last one goes on.
+    The bounds of turn k are clip * decay^k, or entry k of a list. Turns beyond a list use its last entry.
     """
     turns_BT = turns_BT.clamp(min=0)
     if config.low is not None and config.high is not None:
@@ -128,7 +130,7 @@ def turn_bounds(
         return low, high
     assert config.decay is not None
     shrink_BT = torch.as_tensor(config.decay, dtype=dtype, device=turns_BT.device) ** turns_BT
-    # Where bounds grow, the lower one still ends before 0.
+    # If bounds grow, the lower bound of the ratio stays at 0 or above.
     return (clip_low * shrink_BT).clamp(max=1.0), clip_high * shrink_BT
 
 
@@ -137,13 +139,16 @@ def turn_bounds(
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """per_token_BT: loss of each token, 0 outside the mask. clipped_low_BT, clipped_high_BT: bool, where a lower or an
-    upper bound stops the gradient. ratio_BT: that was clipped, detached; 1 outside the mask."""
+    """Loss of each token, and what clipping did."""
 
     per_token_BT: Tensor
+    """Loss of each token, 0 outside the mask."""
     clipped_low_BT: Tensor
+    """Whether a lower bound stops the gradient (bool)."""
     clipped_high_BT: Tensor
+    """Whether an upper bound stops the gradient (bool)."""
     ratio_BT: Tensor
+    """Ratio before clipping, detached; 1 outside the mask."""
 
 
 def episode_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -167,7 +172,10 @@ def clipped_loss(
     dual_clip: float | None,
 ) -> PolicyLoss:
     """Return -min(rho A, clip(rho, 1 - low, 1 + high) A) at each token; for A < 0 at most dual_clip |A| (arXiv
-    1912.09729). low, high: one number each, or [B, T]."""
+    1912.09729).
+
+    low, high: one number each, or [B, T].
+    """
     ratio_BT = log_ratio_BT.exp()
     low, high = (bound if isinstance(bound, Tensor) else ratio_BT.new_tensor(bound) for bound in (low, high))
     loss_BT = torch.maximum(-ratio_BT * advantages_BT, -ratio_BT.clamp(1 - low, 1 + high) * advantages_BT)
@@ -183,23 +191,25 @@ def clipped_loss(
 
 # --- tokens that another policy sampled -------------------------------------------------------------------------------
 #
-# An older policy, or the same one computed otherwise. Three are told apart (arXiv 2505.24298): the sampler, the policy
-# that the update starts from (proximal), and the one that learns. PPO's ratio is learner over proximal, and its term is
-# multiplied by proximal over sampler.
+# Tokens may be sampled by an older policy, or by the same one computed differently. There are three policies (arXiv
+# 2505.24298): the sampler, the policy that the update starts from (proximal), and the learner. PPO's ratio is learner
+# over proximal, and its term is multiplied by proximal over sampler.
 
 
 def proximal_logprobs(config: CorrectionConfig, rollout: RolloutBatch) -> Tensor:
-    """What ratios are taken to, [B, T]: the sampler's log-probabilities in mode bypass, else the proximal policy's."""
+    """Return the log-probabilities [B, T] that ratios refer to: the sampler's in mode bypass, else the proximal
+    policy's."""
     return rollout.sampler_logprobs_BT if config.mode == "bypass" else rollout.old_logprobs_BT
 
 
 def correction_weights(
     config: CorrectionConfig, old_logprobs_BT: Tensor, sampler_logprobs_BT: Tensor, mask_BT: Tensor
 ) -> Tensor:
-    """Weights [B, T] of the policy's loss, exactly 1 where sampler and proximal policy agree, and outside the mask.
+    """Return weights [B, T] of the policy's loss. They are exactly 1 if sampler and proximal policy agree, and outside
+    the mask.
 
-    min(exp(old - sampler), cap) in mode truncated; in mode masked exp(old - sampler), and 0 outside [1/cap, cap].
-    Per token, or with level sequence the product over the episode on each of its tokens.
+    In mode truncated a weight is min(exp(old - sampler), cap). In mode masked it is exp(old - sampler), but 0 outside
+    [1/cap, cap]. With level sequence, each token has the product of the ratios over its episode.
     """
     if config.mode in ("off", "bypass"):
         return torch.ones_like(old_logprobs_BT)

@@ -1,6 +1,6 @@
-"""Losses of the policy: keys and defaults of each one; losses.py computes them.
+"""Losses of the policy, with the keys and defaults of each one. losses.py computes them.
 
-A key that a loss declares here stands in the configuration's `algorithm`, and is refused beside another loss.
+The keys of a loss belong to the configuration's `algorithm`, and are refused with another loss.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Objective(Section):
     """Default of `algorithm.loss_average`."""
 
     couples_turns: ClassVar[bool] = True
-    """Whether a token's loss depends on the present log-probabilities of its episode's other turns."""
+    """Whether a token's loss depends on the present log-probabilities of other turns of its episode."""
 
     def per_token(
         self,
@@ -42,14 +42,14 @@ class Objective(Section):
 
         Args:
             source: `algorithm.loss`, the loss's name or FILE.py:NAME.
-            logprobs_BT: log-probabilities under the policy that learns, with gradients, of whole episodes.
-            old_logprobs_BT: log-probabilities under the policy that ratios refer to, detached.
-            advantages_BT: advantages of tokens, detached.
-            mask_BT: bool, the sampled tokens.
-            turns_BT: as in RolloutBatch.
+            logprobs_BT: Log-probabilities of whole episodes under the policy that learns, with gradients.
+            old_logprobs_BT: Log-probabilities under the policy that ratios refer to, detached.
+            advantages_BT: Advantages of tokens, detached.
+            mask_BT: Mask of the sampled tokens (bool).
+            turns_BT: See RolloutBatch.
 
         Raises:
-            ConfigError: for a loss of a user's file that cannot be loaded.
+            ConfigError: A loss from a user's file cannot be loaded.
         """
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class ClippedObjective(Objective):
 
 
 class PPO(ClippedObjective):
-    """Loss ppo: a ratio for each token."""
+    """Loss ppo: one ratio per token."""
 
     couples_turns: ClassVar[bool] = False
 
@@ -92,7 +92,7 @@ class PPO(ClippedObjective):
 
 
 class GSPO(ClippedObjective):
-    """Loss gspo: a ratio for each episode, which moves far less than a token's (arXiv 2507.18071, section 5.1)."""
+    """Loss gspo: one ratio per episode, which changes far less than a token's (arXiv 2507.18071, section 5.1)."""
 
     loss_average: ClassVar[str] = "seq-mean-token-mean"
 
@@ -117,7 +117,7 @@ class GSPO(ClippedObjective):
 
 
 class UserObjective(Objective):
-    """A loss of a user's file. user_methods.py says what it is given and returns."""
+    """A loss from a user's file. user_methods.py describes its arguments and result."""
 
     loss_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
 

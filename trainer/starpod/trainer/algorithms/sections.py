@@ -1,7 +1,7 @@
-"""The nested parts of the algorithm's configuration.
+"""Nested sections of the algorithm's configuration.
 
-Each has a field that names a kind (`where`, `kind`, `strategy`, `mode`). What a kind needs and was not given is filled
-in; what it has no use for is refused.
+Each has a field that names a kind (`where`, `kind`, `strategy`, `mode`). Missing values that a kind needs get defaults;
+values that a kind does not use are refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starpod.trainer.section import Section
 
 
 def _fill(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Adds the defaults of the kind that is given, under what is given."""
+    """Return the values with the defaults of their kind filled in."""
     if not isinstance(values, Mapping):
         return values
     return {**defaults.get(str(values.get(kind, default)), {}), **values}
@@ -105,7 +105,7 @@ class TurnClipConfig(Section):
 
 
 class FilterConfig(Section):
-    """Which groups of a collection are trained on, by the standard deviation of their returns."""
+    """Selection of the groups to train on, by the standard deviation of their returns."""
 
     strategy: Literal["none", "top_fraction", "top_p"] = Field(
         default="none", description="See docs/algorithms.md#which-groups-are-trained-on."
@@ -139,7 +139,7 @@ class FilterConfig(Section):
 
 
 class DynamicSamplingConfig(Section):
-    """Replaces groups whose members all did equally well (DAPO, arXiv 2503.14476)."""
+    """Replacement of groups whose members all did equally well (DAPO, arXiv 2503.14476)."""
 
     enabled: bool = Field(default=False, description="Asks for other groups.")
     max_rounds: int = Field(default=3, ge=1, description="Most rounds in one collection.")

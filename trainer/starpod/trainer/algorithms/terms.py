@@ -1,4 +1,4 @@
-"""Credit terms: what estimators without a critic are made of."""
+"""Credit terms, the building blocks of estimators without a critic."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from starpod.trainer.section import Section
 
 Key = Literal["turn", "state", "agent", "tree"]
 CRITERIA = "criteria"
-"""The reward part that pays for a checklist."""
+"""Reward part that pays for a checklist."""
 PROCESS = "process"
-"""The reward part that a turn scorer pays."""
+"""Reward part that a turn scorer pays."""
 REASONING = "reasoning"
-"""The reward part that pays for true claims."""
+"""Reward part that pays for true claims."""
 
 
 class CreditTerm(Section):
-    """Compares units of episodes with their peers. An estimator without a critic is a sum of such terms.
+    """A comparison of units of episodes with their peers. An estimator without a critic is a sum of such terms.
 
-    Each unit gets a score, less the mean of its peers' scores, divided and weighed; its tokens get the result.
+    A unit's tokens get its score minus the mean score of its peers, scaled and weighted.
     """
 
     unit: Literal["episode", "agent", "turn", "block", "token", "criterion"] = Field(
@@ -127,7 +127,7 @@ class CreditTerm(Section):
         return self
 
     def most_peers(self, group_size: int) -> int | None:
-        """The most units that a group of so many episodes can compare; None where that is not known."""
+        """Return the maximum number of units that a group of this size can compare; None if it is not known."""
         told = {"turn": "turn", "block": "turn", "agent": "agent"}.get(self.unit)
         return group_size if self.unit in ("episode", "criterion") or told in self.key else None
 
@@ -137,7 +137,7 @@ TERMS: dict[str, Sequence[CreditTerm]] = {
     "dr_grpo": (CreditTerm(),),
     "maxrl": (CreditTerm(scale="mean"),),
     "rloo": (CreditTerm(baseline="others"),),
-    # Advantages below this size teach nothing.
+    # Smaller advantages are set to 0.
     "loop": (CreditTerm(baseline="others", smallest=0.01),),
     "reinforce_plus_plus": (CreditTerm(unit="token", score="to_go", baseline="none"),),
     "reinforce_plus_plus_baseline": (CreditTerm(),),
@@ -165,4 +165,4 @@ TERMS: dict[str, Sequence[CreditTerm]] = {
     ),
     "cm2_step": (CreditTerm(unit="criterion", score="met", min_peers=5),),
 }
-"""The terms of each estimator without a critic."""
+"""Terms of each estimator without a critic."""

@@ -1,14 +1,15 @@
-"""Estimators and losses that a user's file defines (`algorithm.advantage`, `algorithm.loss`: FILE.py:NAME).
+"""Estimators and losses from a user's file (`algorithm.advantage`, `algorithm.loss`: FILE.py:NAME).
 
     def estimator(rollout: RolloutBatch, rewards_BT: Tensor, **parameters) -> Tensor
+
     def loss(
         logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor,
         *, mask_BT: Tensor, turns_BT: Tensor, **parameters,
     ) -> PolicyLoss
 
-An estimator returns advantages [B, T]. rewards_BT: those of the rollout, less the KL penalty where `algorithm.kl.where`
-is reward. A loss is as `Objective.per_token`. parameters: `algorithm.advantage_parameters` and `loss_parameters`.
-examples/own_methods.py has one of each.
+An estimator returns advantages [B, T]. Its rewards_BT are the rollout's, minus the KL penalty if `algorithm.kl.where`
+is reward. A loss follows `Objective.per_token`. The parameters are `algorithm.advantage_parameters` and
+`loss_parameters`. examples/own_methods.py has one of each.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from starpod.trainer.user_file import names_file
 
 
 def check_user_methods(config: AlgorithmConfig) -> None:
-    """Try the methods of a user's file on a group of two made-up episodes.
+    """Try the methods of a user's file on a made-up group of two episodes.
 
     Raises:
-        ConfigError: if one cannot be loaded, fails, or returns something else than it should.
+        ConfigError: A method cannot be loaded, fails, or returns something wrong.
     """
     rollout = _two_episodes()
     shape = rollout.mask_BT.shape
@@ -71,7 +72,7 @@ def _tried(place: str, function: Callable[..., Any], *arguments: Any, **keywords
 
 
 def _two_episodes() -> RolloutBatch:
-    """Return a group of two episodes of two turns, a token each, of which one earns 1 at its end."""
+    """Return a group of two episodes with two turns of one token each. One episode earns 1 at its end."""
     logprobs_BT = torch.full((2, 2), -1.0)
     return RolloutBatch(
         mask_BT=torch.ones(2, 2, dtype=torch.bool),

@@ -1,6 +1,6 @@
-"""Episodes as trajectories of ATIF, the Agent Trajectory Interchange Format of Harbor.
+"""Conversion of episodes to ATIF, the Agent Trajectory Interchange Format of Harbor.
 
-https://harborframework.com/docs/trajectory-format (RFC 0001). What ATIF has no field for is in `extra`.
+See https://harborframework.com/docs/trajectory-format (RFC 0001). Data for which ATIF has no field is in `extra`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from typing import Any
 from starpod.trainer.data.episode import Episode, Turn
 
 VERSION = "ATIF-v1.7"
-"""Nothing of later versions is used, and readers take older ones."""
+"""ATIF version. No feature of a later version is used, and readers accept older ones."""
 TOOL = "act"
-"""Name of the tool that stands for the environment: each action is a call of it."""
+"""Name of the tool that represents the environment. Each action is a call of it."""
 
 
 def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = False) -> dict[str, Any]:
-    """One episode as a trajectory, JSON values. The episode has a turn.
+    """Return an episode, which must have a turn, as a trajectory in JSON values.
 
-    name: identifies it among all that are exported. model: name of the policy. tokens: with the ids of every prompt and
-    reply, the sampler's log-probabilities and policy versions.
+    Args:
+        episode: The episode.
+        name: Unique name among all exported episodes.
+        model: Name of the policy.
+        tokens: Include the ids of every prompt and reply, the sampler's log-probabilities and policy versions.
     """
     steps: list[dict[str, Any]] = []
     if episode.instructions:
@@ -65,7 +68,7 @@ def _step(turn: Turn, name: str, observation: str, context: list[int] | None, pr
     result: dict[str, Any] = {"content": observation}
     if calls:
         step["tool_calls"] = calls
-        result["source_call_id"] = calls[-1]["tool_call_id"]  # all are answered together
+        result["source_call_id"] = calls[-1]["tool_call_id"]  # the actions of a turn have one common result
     step["observation"] = {"results": [result]}
     if turn.reply:
         metrics: dict[str, Any] = {"prompt_tokens": prompt_tokens, "completion_tokens": len(turn.reply)}
@@ -85,5 +88,5 @@ def _step(turn: Turn, name: str, observation: str, context: list[int] | None, pr
 def _version() -> str:
     try:
         return version("starpod")
-    except PackageNotFoundError:  # run from a source tree that is not installed
+    except PackageNotFoundError:  # a source tree that is not installed
         return "unknown"

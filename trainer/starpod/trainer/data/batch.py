@@ -1,7 +1,7 @@
-"""Episodes as tensors: the token samples that a model reads, and the rows of sampled tokens that the algorithms read.
+"""Episodes as tensors: token samples for models, and rows of sampled tokens for algorithms.
 
-An episode is one sample while its context only grows, and several where a turn began afresh. Its row is the sampled
-tokens of its samples, one after the other. A model reads samples, few or many of a row at a time; algorithms read rows.
+An episode is one sample as long as its context only grows, and several if a turn began afresh. Its row consists of the
+sampled tokens of all its samples in order. A model reads some samples of a row at a time; algorithms read rows.
 """
 
 from __future__ import annotations
@@ -22,58 +22,63 @@ from starpod.trainer.prompts.grammar import BLOCKS
 Item = TypeVar("Item")
 
 _ALIKE = 64
-"""Samples are of about one length within so many tokens. Shorter ones share too little to stand together."""
+"""Samples whose lengths differ by less than this number of tokens count as equally long. Shorter samples are not
+grouped, because they share too little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training sample: ids, and where the sampled ones are. images: those that ids below 0 name, and others."""
+    """One training sample."""
 
     tokens: list[int]
+    """Token ids; ids below 0 refer to images."""
     sampled: list[bool]
+    """Whether each token was sampled."""
     images: Images = field(default_factory=dict)
+    """Images by key, at least those that the tokens refer to."""
 
     @classmethod
     def of(cls, prompt: Sequence[int], reply: Sequence[int], images: Images | None = None) -> Sample:
-        """A prompt and the reply to it."""
+        """Return a sample of a prompt and the reply to it."""
         return cls([*prompt, *reply], [False] * len(prompt) + [True] * len(reply), images or {})
 
 
 class Packed(NamedTuple):
-    """Sequences right-padded to the longest, as `Policy.score` takes them: tokens_SL int64, lengths_S, sampled_SL bool.
+    """Sequences right-padded to the longest, as `Policy.score` takes them.
 
-    A flat result over the True entries of `sampled_SL`, in row-major order, is the rows' sampled tokens in order.
-    images: those that ids below 0 name.
+    A flat result over the True entries of `sampled_SL`, in row-major order, has the rows' sampled tokens in order.
     """
 
     tokens_SL: Tensor
+    """Token ids, int64; ids below 0 refer to images."""
     lengths_S: Tensor
+    """Lengths without padding."""
     sampled_SL: Tensor
+    """Whether each token was sampled (bool)."""
     images: Images
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """Rows of R episodes of which a block holds samples.
-
-    rows: of the batch, ascending. inside_RT: bool, True at the sampled tokens that are in the block.
-    """
+    """Rows of R episodes with samples in a block."""
 
     rows: list[int]
+    """Rows of the batch, ascending."""
     inside_RT: Tensor
+    """Mask of the sampled tokens that are in the block (bool)."""
 
     def place(self, flat: Tensor, fill: Tensor | float = 0.0) -> Tensor:
-        """A flat result over the block's sampled tokens as rows: [R, T].
+        """Return a flat result over the block's sampled tokens as rows: [R, T].
 
-        fill: of tokens outside the block: a number, or [R, T].
+        fill: value of tokens outside the block, a number or [R, T].
         """
-        # Through the mask rather than into a copy, so that gradients flow.
+        # Index with the mask instead of assigning to a copy, so that gradients flow.
         index = self.inside_RT.flatten().cumsum(0).view_as(self.inside_RT).sub(1).clamp(min=0)
         return torch.where(self.inside_RT, flat[index], torch.as_tensor(fill, dtype=flat.dtype, device=flat.device))
 
 
 class _Place(NamedTuple):
-    """A sample, and columns first to end (exclusive) of the row that it fills."""
+    """A sample, and the columns first to end (exclusive) of its row that it fills."""
 
     row: int
     sample: Sample
@@ -82,8 +87,10 @@ class _Place(NamedTuple):
 
 
 def samples_of(episode: Episode) -> list[Sample]:
-    """The training samples of an episode, in order: what it shares with its parent is context there. Raises ValueError
-    if the first turn does not begin one."""
+    """Return the training samples of an episode in order. Turns shared with its parent are context.
+
+    Raises ValueError if the first turn does not begin a sample.
+    """
     samples: list[Sample] = []
     images = by_key(turn.image for turn in episode.turns)
     for index, turn in enumerate(episode.turns):
@@ -100,16 +107,16 @@ def samples_of(episode: Episode) -> list[Sample]:
 
 
 def split(items: Sequence[Item], parts: int) -> list[Sequence[Item]]:
-    """Up to `parts` runs of nearly equal length, in order, none empty."""
+    """Split items into up to `parts` non-empty runs of nearly equal length, in order."""
     parts = min(parts, len(items))
     edges = [round(index * len(items) / parts) for index in range(parts + 1)] if parts else []
     return [items[first:last] for first, last in pairwise(edges)]
 
 
 class Batch:
-    """Episodes with their rows' layout: [B episodes, T sampled tokens of the longest].
+    """Episodes with the layout of their rows: [B episodes, T sampled tokens of the longest].
 
-    Raises ValueError for an episode without a sampled token: there is nothing to train on.
+    Raises ValueError for an episode without a sampled token, because there is nothing to train on.
     """
 
     def __init__(self, episodes: Sequence[Episode], device: torch.device | str = "cpu") -> None:
@@ -119,7 +126,7 @@ class Batch:
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample], device: torch.device | str = "cpu") -> Batch:
-        """A row for each sample, to be scored: there are no episodes behind it, so no turns and no rewards."""
+        """Return a batch with a row per sample, for scoring. It has no episodes, turns or rewards."""
         batch = cls([], device)
         batch._lay_out([[sample] for sample in samples], device)
         return batch
@@ -135,7 +142,7 @@ class Batch:
             first = 0
             for sample in own:
                 end = first + sum(sample.sampled)
-                if end > first:  # else there is nothing to score
+                if end > first:  # otherwise there is nothing to score
                     self._places.append(_Place(row, sample, first, end))
                 first = end
         steps = torch.arange(max(self.row_tokens, default=0))
@@ -147,14 +154,14 @@ class Batch:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, values: Sequence[Sequence[float]], fill: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
-        """One list per episode, right-padded with `fill`: [B, T]."""
+        """Return one list per episode, right-padded with `fill`: [B, T]."""
         padded = torch.full(self.mask_BT.shape, fill, dtype=dtype)
         for row, own in zip(padded, values, strict=True):
             row[: len(own)] = torch.tensor(own, dtype=dtype)
         return padded.to(self.device)
 
     def per_turn(self, value: Sequence[Sequence[float]], fill: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        """One value per turn of each episode, repeated on its sampled tokens: [B, T]."""
+        """Return one value per turn, repeated on the turn's sampled tokens: [B, T]."""
         return self.rows(
             [
                 [v for turn, v in list(zip(episode.turns, own, strict=True))[episode.shared :] for _ in turn.reply]
@@ -165,13 +172,13 @@ class Batch:
         )
 
     def turns_BT(self) -> Tensor:
-        """Index of each token's turn; -1 where there is none."""
+        """Return the turn of each token; -1 for padding."""
         return self.per_turn([range(len(episode.turns)) for episode in self.episodes], -1, torch.int64)
 
     def blocks_BT(self) -> Tensor:
-        """Block of each token, as an index of BLOCKS; -1 in replies that could not be read, and where there is none.
+        """Return the block of each token as an index of BLOCKS; -1 in ill-formed replies and for padding.
 
-        Raises ValueError for a turn that does not tell its blocks.
+        Raises ValueError for a turn whose blocks were not recorded.
         """
         known = {name: index for index, name in enumerate(("", *BLOCKS), -1)}
         rows = []
@@ -191,25 +198,26 @@ class Batch:
         return self.rows(rows, -1, torch.int64)
 
     def switches_BT(self) -> Tensor:
-        """bool, True on the tokens of turns that begin a subgoal: those that say so, and the first one of each line."""
+        """Return a mask of the tokens of turns that begin a subgoal: turns that switch, and the first turn of each
+        line."""
         first = {id(line[0]) for episode in self.episodes for line in lines_of(episode.turns)}
         told = [[turn.switches or id(turn) in first for turn in episode.turns] for episode in self.episodes]
         return self.per_turn(told, False, torch.bool)
 
     def weights_BT(self) -> Tensor | None:
-        """`Turn.weight` on the turn's tokens; None where all are 1."""
+        """Return `Turn.weight` on the turn's tokens; None if all are 1."""
         told = [[turn.weight for turn in episode.turns] for episode in self.episodes]
         return self.per_turn(told, 1.0) if any(weight != 1 for own in told for weight in own) else None
 
     def truncated_BT(self) -> Tensor:
-        """bool, True on the tokens of replies that a limit cut before their end token."""
+        """Return a mask of the tokens of replies that were cut off before their end token."""
         cut = [[turn.finish == "length" for turn in episode.turns] for episode in self.episodes]
         return self.per_turn(cut, False, torch.bool)
 
     def rewards_BT(self) -> Tensor:
-        """The rewards that each turn is paid, at its last sampled token.
+        """Return the rewards that each turn is paid, at its last sampled token.
 
-        float64: rounded, equal returns would seem to differ.
+        They are float64, because rounding would make equal returns differ.
         """
         rows = []
         for episode, paid in zip(self.episodes, self._paid(), strict=True):
@@ -220,11 +228,11 @@ class Batch:
         return self.rows(rows, dtype=torch.float64)
 
     def parts(self) -> list[list[Mapping[str, float]]]:
-        """The parts of the rewards that each turn is paid."""
+        """Return the reward parts that each turn is paid."""
         return [[part_sums(turns) for turns in paid] for paid in self._paid()]
 
     def _paid(self) -> list[list[list[Turn]]]:
-        """For each turn of each episode, the turns whose rewards it is paid (`payees_of`): mostly itself alone."""
+        """Return for each turn the turns whose rewards it is paid, which is mostly itself (see `payees_of`)."""
         found = []
         for episode, payees in zip(self.episodes, self.payees, strict=True):
             paid: list[list[Turn]] = [[] for _ in episode.turns]
@@ -234,13 +242,13 @@ class Batch:
         return found
 
     def sampler_logprobs_BT(self) -> Tensor:
-        """Log-probabilities as the engine reported them: [B, T]."""
+        """Return the log-probabilities that the engine reported: [B, T]."""
         return self.rows([[p for turn in episode.own_turns for p in turn.logprobs] for episode in self.episodes])
 
-    # --- what a model reads -------------------------------------------------------------------------------------------
+    # --- samples for models -------------------------------------------------------------------------------------------
 
     def pack(self, block: Sequence[int]) -> Packed:
-        """The samples of a block of `micro_batches`, padded."""
+        """Return the samples of a block of `micro_batches`, padded."""
         samples = [self._places[index].sample for index in block]
         width = max(len(sample.tokens) for sample in samples)
         tokens = torch.zeros(len(samples), width, dtype=torch.int64)
@@ -253,7 +261,7 @@ class Batch:
         return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device), images)
 
     def unpack(self, block: Sequence[int]) -> Unpacked:
-        """Where the results of `pack(block)` belong."""
+        """Return the places of the results of `pack(block)`."""
         places = [self._places[index] for index in block]
         rows = sorted({place.row for place in places})
         inside = torch.zeros(len(rows), self.mask_BT.shape[1], dtype=torch.bool)
@@ -265,12 +273,13 @@ class Batch:
     def micro_batches(
         self, rows: Sequence[int], max_tokens: int, tokens_read: Callable[[Sequence[list[int]]], int] | None = None
     ) -> list[list[int]]:
-        """Splits the samples of these rows into blocks of at most `max_tokens` tokens: indices for `pack`.
+        """Split the samples of these rows into blocks of at most `max_tokens` tokens, as indices for `pack`.
 
-        tokens_read: of the samples of a block, which is the policy's to say (`Policy.tokens_read`); None: padded ones.
-        The longest come first, so that little is padding; among those of about one length, a group's stand together,
-        so that what they share can be computed once. A sample that is longer than `max_tokens` has a block of its own.
-        The samples of a row may lie in several blocks.
+        The longest samples come first, to minimise padding. Among samples of about equal length, those of a group are
+        adjacent, so that their common prefix can be computed once. A sample longer than `max_tokens` is a separate
+        block. Samples of a row may be in different blocks.
+
+        tokens_read: number of tokens that the policy reads for a block (`Policy.tokens_read`); None: all, with padding.
         """
         chosen = set(rows)
 
@@ -291,14 +300,15 @@ class Batch:
         edges = [0]
         while edges[-1] < len(ordered):
             edges.append(_furthest(edges[-1] + 1, len(ordered), partial(fits, edges[-1])))
-        # In the order of rows and turns, which is that of `Unpacked`.
+        # Sort by row and turn, as `Unpacked` expects.
         return [sorted(ordered[first:end]) for first, end in pairwise(edges)]
 
 
 def _furthest(end: int, last: int, fits: Callable[[int], bool]) -> int:
-    """The furthest end up to `last` that fits; `end` itself is taken to.
+    """Return the furthest end up to `last` that fits. The first `end` is assumed to fit.
 
-    In steps that double and then halve: `fits` takes milliseconds for a large block, too long to ask for every end.
+    Step sizes double and then halve, because `fits` takes milliseconds for a large block, which is too slow for every
+    end.
     """
     step = 1
     while end + step <= last and fits(end + step):
@@ -309,59 +319,61 @@ def _furthest(end: int, last: int, fits: Callable[[int], bool]) -> int:
     return end
 
 
-# --- rows that algorithms read ----------------------------------------------------------------------------------------
+# --- rows for algorithms ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """B episodes, right-padded to T sampled tokens. What lies between sampled tokens in a sequence is left out.
-
-    mask_BT: bool, True where a token is. turns_BT: index of the token's turn in its episode, from 0; -1 elsewhere.
-    rewards_BT: float64, non-zero only at the last sampled token of a turn.
-    old_logprobs_BT: under the policy before the update; in an update of a single step, which gives them itself, the
-        sampler's. sampler_logprobs_BT: as the engine reported them; the same where nothing is stale.
-    ref_logprobs_BT: under the reference policy; None where no KL term is used.
-    values_BT: the critic's value of the context before each token; None without a critic.
-    bootstrap_B: value of the state after the last turn; 0 where the task itself ended or nothing is bootstrapped.
-    groups_B: id of the episode's group.
-    inherited: per episode, the sums of the named reward parts over the turns that it shares with its parent.
-    trees: per episode, the member that its line of parents goes back to.
-    turn_values: per episode and turn, as in `Turn.value`.
-    state_keys: per episode and turn, the state's digest before the turn; b"" where unknown. agents, attempts,
-        criteria: likewise, as in `Turn`.
-    payees: per episode and turn, the turn on whose tokens its reward and credit are (`payees_of`). parts: of the
-        rewards that each turn is paid, those of turns without tokens included.
-    criteria_weights: per episode, factors of criteria by name; by default 1.
-    blocks_BT: block of each token, an index of BLOCKS, -1 in replies that could not be read; None unless looked at.
-    switches_BT: bool, True on the tokens of turns that begin a subgoal; likewise.
-    weights_BT: of the policy's loss, where a search chose replies; None where all are 1.
-    """
+    """B episodes, right-padded to T sampled tokens. Positions between sampled tokens of a sequence are left out."""
 
     mask_BT: Tensor
+    """Mask of the tokens (bool); False for padding."""
     turns_BT: Tensor
+    """Turn of each token in its episode, from 0; -1 for padding."""
     rewards_BT: Tensor
+    """float64, only non-zero at the last sampled token of a turn."""
     groups_B: Tensor
+    """Id of the episode's group."""
     old_logprobs_BT: Tensor
+    """Log-probabilities under the policy before the update. In an update with a single step they are the sampler's,
+    because that step computes its own."""
     sampler_logprobs_BT: Tensor
+    """Log-probabilities as the engine reported them."""
     bootstrap_B: Tensor
+    """Value of the state after the last turn; 0 if the task itself ended or nothing is bootstrapped."""
     values_BT: Tensor | None = None
+    """The critic's value of the context before each token; None without a critic."""
     ref_logprobs_BT: Tensor | None = None
+    """Log-probabilities under the reference policy; None without a KL term."""
     inherited: Sequence[Mapping[str, float]] = ()
+    """Per episode, the sum of each reward part over the turns shared with its parent."""
     trees: Sequence[int] = ()
+    """Per episode, the member at the root of its chain of parents."""
     turn_values: Sequence[Sequence[float | None]] = ()
+    """Per episode and turn, `Turn.value`."""
     state_keys: Sequence[Sequence[bytes]] = ()
+    """Per episode and turn, the digest of the state before the turn; b"" if unknown."""
     agents: Sequence[Sequence[str]] = ()
+    """Per episode and turn, `Turn.agent_id`."""
     attempts: Sequence[Sequence[int]] = ()
+    """Per episode and turn, `Turn.attempt`."""
     payees: Sequence[Sequence[int]] = ()
+    """Per episode and turn, the turn whose tokens get its reward and credit (see `payees_of`)."""
     parts: Sequence[Sequence[Mapping[str, float]]] = ()
+    """Per episode and turn, the reward parts that it is paid, including those of turns without tokens."""
     criteria: Sequence[Sequence[Mapping[str, bool]]] = ()
+    """Per episode and turn, `Turn.criteria`."""
     criteria_weights: Sequence[Mapping[str, float]] = ()
+    """Per episode, weights of criteria by name; 1 by default."""
     blocks_BT: Tensor | None = None
+    """Block of each token as an index of BLOCKS, -1 in ill-formed replies; None if the estimator ignores blocks."""
     switches_BT: Tensor | None = None
+    """Mask of the tokens of turns that begin a subgoal (bool); None if the estimator ignores them."""
     weights_BT: Tensor | None = None
+    """Weights of the policy's loss if a search chose replies; None if all are 1."""
 
     def rows(self, rows: Sequence[int]) -> RolloutBatch:
-        """These episodes alone, padded as before."""
+        """Return these episodes only, with the same padding."""
         chosen: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -379,13 +391,13 @@ class RolloutBatch:
 
     @property
     def known_values_BT(self) -> Tensor:
-        """values_BT. Raises ValueError without a critic."""
+        """`values_BT`. Raises ValueError without a critic."""
         if self.values_BT is None:
             raise ValueError("this estimator needs the critic's values, and the rollout has none")
         return self.values_BT
 
     def inherited_B(self, parts: Sequence[str] = (), without: Sequence[str] = ()) -> Tensor:
-        """Rewards of shared turns. parts: of these alone; empty: of all but those `without`."""
+        """Return the rewards of shared turns. parts: only these reward parts; empty: all except `without`."""
         sums = [
             sum(paid for name, paid in own.items() if name not in without and (name in parts or not parts))
             for own in self.inherited
@@ -395,15 +407,17 @@ class RolloutBatch:
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """advantages_BT: of each sampled token, 0 elsewhere. returns_BT: what the critic should have said; None without
-    one. value_mask_BT: bool, the tokens that the critic learns from: all sampled ones, with a trajectory baseline
-    each episode's first, with hae those at which a value is read."""
+    """Advantages of a batch, and targets of the critic."""
 
     advantages_BT: Tensor
+    """Advantage of each sampled token, 0 elsewhere."""
     returns_BT: Tensor | None
+    """Targets of the critic; None without one."""
     value_mask_BT: Tensor
+    """Mask of the tokens that the critic learns from (bool): all sampled ones; with a trajectory baseline each
+    episode's first; with hae those at which a value is read."""
 
     @classmethod
     def over_values(cls, advantages_BT: Tensor, values_BT: Tensor, mask_BT: Tensor) -> Advantages:
-        """Return the advantages of a critic that should have said advantages + values at every sampled token."""
+        """Return advantages whose critic has the target advantage + value at every sampled token."""
         return cls(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)

@@ -1,4 +1,4 @@
-"""Records of turns, episodes and groups, from the environment's reply to the loss."""
+"""Records of turns, episodes and groups."""
 
 from __future__ import annotations
 
@@ -14,103 +14,109 @@ if TYPE_CHECKING:
     from starpod.client import Session, Transition
 
 Finish = Literal["stop", "length"]
-"""Why a reply ended: the policy sampled an end token, or a limit on tokens cut it."""
+"""Why a reply ended: the policy sampled an end token, or a token limit cut it off."""
 
 EXTERNAL = "external"
-"""The environment of episodes that were played elsewhere: their seeds say nothing of start states."""
+"""Environment name of episodes that were played elsewhere. Their seeds do not identify start states."""
 
 End = Literal["", "terminal", "max_turns", "max_actions", "environment_limit", "context", "failed"]
-"""Why an episode ended: the environment's own end reasons in lower case; `context`: too few tokens were left for
-another reply; `failed`: the infrastructure did, and nothing may be learnt from it. Empty while it goes on."""
+"""Why an episode ended: the environment's end reasons in lower case; `context`: too few tokens were left for another
+reply; `failed`: the infrastructure failed, and the episode must not be trained on. "" until it ends."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """One reply of the policy and what came of it.
-
-    observation: what the environment showed, as text. image: the same as an image, as the policy was shown it; b""
-        where it was shown none. state_key: the state's digest before the turn; b"" unless asked for.
-    prompt: ids fed before the reply. Where `fresh`, the whole context, and a new training sample begins; else what was
-        appended since the last id of the previous turn's reply.
-    reply: the sampled ids, the sampled end token included. Nothing else is ever trained on.
-    logprobs: the sampler's log-probability of each id of `reply`, in nats, at the sampling temperature.
-    versions: the policy version that sampled each id of `reply`.
-    finish: why the reply ended.
-    spans: the blocks that `reply` is cut into: name and end of each, in order; one without a name where it could not be
-        read. Noted where an estimator looks at blocks, else empty.
-    text: the reply as text, with what the prompt prefilled. thought: its reasoning; None if there is none.
-    blocks: what further blocks of the grammar hold, by name.
-    actions: what was parsed from it and sent, in order. well_formed: whether it followed the response grammar.
-    parts: named rewards, whose sum is the turn's reward: "environment", "format", shaping functions.
-    valid, effective, executed: how many of the actions the environment called so. ran: whether it executed each one.
-    criteria: the checklist that the environment reported: what held after the turn, by name.
-    progress: change of the environment's score over the turn; None where it was not asked for or is not known.
-    info: the environment's side data.
-    agent_id: the speaker. attempt: from 0; an attempt is one passage from the episode's start to an end, and all but
-        scripts of several have one.
-    value: of the state before the turn, where a search has estimated it: what is earned from there on.
-    weight: of its reply in the policy's loss: below 1 where a search chose it and that is corrected, 0 where a
-        demonstration is not imitated.
-    generating, stepping: seconds spent waiting for the engine and for the environment.
-    """
+    """One reply of the policy and its results."""
 
     observation: str = ""
+    """What the environment showed, as text."""
     image: bytes = b""
+    """The observation as an image file, as the policy saw it; b"" if it saw none."""
     prompt: list[int] = field(default_factory=list)
+    """Ids before the reply. If `fresh`, they are the whole context, and a new training sample begins. Otherwise they
+    follow the last id of the previous turn's reply."""
     fresh: bool
     reply: list[int] = field(default_factory=list)
+    """The sampled ids, including the end token. Only these are trained on."""
     logprobs: list[float] = field(default_factory=list)
+    """The sampler's log-probability of each id of `reply`, in nats, at the sampling temperature."""
     versions: list[int] = field(default_factory=list)
+    """The policy version that sampled each id of `reply`."""
     finish: Finish = "stop"
     spans: list[tuple[str, int]] = field(default_factory=list)
+    """Blocks of `reply` as (name, end) in order; one span named "" if it is ill-formed. Empty unless an estimator needs
+    blocks."""
     text: str = ""
+    """The reply as text, including a prefilled part of the prompt."""
     thought: str | None = None
+    """Reasoning of the reply; None if there is none."""
     blocks: dict[str, str] = field(default_factory=dict)
+    """Contents of the grammar's other blocks, by name."""
     actions: list[str] = field(default_factory=list)
+    """Actions parsed from the reply and sent, in order."""
     well_formed: bool = True
+    """Whether the reply followed the response grammar."""
     state_key: bytes = b""
+    """Digest of the state before the turn; b"" unless requested."""
     parts: dict[str, float] = field(default_factory=dict)
+    """Named rewards ("environment", "format", shaping functions). Their sum is the turn's reward."""
     executed: int = 0
+    """Number of executed actions."""
     ran: list[bool] = field(default_factory=list)
+    """Whether each action was executed."""
     valid: int = 0
+    """Number of actions that the environment called valid."""
     effective: int = 0
+    """Number of actions that the environment called effective."""
     criteria: dict[str, bool] = field(default_factory=dict)
+    """Checklist reported by the environment after the turn: whether each criterion is met."""
     progress: float | None = None
+    """Change of the environment's score over the turn; None if unknown or not requested."""
     info: dict[str, Any] = field(default_factory=dict)
+    """The environment's side data."""
     agent_id: str = ""
+    """The speaker."""
     attempt: int = 0
+    """Number of the attempt, from 0. An attempt leads from the episode's start to an end. Only some scripts have
+    several."""
     value: float | None = None
+    """A search's estimate of the rewards from the state before the turn on."""
     weight: float = 1.0
+    """Weight of the reply in the policy's loss: below 1 to correct for a search's choice, 0 for a demonstration that is
+    not imitated."""
     generating: float = 0.0
+    """Seconds of waiting for the engine."""
     stepping: float = 0.0
+    """Seconds of waiting for the environment."""
 
     @property
     def switches(self) -> bool:
-        """Whether the reply says that another subgoal begins (block switch); without the block it goes on."""
+        """Whether the reply begins another subgoal (block switch). Without the block it does not."""
         return self.blocks.get("switch", "").upper() == "SWITCH"
 
     @property
     def line(self) -> tuple[int, str]:
-        """Attempt and speaker. The turns of an episode that have it in common are one line: each of them follows the
-        one before it there, whatever others say in between."""
+        """Attempt and speaker. Turns of an episode with the same values form a line, even if other turns come in
+        between."""
         return self.attempt, self.agent_id
 
     @property
     def reward(self) -> float:
-        """The sum of the parts."""
+        """Sum of the parts."""
         return sum(self.parts.values())
 
     @property
     def own_reward(self) -> float:
-        """The environment's own reward, without penalties and shaping; all of it where no part is the environment's."""
+        """The environment's own reward without penalties and shaping; the whole reward if no part is the
+        environment's."""
         return self.parts.get("environment", self.reward)
 
     def pay(self, parts: Mapping[str, float]) -> None:
-        """Sets parts of the reward."""
+        """Set parts of the reward."""
         self.parts.update(parts)
 
     def take(self, transition: Transition) -> None:
-        """Notes what the environment made of the actions."""
+        """Record the results of the actions."""
         for outcome in transition.outcomes:
             self.ran.append(outcome.executed)
             self.executed += outcome.executed
@@ -122,13 +128,14 @@ class Turn:
             self.info["reward_parts"] = parts
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, with the reward for readers; `from_json` is the inverse."""
+        """Return JSON values, including the reward for readers. `from_json` is the inverse."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"reward": self.reward}
         return values | {name: base64.b64encode(getattr(self, name)).decode() for name in ("state_key", "image")}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Turn:
-        """Raises TypeError for an unknown key. A reward without parts is the environment's."""
+        """Return the turn from JSON values. A reward without parts is the environment's. Raises TypeError for an
+        unknown key."""
         reward = values.get("reward", 0.0)
         parts = values.get("parts") or ({"environment": reward} if reward else {})
         values = {name: value for name, value in values.items() if name != "reward"} | {"parts": parts}
@@ -139,44 +146,46 @@ class Turn:
 
 @dataclass(slots=True)
 class Episode:
-    """One trajectory.
-
-    group: the id of the start state's group, unique in a run; member: place in it. Neither is ever inferred.
-    seed, dynamics_seed: opening `environment` `version` with them and replaying the actions gives the same.
-    instructions: what the policy was told once, before the first turn.
-    end: why it ended. success: None where the environment cannot say.
-    error: what failed, where `end` is "failed".
-    task: its name among the run's `environments`; empty where the run has one. begun_at: turns that led to
-        where it begins.
-    parent: the member of the group, and the index of a turn: its turns before that one are that member's, and were
-        played and are trained there. None: all turns are its own.
-    final_observation: what the environment showed after the last turn. tail: the ids that would have preceded another
-        reply, where the episode was cut short by a limit: what a critic bootstraps from. tail_fresh: as `Turn.fresh`.
-        final_image: the image that they name last.
-    """
+    """The record of one trajectory."""
 
     group: int
+    """Id of the start state's group, unique in a run."""
     member: int
+    """Number within the group."""
     environment: str
     version: str = ""
     seed: int = 0
+    """Opening this version of the environment with `seed` and `dynamics_seed` and replaying the actions reproduces
+    it."""
     dynamics_seed: int = 0
     instructions: str = ""
+    """What the policy was told once, before the first turn."""
     turns: list[Turn] = field(default_factory=list)
     end: End = ""
     success: bool | None = None
+    """Whether the task was solved; None if the environment cannot say."""
     error: str = ""
+    """What failed, if `end` is "failed"."""
     final_observation: str = ""
+    """What the environment showed after the last turn."""
     final_image: bytes = b""
+    """The last image that `tail` refers to."""
     tail: list[int] = field(default_factory=list)
+    """If a limit cut the episode off, the ids that would have preceded another reply, from which a critic
+    bootstraps."""
     tail_fresh: bool = False
+    """As `Turn.fresh`, for `tail`."""
     task: str = ""
+    """Key in the run's `environments`; "" if the run has only one."""
     begun_at: int = 0
+    """Number of turns before the state that it begins in."""
     parent: tuple[int, int] | None = None
+    """A member of the group and a turn index. The turns before that one belong to that member, and are trained there.
+    None: all turns are its own."""
 
     @classmethod
     def begin(cls, session: Session, group: int, task: str = "") -> Episode:
-        """The record of the episode that a session is about to play."""
+        """Return the record of the episode that a session is about to play."""
         return cls(
             group,
             session.member,
@@ -190,54 +199,55 @@ class Episode:
         )
 
     def take(self, transition: Transition) -> None:
-        """Notes how it ended, if this was the end."""
+        """Record how the episode ended, if this transition ended it."""
         if transition.done:
             self.end = cast(End, transition.end_reason.name.lower())
             self.success = transition.success
 
     @property
     def kind(self) -> str:
-        """Name of the task, or of the environment where the task has none: statistics of a batch are of the episodes of
+        """Name of the task, or of the environment for a task without a name. Batch statistics only combine episodes of
         one kind."""
         return self.task or self.environment
 
     @property
     def failed(self) -> bool:
-        """Whether the infrastructure failed it: excluded from the loss and from its group's statistics, and counted."""
+        """Whether the infrastructure failed it. Such an episode is excluded from the loss and from its group's
+        statistics."""
         return self.end == "failed"
 
     @property
     def terminated(self) -> bool:
-        """Whether the task itself ended: nothing is left to bootstrap from."""
+        """Whether the task itself ended, so that there is nothing to bootstrap from."""
         return self.end == "terminal"
 
     @property
     def total_reward(self) -> float:
-        """The return: the undiscounted sum of the turns' rewards, all parts."""
+        """The return: undiscounted sum of the turns' rewards with all parts."""
         return sum(turn.reward for turn in self.turns)
 
     @property
     def own_return(self) -> float:
-        """The sum of the environment's own rewards, without penalties and shaping: by it policies compare."""
+        """Sum of the environment's own rewards, without penalties and shaping, by which policies are compared."""
         return sum(turn.own_reward for turn in self.turns)
 
     @property
     def shared(self) -> int:
-        """Turns at the beginning that are its parent's."""
+        """Number of turns at the beginning that belong to its parent."""
         return self.parent[1] if self.parent else 0
 
     @property
     def own_turns(self) -> list[Turn]:
-        """The turns that were played for it."""
+        """The turns that were played for this episode."""
         return self.turns[self.shared :]
 
     @property
     def sampled_tokens(self) -> int:
-        """Of its own turns."""
+        """Number of sampled tokens in its own turns."""
         return sum(len(turn.reply) for turn in self.own_turns)
 
     def _repr_html_(self) -> str:
-        """What was seen, said and earned, turn by turn, for notebooks."""
+        """Return observations, replies and rewards turn by turn as HTML, for notebooks."""
         title = f"{self.kind}, seed {self.seed}: {self.end or 'open'}, return {self.own_return:.4g}"
         rows = [
             (turn.observation, turn.text or " || ".join(turn.actions), f"{turn.reward:+.4g}") for turn in self.turns
@@ -249,7 +259,7 @@ class Episode:
         return f"<b>{html.escape(title)}</b><table>{head}{body}</table>"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; `from_json` is the inverse."""
+        """Return JSON values. `from_json` is the inverse."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["turns"] = [turn.to_json() for turn in self.turns]
         values["final_image"] = base64.b64encode(self.final_image).decode()
@@ -265,41 +275,44 @@ class Episode:
 
 @dataclass(slots=True)
 class Spent:
-    """What a search cost, with what it threw away: turns that an environment stepped, sampled tokens, forks."""
+    """Cost of a search, including what it discarded."""
 
     steps: int = 0
+    """Number of turns that an environment stepped."""
     tokens: int = 0
+    """Number of sampled tokens."""
     forks: int = 0
+    """Number of forks."""
 
     def add(self, turns: Sequence[Turn], *, sampled: int) -> None:
-        """Counts turns that were played; the last `sampled` of them were sampled, the others repeated."""
+        """Count turns that were played. The last `sampled` of them were sampled, and the others repeated."""
         self.steps += sum(bool(turn.actions) for turn in turns)
         self.tokens += sum(len(turn.reply) for turn in turns[len(turns) - sampled :])
 
 
 @dataclass(slots=True)
 class Group:
-    """The episodes of one start state.
-
-    id: as in its episodes. episodes: those that may be trained on, by member. failed: those that may not.
-    branches: episodes with a parent among `episodes` that are compared with their siblings alone, and trained beside.
-    spent: by a search; None where there was none.
-    """
+    """The episodes of one start state."""
 
     id: int
+    """Group id of its episodes."""
     episodes: list[Episode]
+    """Episodes that may be trained on, by member."""
     failed: list[Episode] = field(default_factory=list)
+    """Episodes that failed, by member."""
     branches: list[Episode] = field(default_factory=list)
+    """Episodes with a parent among `episodes`. They are only compared with their siblings."""
     spent: Spent | None = None
+    """Cost of the search; None without one."""
 
     @property
     def members(self) -> list[Episode]:
-        """All episodes, failed ones and branches too, by member."""
+        """All episodes by member, including failed ones and branches."""
         return sorted([*self.episodes, *self.branches, *self.failed], key=lambda episode: episode.member)
 
     @property
     def kind(self) -> str:
-        """Kind of its episodes; empty where it has none."""
+        """Kind of its episodes; "" without any."""
         return next((episode.kind for episode in (*self.episodes, *self.failed)), "")
 
     @property
@@ -313,17 +326,17 @@ class Group:
 
     @property
     def own_std(self) -> float:
-        """The same of the environment's own returns, without penalties and shaping."""
+        """Standard deviation of the environment's own returns, without penalties and shaping."""
         return statistics.stdev(episode.own_return for episode in self.episodes) if len(self.episodes) > 1 else 0.0
 
     @property
     def identical(self) -> bool:
-        """Whether all members gave the same replies, so that whatever else differs in their returns is luck."""
+        """Whether all members gave the same replies. Differences of their returns are then chance."""
         replies = [[turn.reply or turn.text for turn in episode.turns] for episode in self.episodes]
         return len(replies) > 1 and all(each == replies[0] for each in replies)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; `from_json` is the inverse."""
+        """Return JSON values. `from_json` is the inverse."""
         parts = {"episodes": self.episodes, "failed": self.failed, "branches": self.branches}
         return {"id": self.id} | {name: [episode.to_json() for episode in part] for name, part in parts.items()}
 
@@ -335,7 +348,7 @@ class Group:
 
 
 def by_kind(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each kind, in their order. Statistics of a batch are of one kind at a time."""
+    """Return the groups of each kind, in order. Batch statistics only combine groups of one kind."""
     kinds: dict[str, list[Group]] = {}
     for group in groups:
         kinds.setdefault(group.kind, []).append(group)
@@ -343,7 +356,7 @@ def by_kind(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def part_sums(turns: Sequence[Turn]) -> dict[str, float]:
-    """The sum of each reward part over turns."""
+    """Return the sum of each reward part over turns."""
     sums: Counter[str] = Counter()
     for turn in turns:
         sums.update(turn.parts)
@@ -351,7 +364,7 @@ def part_sums(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def lines_of(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """The turns of each speaker in each attempt (`Turn.line`), in their order."""
+    """Return the turns of each speaker in each attempt (`Turn.line`), in order."""
     lines: dict[tuple[int, str], list[Turn]] = {}
     for turn in turns:
         lines.setdefault(turn.line, []).append(turn)
@@ -359,11 +372,11 @@ def lines_of(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def payees_of(episode: Episode) -> list[int]:
-    """The index of the turn on whose tokens the reward and the parts of each turn are.
+    """Return for each turn the index of the turn whose tokens get its reward.
 
-    A turn that was sampled has its own. One without tokens, such as a program's second step after a reply, is paid to
-    the reply before it in its line, or else to the first one after it there. A line without a reply is paid to the
-    reply before it in the episode, or else to the first one. What an episode shares with its parent stays there.
+    A sampled turn gets its own. A turn without tokens, such as a program's second step after a reply, is paid to the
+    previous reply in its line, or else to the next one there. A line without a reply is paid to the previous reply in
+    the episode, or else to the first one. Turns shared with a parent are not reassigned.
     """
     turns, own = episode.turns, range(episode.shared, len(episode.turns))
     payees = list(range(len(turns)))
@@ -376,20 +389,20 @@ def payees_of(episode: Episode) -> list[int]:
 
 
 def turns_of(episode: Episode, agent: str) -> Episode:
-    """The turns of one agent as an episode; of the agent "" all."""
+    """Return an episode with only the turns of one agent; for the agent "" the whole episode."""
     return episode if not agent else replace(episode, turns=[turn for turn in episode.turns if turn.agent_id == agent])
 
 
 def episodes_of(groups: Sequence[Group]) -> list[Episode]:
-    """All episodes that may be trained on, in the order of the groups.
+    """Return all episodes that can be trained on, in the order of the groups.
 
-    Those without a sampled token are left out: their first prompt was too long, and there is nothing to train.
+    Episodes without a sampled token are left out. Their first prompt was too long.
     """
     return [episode for group in groups for episode in group.episodes if episode.sampled_tokens]
 
 
 def branches_of(groups: Sequence[Group]) -> list[Episode]:
-    """The branches that may be trained on: those of a state whose returns differ. Others have nothing to teach."""
+    """Return the branches that can be trained on: those of states whose branches have different returns."""
     kept = []
     for group in groups:
         states = siblings_of(group.branches).values()
@@ -398,7 +411,7 @@ def branches_of(groups: Sequence[Group]) -> list[Episode]:
 
 
 def siblings_of(episodes: Sequence[Episode]) -> dict[tuple[int, int], list[Episode]]:
-    """Those with a parent by the state that they begin in, in their order."""
+    """Return the episodes with a parent by the state that they begin in, in order."""
     states: dict[tuple[int, int], list[Episode]] = {}
     for episode in episodes:
         if episode.parent is not None:

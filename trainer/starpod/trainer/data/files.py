@@ -1,4 +1,4 @@
-"""Episodes as lines of JSON: written by runs and evaluations, read for replay, watching and offline training."""
+"""Episodes as JSON lines: written by runs and evaluations, read for replay, watching and offline training."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import IO, cast
 from starpod.trainer.data.episode import Episode, Group
 
 LEVEL = 1
-"""Of compression: the first takes a ninth of the time of the last, 9, for files a sixth larger."""
+"""Compression level. Compared with 9, it takes a ninth of the time, and files are a sixth larger."""
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
 EVALUATION = ("eval-", "final-")
-"""Prefixes of the names of evaluations' files in the folder of a run."""
+"""Name prefixes of the files of evaluations in a run's folder."""
 
 
 class BadEpisodes(Exception):
@@ -26,13 +26,13 @@ class BadEpisodes(Exception):
 
 
 def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> int:
-    """Writes one episode per line, compressed where the name ends in .gz, and returns how many.
+    """Write one episode per line, compressed if the name ends in .gz, and return their number.
 
-    The file appears under its name when it is complete. Raises OSError.
+    The file only appears under its name once it is complete. Raises OSError.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # the suffix stays: it decides on compression
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # keep the suffix, which determines compression
     count = 0
     try:
         with _open(temporary, "wt") as file:
@@ -46,9 +46,9 @@ def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> int:
 
 
 def read_episodes(path: Path | str) -> Iterator[Episode]:
-    """The episodes of a file, or of every file of a folder (see `episode_files`), one by one.
+    """Yield the episodes of a file, or of every file of a folder (see `episode_files`).
 
-    Raises BadEpisodes with file, line and reason for whatever is not there or not an episode.
+    Raises BadEpisodes with file, line and reason if a file is missing or damaged.
     """
     for file in episode_files(path):
         for _, episode in _read(file):
@@ -56,10 +56,10 @@ def read_episodes(path: Path | str) -> Iterator[Episode]:
 
 
 def read_groups(path: Path | str) -> list[Group]:
-    """The same as groups to train on, numbered from 0: ids are unique in a run, and a group never spans files.
+    """Return the episodes as groups to train on, numbered from 0. A group never spans files.
 
-    Failed episodes are with their group's `failed`. The episodes of evaluations in a folder are left out: their start
-    states are held out. Raises BadEpisodes.
+    Failed episodes are in their group's `failed`. In a folder, the files of evaluations are skipped, because their
+    start states are held out. Raises BadEpisodes.
     """
     groups: dict[tuple[Path, int], Group] = {}
     files = episode_files(path)
@@ -78,7 +78,7 @@ def read_groups(path: Path | str) -> list[Group]:
 
 
 def branching_groups(path: Path | str) -> list[Group]:
-    """The groups of a file in which an episode branches from another one, as they were played. Raises BadEpisodes."""
+    """Return the groups of a file in which an episode branches from another one. Raises BadEpisodes."""
     groups: dict[int, Group] = {}
     for episode in read_episodes(path):
         group = groups.setdefault(episode.group, Group(episode.group, []))
@@ -87,9 +87,9 @@ def branching_groups(path: Path | str) -> list[Group]:
 
 
 def episode_files(path: Path | str) -> list[Path]:
-    """The file itself; of a folder all *.jsonl and *.jsonl.gz by name; of a run's folder those in its `episodes`.
+    """Return the file itself; for a folder, all its *.jsonl and *.jsonl.gz by name; for a run, those in its `episodes`.
 
-    Raises BadEpisodes where there are none.
+    Raises BadEpisodes if there are none.
     """
     path = Path(path)
     if path.is_file():
@@ -104,7 +104,7 @@ def episode_files(path: Path | str) -> list[Path]:
 
 
 def _read(path: Path) -> Iterator[tuple[int, Episode]]:
-    """Line numbers and episodes."""
+    """Yield line numbers and episodes."""
     number = 0
     try:
         with _open(path, "rt") as file:
@@ -118,7 +118,7 @@ def _read(path: Path) -> Iterator[tuple[int, Episode]]:
 
 
 def _parse(line: str) -> Episode:
-    """Raises ValueError for what cannot be trained on."""
+    """Return the episode in a line. Raises ValueError if it cannot be trained on."""
     try:
         values = json.loads(line)
     except json.JSONDecodeError as error:

@@ -1,7 +1,7 @@
-"""Images in token streams: runs of ids below 0, which name an image by its content and a place in it.
+"""Images in token streams: runs of ids below 0, which encode an image's hash and a position within it.
 
-So whatever compares, caches, cuts or batches ids treats equal images as equal and others as different. The pixels
-travel beside the ids, by key; a model that has eyes (models/vision.py) reads them where it embeds the ids.
+Code that compares, caches, cuts or batches ids therefore treats equal images as equal and different ones as different.
+The pixels travel separately, by key. A vision model (models/vision.py) reads them when it embeds the ids.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ from pydantic import Field, model_validator
 from starpod.trainer.section import Section
 
 MARK = "\ufffc"
-"""Stands for an image in a text: Unicode's object replacement character."""
+"""Placeholder for an image in a text: Unicode's object replacement character."""
 
 NOT_A_MARK = "\ufffd"
-"""What a text shows where it holds that character itself."""
+"""Replacement for that character in texts of environments."""
 
 INDEX_BITS = 12
-"""Of an id: the place in its image; above them 48 bits of the image's hash. An id is the complement of both."""
+"""Bits of an id for the position in its image. The 48 bits above are from the image's hash. An id is the complement of
+both."""
 
 MOST_PIXELS = 1 << 24
-"""Largest image that is read: 4096 by 4096."""
+"""Maximum number of pixels of an image: 4096 by 4096."""
 
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
-"""What decoders of damaged files raise."""
+"""Exceptions from decoders of damaged files."""
 
 Images = Mapping[int, bytes]
-"""Images that ids name, by their keys: PNG files of what the model sees."""
+"""Images that ids refer to, by key, as PNG files of what the model sees."""
 
 
 class BadImage(Exception):
-    """Not a picture that can be shown to a model. The message says why."""
+    """An image cannot be shown to a model. The message says why."""
 
 
 def image_key(image: bytes) -> int:
-    """48 bits of the hash of its bytes."""
+    """Return 48 bits of the hash of the image's bytes."""
     return int.from_bytes(hashlib.sha256(image).digest()[:6])
 
 
 def image_ids(image: bytes, count: int) -> list[int]:
-    """The ids of an image that is read as `count` tokens."""
+    """Return the ids of an image that is read as `count` tokens."""
     return _ids_of(image_key(image), count)
 
 
@@ -56,7 +57,7 @@ def _ids_of(key: int, count: int) -> list[int]:
 
 
 def images_within(ids: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Where images of `count` tokens begin among ids, and their keys. Raises ValueError where one is not whole."""
+    """Return the start and key of each image of `count` tokens among ids. Raises ValueError for an incomplete image."""
     found: list[tuple[int, int]] = []
     end = 0
     for place, each in enumerate(ids):
@@ -70,12 +71,12 @@ def images_within(ids: Sequence[int], count: int) -> list[tuple[int, int]]:
 
 
 def by_key(images: Iterable[bytes]) -> dict[int, bytes]:
-    """Images by the keys that their ids hold; those that are empty are none."""
+    """Return images by their keys, without empty ones."""
     return {image_key(image): image for image in images if image}
 
 
 class ImageConfig(Section):
-    """How a model built from scratch sees an image: cut into patches, a token each. It sees none with 0 rows."""
+    """Image input of a model built from scratch: patches, with one token each. With 0 rows it sees no images."""
 
     rows: int = Field(default=0, ge=0, le=64, description="Patches from top to bottom; 0: the model sees no images.")
     columns: int = Field(default=0, ge=0, le=64, description="Patches from left to right.")
@@ -89,25 +90,28 @@ class ImageConfig(Section):
 
     @property
     def tokens(self) -> int:
-        """Of an image."""
+        """Number of tokens of an image."""
         return self.rows * self.columns
 
     @property
     def mark(self) -> str:
-        """The token in whose place the ids of an image stand."""
+        """The token that an image's ids replace."""
         return MARK
 
     def write(self, text: str) -> str:
-        """A prompt as the model knows it: with each mark in the layout that images have there."""
+        """Return a prompt with each mark replaced by the model's layout of an image."""
         return text
 
     def scaled(self, image: bytes) -> bytes:
-        """A PNG of an image as the model sees it. Scaling it again changes nothing. Raises BadImage."""
+        """Return a PNG of an image at the model's resolution. Scaling it again changes nothing. Raises BadImage."""
         return _scaled(image, self.columns * self.pixels, self.rows * self.pixels)
 
 
 class PretrainedView(ImageConfig):
-    """How a pretrained model sees an image. token: its own mark. layout: that token and what stands around it."""
+    """Image input of a pretrained model.
+
+    token: the model's own image token. layout: that token with the tokens around it.
+    """
 
     token: str
     layout: str
@@ -128,7 +132,7 @@ def _scaled(image: bytes, width: int, height: int) -> bytes:
 
 
 def read_image(image: bytes) -> Image.Image:
-    """The RGB pixels of a PNG or JPEG file. Raises BadImage for others, and for one of too many pixels."""
+    """Return the RGB pixels of a PNG or JPEG file. Raises BadImage for other files and for too many pixels."""
     try:
         found = Image.open(io.BytesIO(image), formats=("PNG", "JPEG"))
         if found.width * found.height > MOST_PIXELS:

@@ -1,4 +1,4 @@
-"""Episodes of files, to train on instead of collecting any."""
+"""Recorded episodes to train on instead of collecting."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
     """Return the groups in the files of `replay.offline`.
 
     Args:
-        path: A file or folder of episodes; empty: there are none.
-        seeds: The seeds that are held out.
+        path: A file or folder of episodes; "": there are none.
+        seeds: Ranges of seeds, some of which are held out.
 
     Raises:
-        ConfigError: Files cannot be used, hold no sampled token, or begin in start states that are held out.
+        ConfigError: Files cannot be used, contain no sampled token, or begin in held-out start states.
     """
     if not path:
         return []
@@ -44,14 +44,14 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
 
 
 def check_tokens(path: str, groups: Sequence[Group], templates: Mapping[str, Template]) -> None:
-    """Raise ConfigError where the groups of a file were sampled with another tokenizer.
+    """Raise ConfigError if the groups of a file were sampled with another tokenizer.
 
-    templates: the chat template of each task by its name.
+    templates: chat template of each task by its name.
     """
     for episode in episodes_of(groups):
         template = templates.get(episode.task) or next(iter(templates.values()))
         for number, turn in enumerate(episode.turns, 1):
-            # It may have been begun for the policy, such as a call of a tool that had to come.
+            # Compare the end only: a part of the text may be prefilled, such as the beginning of a tool call.
             if turn.reply and not turn.text.endswith(text := template.decode(turn.reply)):
                 raise ConfigError(
                     f"replay.offline {path} was sampled with another tokenizer or prompt: the tokens of turn {number} "

@@ -15,7 +15,7 @@ from starpod.trainer.section import Section
 class ReplayConfig(Section):
     """Episodes to train on beside fresh ones. Default: none.
 
-    Stale tokens carry the log-probabilities of the policy that sampled them, so that they can be weighted.
+    Stale tokens keep the log-probabilities of the policy that sampled them, so that they can be weighted.
     """
 
     reuse: int = Field(default=1, ge=1, description="Updates on each batch (online-k).")
@@ -37,9 +37,11 @@ class ReplayConfig(Section):
 
 
 class ReplayBuffer:
-    """Whole groups, each with the oldest policy version that sampled any of its tokens.
+    """Buffer of whole groups, each with the oldest policy version that sampled any of its tokens.
 
-    stale: groups dropped for their age so far. evicted: those that made room for newer ones.
+    Attributes:
+        stale: Number of groups dropped so far because of their age.
+        evicted: Number of groups dropped so far to make room.
     """
 
     def __init__(self, config: ReplayConfig) -> None:
@@ -56,17 +58,18 @@ class ReplayBuffer:
         return len(self._groups)
 
     def add(self, groups: Sequence[Group], version: int) -> None:
-        """Takes groups in; where there is no room the longest held go. `version` is that of groups without a token."""
+        """Add groups, and drop the oldest ones if there is no room. version: version of groups without a token."""
         self._groups += [(oldest_version(group, version), group) for group in groups]
         surplus = max(0, len(self._groups) - self.config.capacity)
         self.evicted += surplus
         del self._groups[:surplus]
 
     def sample(self, version: int, rng: np.random.Generator) -> tuple[list[Group], int]:
-        """Drops what is stale at policy `version`, then draws up to `config.groups` of the rest, none twice.
+        """Drop the groups that are stale at policy `version`, then draw up to `config.groups` others without
+        replacement.
 
-        Returns them, in the order in which they came in, and how many were dropped. The same contents and generator
-        state give the same groups.
+        Returns the groups in the order in which they were added, and the number dropped. The same contents and
+        generator state give the same groups.
         """
         fresh = [item for item in self._groups if version - item[0] <= self.config.max_staleness]
         dropped = len(self._groups) - len(fresh)
@@ -77,7 +80,7 @@ class ReplayBuffer:
         return [fresh[index][1] for index in chosen], dropped
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the state as JSON values."""
         return {
             "stale": self.stale,
             "evicted": self.evicted,
@@ -90,6 +93,6 @@ class ReplayBuffer:
 
 
 def oldest_version(group: Group, default: int = 0) -> int:
-    """The oldest policy version that sampled a token of the group's episodes; `default` where no token was sampled."""
+    """Return the oldest policy version that sampled a token of the group; `default` if no token was sampled."""
     versions = (version for episode in group.episodes for turn in episode.turns for version in turn.versions)
     return min(versions, default=default)

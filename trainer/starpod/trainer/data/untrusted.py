@@ -1,7 +1,7 @@
-"""Read files that anyone may have written, such as those of a run's folder, within bounds on bytes and nesting.
+"""Bounded reading of untrusted files, such as those in a run's folder.
 
-A damaged or hostile file must cost its reader neither the memory nor the process: a link to another place, a pipe that
-nobody writes to, a compressed file that expands to gigabytes, brackets that are nested a thousand deep.
+A damaged or hostile file must not exhaust the reader's memory or crash it. Examples are a symlink, a pipe without a
+writer, a compressed file that expands to gigabytes, and brackets nested a thousand deep.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 MAX_LINE = 32 * 2**20
-"""Bytes of a line of JSON, such as an episode with its pictures."""
+"""Maximum size in bytes of a line of JSON, such as an episode with its pictures."""
 MAX_TEXT = 2**30
-"""Bytes of a file of lines, after decompression."""
+"""Maximum size in bytes of a file of lines, after decompression."""
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class BadData(ValueError):
-    """The data is not what its file should hold. The message says what is wrong."""
+    """The data is not what its file should contain. The message says what is wrong."""
 
 
 def open_regular(path: Path | str) -> IO[bytes]:
@@ -68,10 +68,10 @@ def read_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def read_json(data: bytes | str) -> Any:
-    """Return the value of a JSON text; half a surrogate pair in it becomes U+FFFD, which can be stored and shown.
+    """Return the value of a JSON text. Lone surrogates become U+FFFD, which can be stored and shown.
 
     Raises:
-        BadData: It is no JSON, or is nested too deeply.
+        BadData: The text is not JSON, or is nested too deeply.
     """
     try:
         value = json.loads(data)

@@ -1,7 +1,7 @@
-"""Records of what an update made of its episodes: the filter's verdicts, and advantage, ratio and clipping by token.
+"""Records of an update: the filter's verdicts, and each token's advantage, ratio and clipping.
 
-A file train-<step>.update.gz stands beside the episodes of the step. Its first line holds the verdicts, each other one
-an episode, whose numbers are base64 of little-endian arrays: a tenth of the size that decimal digits take.
+A file train-<step>.update.gz is stored next to the episodes of the step. Its first line contains the verdicts, and
+every other line an episode. Numbers are base64 of little-endian arrays, which take a tenth of the size of decimals.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:  # pages read these records without torch
     from starpod.trainer.data.batch import Batch
 
 TRAINED, BELOW, ABOVE = 1, 2, 4
-"""Marks of a token: it has a weight in the loss; a lower, an upper bound stopped its gradient."""
+"""Marks of a token: it has a weight in the loss; a lower or an upper bound stopped its gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a group is trained on, and why, in a sentence."""
+    """Whether a group is trained on, and why, as a sentence."""
 
     kept: bool
     why: str
@@ -43,14 +43,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """What an update made of an episode's sampled tokens, in their order: N of each.
-
-    advantages, ratios: float16; a ratio is that which the loss clips. marks: uint8, of TRAINED, BELOW and ABOVE.
-    """
+    """Record of an episode's N sampled tokens, in order."""
 
     advantages: NDArray[np.float16]
     ratios: NDArray[np.float16]
+    """Ratios before clipping."""
     marks: NDArray[np.uint8]
+    """Bits TRAINED, BELOW and ABOVE."""
 
     def to_json(self) -> dict[str, str]:
         return {
@@ -61,7 +60,7 @@ class TokenRecord:
 
     @classmethod
     def from_json(cls, values: Mapping[str, str]) -> TokenRecord:
-        """Raises KeyError and ValueError."""
+        """Return the record from JSON values. Raises KeyError and ValueError."""
         given = {name: base64.b64decode(values[name]) for name in ("advantages", "ratios", "marks")}
         return cls(
             np.frombuffer(given["advantages"], "<f2"),
@@ -71,52 +70,52 @@ class TokenRecord:
 
 
 class UpdateRecord:
-    """Collects what an update makes of each token. Of several passes over one the last counts."""
+    """Collector of what an update does with each token. With several passes over a token, the last one counts."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
         self._advantages_BT: Tensor
         self.found_2BT: Tensor
-        """Ratios and marks, to be added up over ranks."""
+        """Ratios and marks, to be summed over ranks."""
 
     def begin(self, batch: Batch, advantages_BT: Tensor) -> None:
-        """Before the first pass."""
+        """Set the batch and its advantages. Call this before the first pass."""
         self._batch = batch
         self._advantages_BT = advantages_BT
         self.found_2BT = advantages_BT.new_zeros(2, *advantages_BT.shape)
 
     def forget(self, rows: Sequence[int]) -> None:
-        """Before another pass over these rows."""
+        """Clear these rows. Call this before another pass over them."""
         self.found_2BT[:, list(rows)] = 0.0
 
     def add(self, rows: Sequence[int], inside_RT: Tensor, loss: PolicyLoss, trained_RT: Tensor) -> None:
-        """Takes the tokens of a block. trained_RT: bool, those with a weight in the loss."""
+        """Record the tokens of a block. trained_RT: whether a token has a weight in the loss (bool)."""
         marks_RT = TRAINED * trained_RT + BELOW * loss.clipped_low_BT + ABOVE * loss.clipped_high_BT
         self.found_2BT[0, list(rows)] += loss.ratio_BT * inside_RT
         self.found_2BT[1, list(rows)] += marks_RT * inside_RT
 
     def tokens(self) -> Iterator[tuple[Episode, TokenRecord]]:
-        """Each episode of the update, and its record."""
+        """Yield each episode of the update and its record."""
         if self._batch is None:
             return
         advantages_BT = self._advantages_BT.half().cpu().numpy()
         ratios_BT, marks_BT = self.found_2BT[0].half().cpu().numpy(), self.found_2BT[1].byte().cpu().numpy()
         for row, (episode, count) in enumerate(zip(self._batch.episodes, self._batch.row_tokens, strict=True)):
-            # What it shares with its parent is trained there.
+            # Pad with zeros for the turns shared with a parent, which are trained there.
             shared = sum(len(turn.reply) for turn in episode.turns[: episode.shared])
             found = (np.pad(each[row, :count], (shared, 0)) for each in (advantages_BT, ratios_BT, marks_BT))
             yield episode, TokenRecord(*found)
 
 
 def update_file(rollouts: Path) -> Path:
-    """Where the record of a step's update is, beside its file of episodes."""
+    """Return the path of a step's update record, next to its file of episodes."""
     return rollouts.with_name(f"{rollouts.name.partition('.')[0]}.update.gz")
 
 
 def write_update(path: Path, verdicts: Mapping[int, Verdict], learnt: Iterable[tuple[Episode, TokenRecord]]) -> None:
-    """Writes the verdicts on groups, and what was made of the episodes that were trained on.
+    """Write the verdicts on groups, and the records of episodes that were trained on.
 
-    The file appears under its name when it is complete. Raises OSError.
+    The file only appears under its name once it is complete. Raises OSError.
     """
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     groups = {str(group): [verdict.kept, verdict.why] for group, verdict in verdicts.items()}
@@ -132,7 +131,7 @@ def write_update(path: Path, verdicts: Mapping[int, Verdict], learnt: Iterable[t
 
 
 def read_verdicts(path: Path | str) -> dict[int, Verdict]:
-    """The filter's verdict on each group; empty without a file, or where it is damaged."""
+    """Return the filter's verdict on each group; empty if the file is missing or damaged."""
     try:
         first = next(_lines(path), {})
         return {int(group): Verdict(bool(kept), str(why)) for group, (kept, why) in first.get("groups", {}).items()}
@@ -141,7 +140,7 @@ def read_verdicts(path: Path | str) -> dict[int, Verdict]:
 
 
 def read_tokens(path: Path | str, group: int, member: int) -> TokenRecord | None:
-    """What the update made of an episode; None where it was not trained on, or is not known."""
+    """Return the update's record of an episode; None if it was not trained on or is unknown."""
     for line in _lines(path):
         if (line.get("group"), line.get("member")) == (group, member):
             try:

@@ -1,6 +1,6 @@
-"""Interface of turn scorers: models that are trained beside the policy and pay the reward part `process`.
+"""Interface of turn scorers: models that are trained with the policy and pay the reward part `process`.
 
-In an iteration the present scorer scores the turns, is fitted to the same episodes, and then the policy is updated.
+In each iteration the scorer first scores the turns and is then fitted to the same episodes. The policy is updated last.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from starpod.trainer.scorers.config import ScorerConfig
 
 
 class TurnScorer(ABC):
-    """Scores turns by a model of its own.
+    """Base class of scorers, each with its own model.
 
-    model: a policy like the one that is trained. lr: of its optimiser. micro_batch_tokens: as for the policy.
-    fits: how often it was fitted.
+    Args:
+        config: The scorer's configuration.
+        model: A policy with the same architecture as the trained one.
+        lr: Learning rate.
+        micro_batch_tokens: Maximum number of tokens of a forward pass.
+        temperature: Temperature of sampling.
     """
 
     def __init__(
@@ -42,29 +46,29 @@ class TurnScorer(ABC):
 
     @abstractmethod
     def score(self, episodes: Sequence[Episode]) -> list[list[float]]:
-        """A number for each turn of each episode, 0 for those before its own and those without tokens.
+        """Return a score for each turn of each episode; 0 for turns of a parent and turns without tokens.
 
-        Episodes have sampled tokens.
+        Each episode must have sampled tokens.
         """
 
     @abstractmethod
     def fit(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Takes a step towards scoring such episodes better; returns metrics, `scorer/...`."""
+        """Take a step towards better scores of these groups. Return metrics `scorer/...`."""
 
     def begin(self, policy: Policy) -> None:
-        """Starts from the policy's weights, after its warm start."""
+        """Copy the policy's weights, after its warm start."""
         self.model.model.load_state_dict(policy.model.state_dict())
 
-    # --- what a checkpoint holds --------------------------------------------------------------------------------------
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors by name, and JSON values."""
+        """Return tensors by name, and JSON values."""
         tensors, values = flatten_optimizer(self.optimizer.state_dict())
         named = join_parts({"model": self.model.state_dict(), "optimizer": tensors})
         return named, {"optimizer": values, "fits": self.fits}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Puts back what `state` gave; the learning rate is the one that is configured now."""
+        """Restore the values from `state`, except for the learning rate, which stays as configured."""
         parts = split_parts(tensors)
         self.model.load_state_dict(parts["model"])
         lr = self.optimizer.param_groups[0]["lr"]
@@ -72,13 +76,13 @@ class TurnScorer(ABC):
         self.optimizer.param_groups[0]["lr"] = lr
         self.fits = values["fits"]
 
-    # --- for those that are scorers -----------------------------------------------------------------------------------
+    # --- for subclasses -----------------------------------------------------------------------------------------------
 
     def _batch(self, episodes: Sequence[Episode]) -> Batch:
         return Batch(episodes, self.model.device)
 
     def _by_turn(self, scores_BK: Tensor, episodes: Sequence[Episode]) -> list[list[float]]:
-        """A table of turns as a list of each episode's. The table ends with the last turn that was sampled."""
+        """Return a table of turns as one list per episode. Turns after the table's last column get 0."""
         return [
             [*row, *[0.0] * len(episode.turns)][: len(episode.turns)]
             for row, episode in zip(scores_BK.tolist(), episodes, strict=True)
@@ -88,7 +92,7 @@ class TurnScorer(ABC):
         yield from batch.micro_batches(range(len(batch)), self.micro_batch_tokens, self.model.tokens_read)
 
     def _step(self) -> float:
-        """Clips the gradients and takes the step; returns their norm. One that is not finite takes none."""
+        """Clip the gradients and take the optimiser step, unless their norm is not finite. Return the norm."""
         (group,) = self.optimizer.param_groups
         norm = float(torch.nn.utils.clip_grad_norm_(group["params"], 10.0))
         if math.isfinite(norm):
@@ -98,9 +102,9 @@ class TurnScorer(ABC):
 
 
 def score_and_fit(scorer: TurnScorer, groups: Sequence[Group]) -> dict[str, float]:
-    """Pays the turns by the scorer as it is, and then fits it to them. Returns metrics.
+    """Pay the turns by their present scores, then fit the scorer to them. Return metrics.
 
-    Where the environment scores its states, `scorer/score_correlation` is that of a turn's reward and its progress.
+    If the environment scores its states, `scorer/score_correlation` compares the rewards of turns with their progress.
     """
     episodes = episodes_of(groups)
     scores = scorer.score(episodes)
@@ -118,9 +122,9 @@ def score_and_fit(scorer: TurnScorer, groups: Sequence[Group]) -> dict[str, floa
 
 
 def pay(episodes: Sequence[Episode], scores: Sequence[Sequence[float]]) -> None:
-    """Writes scores as the part `process` of the turns' rewards, over what it was.
+    """Write scores to the reward part `process` of the turns, replacing earlier ones.
 
-    An episode's own turns alone: those that it shares with its parent are paid there.
+    Turns that an episode shares with its parent are paid there.
     """
     for episode, own in zip(episodes, scores, strict=True):
         for turn, score in zip(episode.own_turns, own[episode.shared :], strict=True):
@@ -128,7 +132,7 @@ def pay(episodes: Sequence[Episode], scores: Sequence[Sequence[float]]) -> None:
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Spearman's coefficient, equal values at their mean rank; None where one side does not vary."""
+    """Return Spearman's coefficient, with mean ranks for ties; None if one side does not vary."""
     if len(pairs) < 2:
         return None
     ranks = torch.tensor([_ranks([pair[side] for pair in pairs]) for side in (0, 1)], dtype=torch.float64)
@@ -148,8 +152,10 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def outcome(episode: Episode, attempt: int | None = None) -> float:
-    """Its success as a number; the environment's own return where that cannot say. attempt: of this one; None: the last
-    one, whose outcome is the episode's."""
+    """Return an episode's success as a number, or the environment's own return if success is unknown.
+
+    attempt: return the outcome of this attempt; None: of the last one, which is the episode's.
+    """
     earlier = [turn for turn in episode.turns if turn.attempt == attempt and "attempt" in turn.parts]
     if earlier:
         success, earned = earlier[-1].info["success"], sum(turn.parts["attempt"] for turn in earlier)

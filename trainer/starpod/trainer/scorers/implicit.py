@@ -16,27 +16,30 @@ from starpod.trainer.scorers.base import TurnScorer, outcome
 from starpod.trainer.scorers.config import ImplicitConfig
 
 EARLY_FITS = 10
-"""Fits until which scores are held within [-1, 1]: they are largest where the scorer merely disagrees."""
+"""Number of fits during which scores are clamped to [-1, 1]. Early on, the largest scores only show that scorer and
+policy disagree."""
 
 
 class _Ratios(NamedTuple):
-    """sums_BK: of each turn's log-ratios of scorer to sampler. table: the turns."""
+    """Log-ratios of scorer to sampler."""
 
     sums_BK: Tensor
+    """Sum over each turn."""
     table: TurnTable
+    """The turns."""
 
 
 class ImplicitScorer(TurnScorer):
-    """Scores a turn by beta times the log-ratio of its tokens, the scorer's to the sampler's.
+    """Scorer by beta times the log-ratio of a turn's tokens, scorer to sampler.
 
-    The sampler is the policy that played, so the reference moves along. Of each start state every pair of a better and
-    a worse episode adds -log sigmoid(s_better - s_worse), where s is the mean over an episode's turns.
+    The sampler is the policy that played, so the reference moves along. In each group, every pair of a better and a
+    worse episode adds -log sigmoid(s_better - s_worse), with s the mean over an episode's turns.
     """
 
     config: ImplicitConfig
 
     def score(self, episodes: Sequence[Episode]) -> list[list[float]]:
-        if not self.fits:  # it is the policy still: its ratios are rounding, which `normalise` would blow up
+        if not self.fits:  # still equal to the policy: ratios are rounding, which `normalise` would amplify
             return [[0.0] * len(episode.turns) for episode in episodes]
         batch = self._batch(episodes)
         ratios = self._ratios(batch)
@@ -57,7 +60,8 @@ class ImplicitScorer(TurnScorer):
         batch = self._batch(episodes)
         ratios = self._ratios(batch)
         turns_B1 = ratios.table.mask_BK.sum(1, keepdim=True)
-        # First the loss by each episode's score, then the score by the weights: so no packing changes the gradient.
+        # Compute the loss's derivative by each episode's score first, then backpropagate token by token. The gradient
+        # therefore does not depend on the packing.
         scores_B = (self.config.beta * ratios.sums_BK.sum(1) / turns_B1.squeeze(1)).requires_grad_()
         margins = scores_B[better] - scores_B[worse]
         loss = pair_loss(margins)
@@ -86,7 +90,7 @@ class ImplicitScorer(TurnScorer):
 
 
 def pairs_of(episodes: Sequence[Episode]) -> tuple[list[int], list[int]]:
-    """Places of the better and of the worse episode of every pair of a group whose outcomes differ."""
+    """Return the indices of the better and the worse episode of every pair in a group with different outcomes."""
     better, worse = [], []
     for one, first in enumerate(episodes):
         for other, second in enumerate(episodes):
@@ -97,5 +101,5 @@ def pairs_of(episodes: Sequence[Episode]) -> tuple[list[int], list[int]]:
 
 
 def pair_loss(margins: Tensor) -> Tensor:
-    """Mean of -log sigmoid over pairs."""
+    """Return the mean of -log sigmoid over pairs."""
     return -logsigmoid(margins).mean()

@@ -1,4 +1,4 @@
-"""Values of turns (AgentPRM, arXiv 2502.10325): a model learns what a reply in a state comes to."""
+"""Values of turns (AgentPRM, arXiv 2502.10325): a model learns the expected outcome of a reply in a state."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from starpod.trainer.scorers.config import QConfig
 
 
 class QScorer(TurnScorer):
-    """Scores a turn by Q, the discounted outcome that is expected after its reply, between 0 and 1.
+    """Scorer by Q, the expected discounted outcome after a turn's reply, between 0 and 1.
 
-    A value head reads the state before the last token of the reply, which ends it: all that was said is known there.
+    A value head reads the state before the reply's last token, which ends it, so the whole reply is known there.
     """
 
     config: QConfig
@@ -44,13 +44,13 @@ class QScorer(TurnScorer):
         return self._by_turn(values_BK, episodes)
 
     def fit(self, groups: Sequence[Group]) -> dict[str, float]:
-        # What was continued from a turn of an episode, by a search after play, are further visits of the turns before.
+        # Branches from a search after play count as further visits of the turns before them.
         branches = [branch for group in groups for branch in group.branches if branch.sampled_tokens]
         episodes = [*episodes_of(groups), *branches]
         return self.fit_to(episodes, turn_targets(episodes, self.config.gamma))
 
     def fit_to(self, episodes: Sequence[Episode], targets: Sequence[Sequence[float]]) -> dict[str, float]:
-        """One step of cross-entropy with soft labels, a mean over turns. targets: in [0, 1]."""
+        """Take one step of cross-entropy with soft labels, averaged over turns. targets: values in [0, 1]."""
         batch = self._batch(episodes)
         table = turn_table(batch.mask_BT, batch.turns_BT())
         width = table.mask_BK.shape[1]
@@ -68,7 +68,8 @@ class QScorer(TurnScorer):
         return {"scorer/loss": loss, "scorer/target_error": squared, "scorer/grad_norm": self._step()}
 
     def _read(self, batch: Batch, table: TurnTable, block: list[int]) -> tuple[list[int], Tensor, Tensor]:
-        """Rows that a block has a part of, logits of their turns [R, K], and which of these lie in the block."""
+        """Return the rows with a part in a block, logits of their turns [R, K], and whether each turn is in the
+        block."""
         scores = self.model.score(*batch.pack(block), temperature=self.temperature, values=True)
         assert scores.values_N is not None
         unpacked = batch.unpack(block)
@@ -83,10 +84,11 @@ class QScorer(TurnScorer):
 
 
 def turn_targets(episodes: Sequence[Episode], gamma: float) -> list[list[float]]:
-    """Monte-Carlo estimates of Q: the attempt's outcome, in [0, 1], discounted from the turn to the attempt's end.
+    """Return Monte-Carlo estimates of Q: the attempt's outcome in [0, 1], discounted from the turn to the attempt's
+    end.
 
-    Turns of a speaker with the same actions in the same state (by state key, where there is one) share the mean over
-    all visits.
+    Turns of a speaker with the same actions in the same state (by state key, if there is one) share the mean over all
+    visits.
     """
     visits: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
     keys: list[list[tuple[object, ...]]] = []
