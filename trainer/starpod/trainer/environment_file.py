@@ -1,5 +1,4 @@
-"""Configuration for the file of an environment: a tiny policy, sized by what the environment declares and by test
-episodes."""
+"""Configuration for the file of an environment: a tiny policy, sized by its spec and by test episodes."""
 
 from __future__ import annotations
 

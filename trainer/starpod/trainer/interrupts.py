@@ -75,8 +75,10 @@ class Interrupts:
 
     @property
     def status(self) -> int:
-        """Exit status: 0 without a signal, 143 after SIGTERM and 130 after Ctrl-C (128 + the signal's number). It lets
-        scripts distinguish a stopped run from one that is done (0) or failed (1)."""
+        """Exit status: 0 without a signal, else 128 + its number (143 after SIGTERM, 130 after Ctrl-C).
+
+        It lets scripts distinguish a stopped run from one that is done (0) or failed (1).
+        """
         return 0 if self.signal is None else 128 + self.signal
 
     def __enter__(self) -> Self:

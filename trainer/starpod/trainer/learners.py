@@ -146,8 +146,7 @@ class Learners:
         return advantages_by_kind(self._first.algorithm, rollout, kinds).advantages_BT
 
     def gradients(self, groups: Sequence[Group], *, version: int, buckets: int) -> dict[str, float]:
-        """Return gradient norms as in `Learner.gradients`: per bucket for all policies together, per agent for its own
-        policy."""
+        """Return gradient norms as in `Learner.gradients`: per bucket over all policies, per agent over its own."""
         kept = [group for group in groups if episodes_of([group])]
         batch, rollout, shares = self._read(kept, version, scored=True)
         advantages_BT = self._advantages(batch, rollout)

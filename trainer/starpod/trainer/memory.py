@@ -244,8 +244,11 @@ def kept_for_backward(config: ModelConfig, shape: Shape, tokens: int) -> int:
 
 
 def _per_token(config: ModelConfig, shape: Shape) -> int:
-    """Return the bytes kept per layer and token: eight tensors of the model's width, float32 values of the norms, keys
-    and values, and four tensors of the MLP's width."""
+    """Return the bytes kept per layer and token.
+
+    They are eight tensors of the model's width, float32 values of the norms, keys and values, and four tensors of the
+    MLP's width.
+    """
     size: int = getattr(torch, config.dtype).itemsize
     norms = 10 * shape.hidden if size < FLOAT32 else 0
     every: int = size * (8 * shape.hidden + 2 * shape.key_value + 4 * shape.intermediate) + norms

@@ -58,8 +58,7 @@ class Mixture:
         ]
 
     def _saved_start(self, name: str, group: int) -> SavedStart | None:
-        """Return the saved state that a group begins in, which depends only on its number; None for its seed's start
-        state."""
+        """Return the saved state in which a group begins, which depends only on its number; None for its seed's."""
         saved, share = self._saved.get(name, ()), self._saved_shares[name]
         turn = math.floor((group + 1) * share)
         return saved[(turn - 1) % len(saved)] if saved and turn > math.floor(group * share) else None
@@ -69,8 +68,10 @@ class Mixture:
         return {name: curriculum.level for name, curriculum in self._curricula.items() if curriculum.enabled}
 
     def update(self, groups: Sequence[Group]) -> list[str]:
-        """Update the curricula with an iteration's groups, and return the tasks that rise to the next level. Groups
-        that began at an earlier level do not count."""
+        """Update the curricula with an iteration's groups, and return the tasks that rise to the next level.
+
+        Groups that began at an earlier level do not count.
+        """
         successes: dict[str, list[bool]] = {}
         for group in groups:
             for episode in group.episodes:

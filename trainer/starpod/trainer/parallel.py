@@ -92,8 +92,7 @@ class Parallel:
             dist.destroy_process_group()
 
     def end(self, status: int) -> None:
-        """Exit the process at once if it is one of several, or if a thread of `in_thread` is still busy. Otherwise do
-        nothing.
+        """Exit the process at once if it is one of several, or if a thread of `in_thread` is still busy.
 
         Write all output before. gloo's threads release their buffers some time after the last exchange. If Python is
         being torn down by then, the process aborts, and torchrun reports a finished run as failed. It also aborts if a
@@ -233,8 +232,7 @@ class Parallel:
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def full_state_dict(self, model: nn.Module, *, without: Collection[str] = ()) -> dict[str, Tensor]:
-        """Return the state dict of the unsharded model on the CPU of rank 0; empty on the others. Tied tensors stay
-        tied.
+        """Return the state dict of the unsharded model on the CPU of rank 0; empty on the others. Ties are kept.
 
         without: names to leave out. With one rank, the tensors share the model's memory.
         """
@@ -254,8 +252,10 @@ class Parallel:
         self.load({name: tensor for name, tensor in own.items() if name in state or name not in without}, state)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return these tensors whole on rank 0, and nothing on the others. With several ranks they are on the CPU, and
-        gathered one at a time. Collective."""
+        """Return these tensors whole on rank 0, and nothing on the others. Collective.
+
+        With several ranks they are on the CPU, and gathered one at a time.
+        """
         full: dict[str, Tensor] = {}
         seen: dict[int, Tensor] = {}
         for name, tensor in tensors.items():
@@ -280,8 +280,10 @@ class Parallel:
                 tensor.detach().copy_(_like(state[name], tensor))
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimiser's state dict, with named parameters and whole tensors on the CPU. It is the same for any
-        number of ranks. On ranks other than 0, the tensors are missing."""
+        """Return the optimiser's state dict with named parameters and whole tensors on the CPU.
+
+        It is the same for any number of ranks. On ranks other than 0, the tensors are missing.
+        """
         reshard(model)
         names = _names(model)
         state: dict[str, Any] = {}
@@ -414,8 +416,10 @@ def _sharded(model: nn.Module) -> Iterable[FSDPModule]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Release what a pass gathered. After a pass without backward, the root's parameters are still gathered, but the
-    optimiser only knows the shards."""
+    """Release the parameters that a pass gathered.
+
+    After a pass without backward, the root's are still gathered, but the optimiser only knows the shards.
+    """
     for module in _sharded(model):
         module.reshard()
 
@@ -427,8 +431,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _like(full: Tensor, tensor: Tensor) -> Tensor:
-    """Return this rank's part of `full`, sharded like `tensor`. A tensor of another shape (a counter) is returned
-    whole.
+    """Return this rank's part of `full`, sharded like `tensor`; all of it if the shapes differ (a counter).
 
     Only that part is read, because `full` may be memory-mapped.
     """

@@ -82,8 +82,7 @@ def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -
 
 
 def check_model(config: Config) -> None:
-    """Refuse a model that cannot be loaded, that the engine does not support, or that cannot see the images it is
-    shown.
+    """Refuse a model that cannot be loaded, that the engine does not support, or that cannot see its images.
 
     Raises ConfigError and ModelError.
     """
@@ -132,8 +131,7 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
 
 
 def _played(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
-    """Yield the environment of a task with all options that a run uses: in evaluations, stages and curriculum
-    levels."""
+    """Yield a task's environment with all options of a run: in evaluations, stages and curriculum levels."""
     yield task.held_out
     for stage in config.in_stages:
         (environment,) = (each.environment for each in stage.tasks if each.name == task.name)

@@ -51,16 +51,14 @@ class Run:
 
     @property
     def metrics(self) -> DataFrame:
-        """Metrics, with a row per step and a column per metric. `time` is when the row was written; `warnings` is a
-        list."""
+        """Metrics: a row per step, a column per metric. `time` is when a row was written, `warnings` a list."""
         lines = self._folder.read_metrics()
         rows = [{**line, **line["metrics"], "warnings": line.get("warnings", [])} for line in lines]
         return self._by_step(rows, without=("metrics",))
 
     @property
     def evaluations(self) -> DataFrame:
-        """Evaluations on the selection seeds, with a row each and a column per figure. Nested figures have dotted
-        names."""
+        """Evaluations on the selection seeds, with a column per figure. Nested figures have dotted names."""
         return self._by_step([_flat(line) for line in self._folder.read_evaluations()])
 
     def episodes(

@@ -28,8 +28,7 @@ SMALLEST_STD = 1e-6
 
 
 def normalised(advantages_B: Tensor) -> Tensor:
-    """Normalise to mean 0 and standard deviation 1 (ddof=1) over the rows of a turn, not over groups, and clamp to
-    LARGEST."""
+    """Normalise to mean 0 and standard deviation 1 (ddof=1) over a turn's rows, not groups; clamp to LARGEST."""
     if len(advantages_B) > 1:
         std = advantages_B.std()
         if std > SMALLEST_STD:
@@ -44,8 +43,7 @@ def carried(carry_B: Tensor, log_ratio_B: Tensor) -> Tensor:
 
 
 def turn_alone(episode: Episode, turn: int) -> Episode:
-    """Return one turn as an episode. Everything before it is its prompt, and its reward is that of the whole
-    episode."""
+    """Return one turn as an episode: all before it is its prompt, and its reward is the whole episode's."""
     context: list[int] = []
     for before in episode.turns[:turn]:
         context = [*([] if before.fresh else context), *before.prompt, *before.reply]

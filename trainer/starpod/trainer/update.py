@@ -252,8 +252,7 @@ class Learner:
     def read(
         self, episodes: Sequence[Episode], version: int, *, single: bool
     ) -> tuple[Batch, RolloutBatch, dict[str, float]]:
-        """Return the episodes as a batch, scored unless the update has a single step, and metrics. Raises
-        LogprobGap."""
+        """Return the episodes as a batch, scored unless the update has one step, and metrics. Raises LogprobGap."""
         batch = Batch(episodes, self.parallel.device)
         rollout, metrics = (self._unscored(batch), {}) if single else self.prepare(batch, version)
         return batch, rollout, metrics
@@ -308,8 +307,7 @@ class Learner:
         return check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
 
     def freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
-        """Set the reference policy of the KL term from `reference_state`, or to the present policy if `state` is
-        None."""
+        """Set the KL term's reference policy from `reference_state`, or to the present policy if `state` is None."""
         if self.policy.frozen():
             adapters = self.reference = FirstAdapters(self.policy, self.parallel)
             if state is not None:
@@ -362,10 +360,9 @@ class Learner:
     # --- diagnostics --------------------------------------------------------------------------------------------------
 
     def gradients(self, groups: Sequence[Group], *, version: int, buckets: int) -> dict[str, float]:
-        """Return gradient norms by the groups' reward deviation and by loss component, and by agent if there are
-        several.
+        """Return gradient norms by reward deviation and loss component, and by agent if there are several.
 
-        No step is taken.
+        No optimiser step is taken.
         """
         kept = [group for group in groups if episodes_of([group])]
         batch, rollout, _ = self.read(episodes_of(kept), version, single=False)
@@ -595,8 +592,7 @@ class Learner:
 
 
 def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch, kinds: Sequence[str]) -> Advantages:
-    """Return the advantages of a batch, computed separately per kind of episode, so that no statistic mixes
-    environments."""
+    """Return the advantages of a batch, computed separately per kind of episode so as not to mix environments."""
     rows: dict[str, list[int]] = {}
     for row, kind in enumerate(kinds):
         rows.setdefault(kind, []).append(row)
@@ -613,8 +609,7 @@ def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch, kinds: Se
 
 
 def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None) -> Tensor:
-    """Return a block's values as rows [R, T]. blocks_BT: selects the head of a token's stage if the critic has
-    several."""
+    """Return a block's values as rows [R, T]. blocks_BT: selects the head of a token's stage, if there are several."""
     if blocks_BT is None:
         return unpacked.place(values)
     placed_RTH = torch.stack([unpacked.place(values_N) for values_N in values.unbind(1)], dim=2)

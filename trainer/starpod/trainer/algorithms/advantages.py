@@ -20,8 +20,7 @@ VARIANCE_EPSILON = 1e-8
 
 
 def whiten(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Normalise to mean 0 and standard deviation 1 (ddof=1) over all masked tokens; 0 elsewhere, or if all are
-    equal."""
+    """Normalise to mean 0 and standard deviation 1 (ddof=1) over the mask; 0 elsewhere, or if all are equal."""
     items_N = advantages_BT[mask_BT]
     if items_N.numel() < 2:
         return torch.zeros_like(advantages_BT)
@@ -55,10 +54,9 @@ def sibling_advantages(
     parents: Sequence[tuple[int, int] | None],
     scale: Literal["none", "std"],
 ) -> Advantages:
-    """Return the returns minus their mean over branches of the same state (DEEP-GRPO, arXiv 2602.14169), for any
-    estimator.
+    """Return the returns minus their mean over branches of the same state (DEEP-GRPO, arXiv 2602.14169).
 
-    parents: see `Episode`. scale: see `CreditTerm`.
+    Works with any estimator. parents: see `Episode`. scale: see `CreditTerm`.
     """
     rewards_BT = penalised_rewards(config, rollout) if config.kl.where == "reward" else rollout.rewards_BT
     known: dict[object, int] = {}

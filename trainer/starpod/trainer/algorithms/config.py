@@ -241,8 +241,7 @@ class AlgorithmConfig(Section):
     # --- requirements ------------------------------------------------------------------------------------------------
 
     def steps(self, episodes: int) -> int:
-        """Return the number of optimiser steps, of nearly equal size, in a pass over this number of episodes; at least
-        one."""
+        """Return the number of optimiser steps, of nearly equal size, in a pass over the episodes; at least one."""
         return max(1, (episodes + self.mini_batch_size // 2) // self.mini_batch_size)
 
     def scores_first(self, episodes: int) -> bool:

@@ -94,8 +94,7 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
 
 
 def compare(term: CreditTerm, scores_n: Tensor, peers_n: Tensor) -> Tensor:
-    """Compare each of n units with its peers, which have the same id. The result is 0 if they are too few or all
-    equal."""
+    """Compare each of n units with its peers, which have the same id; 0 if they are too few or all equal."""
     if term.baseline == "none":
         return scores_n
     statistics = group_statistics(scores_n, peers_n)
@@ -172,8 +171,7 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
 
 
 def _lines(rollout: RolloutBatch, row: int) -> list[tuple[int, str]]:
-    """Return attempt and speaker of each turn of an episode (`Turn.line`). Without that information all turns are one
-    line."""
+    """Return attempt and speaker of each turn of an episode (`Turn.line`); one line if they are unknown."""
     agents = rollout.agents[row] if rollout.agents else [""] * (int(rollout.turns_BT[row].max()) + 1)
     attempts = rollout.attempts[row] if rollout.attempts else [0] * len(agents)
     return list(zip(attempts, agents, strict=True))

@@ -171,10 +171,9 @@ def clipped_loss(
     high: Tensor | float,
     dual_clip: float | None,
 ) -> PolicyLoss:
-    """Return -min(rho A, clip(rho, 1 - low, 1 + high) A) at each token; for A < 0 at most dual_clip |A| (arXiv
-    1912.09729).
+    """Return the clipped loss -min(rho A, clip(rho, 1 - low, 1 + high) A) at each token.
 
-    low, high: one number each, or [B, T].
+    For A < 0 it is at most dual_clip |A| (arXiv 1912.09729). low, high: one number each, or [B, T].
     """
     ratio_BT = log_ratio_BT.exp()
     low, high = (bound if isinstance(bound, Tensor) else ratio_BT.new_tensor(bound) for bound in (low, high))
@@ -197,16 +196,14 @@ def clipped_loss(
 
 
 def proximal_logprobs(config: CorrectionConfig, rollout: RolloutBatch) -> Tensor:
-    """Return the log-probabilities [B, T] that ratios refer to: the sampler's in mode bypass, else the proximal
-    policy's."""
+    """Return the log-probabilities [B, T] that ratios refer to: the sampler's in mode bypass, else proximal."""
     return rollout.sampler_logprobs_BT if config.mode == "bypass" else rollout.old_logprobs_BT
 
 
 def correction_weights(
     config: CorrectionConfig, old_logprobs_BT: Tensor, sampler_logprobs_BT: Tensor, mask_BT: Tensor
 ) -> Tensor:
-    """Return weights [B, T] of the policy's loss. They are exactly 1 if sampler and proximal policy agree, and outside
-    the mask.
+    """Return weights [B, T] of the policy's loss, exactly 1 outside the mask and if sampler and proximal agree.
 
     In mode truncated a weight is min(exp(old - sampler), cap). In mode masked it is exp(old - sampler), but 0 outside
     [1/cap, cap]. With level sequence, each token has the product of the ratios over its episode.

@@ -1,5 +1,4 @@
-"""Tables [B, K] of turns and other units. Turns are identified by their ids, so a turn without reward counts as
-well."""
+"""Tables [B, K] of turns and other units, which are identified by ids, so turns without reward count."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Units:
         return cls(mask_BT, index_BT, _count(mask_BT, index_BT) > 0)
 
     def within(self, inside_BT: Tensor) -> Units:
-        """Return the units restricted to tokens where this mask is True. A unit without such a token no longer
-        exists."""
+        """Return the units restricted to tokens where this mask is True. Units without such a token are removed."""
         mask_BT = self.mask_BT & inside_BT
         found_BK = torch.zeros_like(self.mask_BK, dtype=torch.int64).scatter_add(1, self.index_BT, mask_BT.long())
         return Units(mask_BT, self.index_BT, found_BK > 0)
@@ -43,8 +41,7 @@ class Units:
         return self.total(items_BT) / self.total(torch.ones_like(items_BT)).clamp(min=1)
 
     def least(self, items_BT: Tensor) -> Tensor:
-        """Return the minimum of integers over each unit's sampled tokens: [B, K]; the overall maximum for a unit
-        without any."""
+        """Return the minimum of integers over each unit's sampled tokens: [B, K]; the overall maximum without any."""
         items_BT = torch.where(self.mask_BT, items_BT, items_BT.max())
         return items_BT.max().expand(self.mask_BK.shape).scatter_reduce(1, self.index_BT, items_BT, "amin")
 

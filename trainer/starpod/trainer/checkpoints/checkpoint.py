@@ -138,8 +138,7 @@ class Checkpoints:
                 path.unlink()
 
     def _unused(self, step: int) -> Path:
-        """Return an unused path for a step. A step that is saved again gets a new folder, so that the old one stays
-        until the new one is whole."""
+        """Return an unused path for a step, so that its older folder stays until the new one is whole."""
         number = 1
         while (path := self.folder / folder_name(step, number)).exists():
             number += 1

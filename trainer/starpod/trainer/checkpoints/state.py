@@ -1,5 +1,4 @@
-"""Conversion of optimiser state and random number generators to named tensors and JSON values, and back without
-loss."""
+"""Lossless conversion of optimiser and random states to named tensors and JSON values, and back."""
 
 from __future__ import annotations
 

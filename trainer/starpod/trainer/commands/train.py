@@ -276,8 +276,7 @@ def _show_on(path: Path, config: Config, site: str) -> None:
 
 
 def _unreachable(config: Config, error: Exception) -> str:
-    """Return what is wrong with the servers, without a full stop. If no server listens, the sentence is ours, not
-    gRPC's."""
+    """Return what is wrong with the servers, without a full stop. The sentence is ours if no server listens."""
     from starpod.client.catalog import no_answer
 
     details = str(error).removesuffix(".")

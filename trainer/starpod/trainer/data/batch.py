@@ -198,8 +198,7 @@ class Batch:
         return self.rows(rows, -1, torch.int64)
 
     def switches_BT(self) -> Tensor:
-        """Return a mask of the tokens of turns that begin a subgoal: turns that switch, and the first turn of each
-        line."""
+        """Return a mask of the tokens of turns that begin a subgoal: switches, and the first turn of each line."""
         first = {id(line[0]) for episode in self.episodes for line in lines_of(episode.turns)}
         told = [[turn.switches or id(turn) in first for turn in episode.turns] for episode in self.episodes]
         return self.per_turn(told, False, torch.bool)

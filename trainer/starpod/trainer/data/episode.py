@@ -96,8 +96,7 @@ class Turn:
 
     @property
     def line(self) -> tuple[int, str]:
-        """Attempt and speaker. Turns of an episode with the same values form a line, even if other turns come in
-        between."""
+        """Attempt and speaker. The turns of an episode that share them form a line."""
         return self.attempt, self.agent_id
 
     @property
@@ -107,8 +106,7 @@ class Turn:
 
     @property
     def own_reward(self) -> float:
-        """The environment's own reward without penalties and shaping; the whole reward if no part is the
-        environment's."""
+        """The environment's own reward without penalties and shaping; all of it if no part is the environment's."""
         return self.parts.get("environment", self.reward)
 
     def pay(self, parts: Mapping[str, float]) -> None:
@@ -134,8 +132,7 @@ class Turn:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Turn:
-        """Return the turn from JSON values. A reward without parts is the environment's. Raises TypeError for an
-        unknown key."""
+        """Return the turn. A reward without parts is the environment's. Raises TypeError for an unknown key."""
         reward = values.get("reward", 0.0)
         parts = values.get("parts") or ({"environment": reward} if reward else {})
         values = {name: value for name, value in values.items() if name != "reward"} | {"parts": parts}
@@ -206,14 +203,12 @@ class Episode:
 
     @property
     def kind(self) -> str:
-        """Name of the task, or of the environment for a task without a name. Batch statistics only combine episodes of
-        one kind."""
+        """Name of the task, or else of the environment. Batch statistics only combine episodes of one kind."""
         return self.task or self.environment
 
     @property
     def failed(self) -> bool:
-        """Whether the infrastructure failed it. Such an episode is excluded from the loss and from its group's
-        statistics."""
+        """Whether the infrastructure failed it. The loss and the group's statistics exclude such episodes."""
         return self.end == "failed"
 
     @property

@@ -65,8 +65,7 @@ class ReplayBuffer:
         del self._groups[:surplus]
 
     def sample(self, version: int, rng: np.random.Generator) -> tuple[list[Group], int]:
-        """Drop the groups that are stale at policy `version`, then draw up to `config.groups` others without
-        replacement.
+        """Drop the groups that are stale at policy `version`, then draw up to `config.groups` distinct others.
 
         Returns the groups in the order in which they were added, and the number dropped. The same contents and
         generator state give the same groups.

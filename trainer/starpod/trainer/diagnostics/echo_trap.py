@@ -141,8 +141,7 @@ class EchoTrap:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`echo_trap/<signal>_ratio` (median of the latest values divided by the start) and the number of firing
-        signals."""
+        """`echo_trap/<signal>_ratio` (median of the latest values over the start) and the number of firing signals."""
         ratios = {f"echo_trap/{signal.name}_ratio": self._ratio(signal.name) for signal in SIGNALS}
         values = {name: ratio for name, ratio in ratios.items() if ratio is not None}
         return {**values, "echo_trap/signals": float(len(self._firing))}

@@ -68,8 +68,7 @@ def gradient_report(
 
 
 def gradient_norm(model: nn.Module, backward: Callable[[], object]) -> float:
-    """Return the norm of the gradient that `backward` adds to the parameters. Earlier gradients are cleared; this one
-    stays."""
+    """Return the norm of the gradient that `backward` adds. It stays on the parameters; earlier ones are cleared."""
     reshard(model)  # gradients are sharded
     model.zero_grad(set_to_none=True)
     backward()

@@ -123,18 +123,16 @@ def kept_by_task(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, fl
 
 
 def _identical(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the share of groups with reward deviation whose members all gave the same replies; empty without such
-    groups.
+    """Return the share of groups with reward deviation whose members all gave the same replies.
 
-    Their deviation is chance: under group-relative advantages their gradients cancel out.
+    It is empty without such groups. Their deviation is chance: group-relative gradients cancel out.
     """
     differing = [group for group in groups if group.reward_std > ZERO]
     return {"collect/identical_fraction": statistics.fmean(g.identical for g in differing)} if differing else {}
 
 
 def _attempts(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return how the last attempt of an episode compares with the first (SCoRe, arXiv 2409.12917); empty without
-    attempts.
+    """Return how last attempts compare with first ones (SCoRe, arXiv 2409.12917); empty without attempts.
 
     Last attempts that repeat the first and correct nothing are the collapse that SCoRe prevents.
     """

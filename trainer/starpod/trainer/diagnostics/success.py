@@ -17,8 +17,7 @@ FALL = 0.1
 
 
 class SuccessTrack:
-    """Success at its start (a mean), now and at its best (medians of a window). All are None until the start is
-    complete."""
+    """Success at its start (a mean), now and at its best (medians of a window); None until the start is complete."""
 
     def __init__(self, config: EchoTrapConfig) -> None:
         self._config = config

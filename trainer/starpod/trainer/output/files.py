@@ -41,8 +41,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def to_json_line(value: Mapping[str, Any]) -> str:
-    """Return one line of standard JSON. Numbers that are not finite become null, because JSON has no NaN or
-    infinity."""
+    """Return one line of standard JSON. It has no NaN or infinity, so such numbers become null."""
     return json.dumps(_finite(value), allow_nan=False, separators=(", ", ": ")) + "\n"
 
 

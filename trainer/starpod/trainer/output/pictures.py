@@ -24,8 +24,7 @@ Shown = tuple[str, int, int]
 
 
 def shown_files(folder: RunFolder) -> dict[str, Path]:
-    """Return the files of episodes that the report shows, by time: before training, after it, and the final
-    evaluation."""
+    """Return the files of episodes that the report shows: before training, after it, and the final evaluation."""
     evaluations = folder.episode_files()
     files = {"before training": evaluations[0], "after training": evaluations[-1]} if len(evaluations) > 1 else {}
     files |= {"evaluation": evaluations[0]} if len(evaluations) == 1 else {}

@@ -103,8 +103,10 @@ def _header(folder: RunFolder, facts: Mapping[str, Any]) -> str:
 
 
 def _episodes(folder: RunFolder) -> str:
-    """Return the kept episodes, with a filter and some pictures: all of the first, last and final evaluations, and
-    others up to a size limit."""
+    """Return the kept episodes of evaluations, with a filter and some pictures.
+
+    The first, last and final evaluations are shown in full, and others up to a size limit.
+    """
     between, left_out = files_between(folder, BETWEEN)
     files = {path.name: when for when, path in (shown_files(folder) | between).items()}
     shown = [*in_order(folder), *_episodes_of(between.values())]

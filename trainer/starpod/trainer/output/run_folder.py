@@ -202,8 +202,10 @@ class RunFolder:
         return read_lines(self.evaluations)
 
     def append_evaluation(self, summary: Mapping[str, Any]) -> None:
-        """Add a line to evaluations.jsonl. It replaces lines of the same and later steps, so that an evaluation
-        repeated after a crash appears once. Raises CannotWrite."""
+        """Write a line to evaluations.jsonl, replacing lines of the same and later steps. Raises CannotWrite.
+
+        An evaluation that is repeated after a crash therefore appears once.
+        """
         earlier = [line for line in self.read_evaluations() if line["step"] < summary["step"]]
         write_atomic(self.evaluations, "".join(to_json_line(line) for line in [*earlier, summary]))
 
@@ -225,8 +227,7 @@ class RunFolder:
         return path
 
     def write_rollouts(self, step: int, episodes: Iterable[Episode], *, most: int) -> bool:
-        """Write episodes/train-<step>.jsonl.gz. The oldest of these files are removed to keep their total within `most`
-        bytes.
+        """Write episodes/train-<step>.jsonl.gz, and remove the oldest of these files beyond `most` bytes in total.
 
         Returns False if the new file alone was too large and was removed. Raises CannotWrite.
         """
@@ -241,8 +242,7 @@ class RunFolder:
     def write_update(
         self, step: int, verdicts: Mapping[int, Verdict], learnt: Iterable[tuple[Episode, TokenRecord]], *, most: int
     ) -> None:
-        """Write the update's record of a step if its rollouts are kept, within the same size limit. Raises
-        CannotWrite."""
+        """Write the update's record of a step if its rollouts are kept, within the same limit. Raises CannotWrite."""
         rollouts = self.episodes / f"train-{step:06d}.jsonl.gz"
         if not rollouts.exists():
             return

@@ -88,8 +88,7 @@ class Screen:
 
 
 class PlainScreen(Screen):
-    """Log with one line per step, at most one per second, and one per evaluation and warning. Episodes are not
-    shown."""
+    """Log with a line per step (at most one per second), evaluation and warning. Episodes are not shown."""
 
     def __init__(self, file: IO[str], *, clock: Callable[[], float] = time.monotonic, interval: float = 1.0) -> None:
         self._file = file

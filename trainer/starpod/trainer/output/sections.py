@@ -71,8 +71,7 @@ def headline(
     best_step: int | None,
     header: str = "",
 ) -> str:
-    """Return the title, success before and after in large figures, and a sentence on the difference. header: HTML below
-    the title."""
+    """Return the title, success before and after in large figures, and a verdict. header: HTML below the title."""
     measured = [line for line in lines if line["metrics"]]
     tiles = []
     verdict = ""

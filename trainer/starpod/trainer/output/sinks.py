@@ -32,8 +32,7 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path, *, resumed_step: int | None = None) -> None:
-        """Open the file for appending. resumed_step: remove lines of later steps, because these will be computed
-        again."""
+        """Open the file for appending. resumed_step: remove lines of later steps, which will be computed again."""
         self._path = path
         if resumed_step is not None:
             cut_after(path, resumed_step)

@@ -233,8 +233,7 @@ class Collecting:
         return config.collect.groups * min(steps, max(config.stop.iterations - step, 0))
 
     def _drop_stale(self, collected: Collected, version: int) -> int:
-        """Remove groups that are too old, and return their number. This only happens if the run was resumed with a
-        smaller bound."""
+        """Remove groups that are too old, which occur if a run is resumed with a smaller bound. Return their number."""
         oldest = version - self.settings.now.collect.max_staleness
         fresh = [group for group in collected.groups if oldest_version(group, version) >= oldest]
         dropped = len(collected.groups) - len(fresh)

@@ -88,8 +88,7 @@ class Evaluating:
         self._screen.evaluation(step, summary)
 
     async def play_final(self, step: int, progress: Progress) -> None:
-        """Play start states that were used neither to train nor to choose the weights, and write a record of each
-        episode.
+        """Play start states that were used neither to train nor to choose the weights, and record each episode.
 
         step: step whose weights the engine has.
         """

@@ -118,8 +118,10 @@ class Persistence:
         self._saved = step
 
     def _progress(self) -> dict[str, Any]:
-        """Return the part of a checkpoint that collecting changes. The replay buffer is not included, because it only
-        takes groups after a collection."""
+        """Return the part of a checkpoint that collecting changes.
+
+        The replay buffer is not included, because it only takes groups after a collection.
+        """
         return {
             **self._held.progress.state_dict(),
             **self._held.evaluating.state_dict(),

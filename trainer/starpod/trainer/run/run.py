@@ -176,8 +176,7 @@ class Run:
         return max(self.parallel.gather_objects(reason))
 
     def due(self, every: int) -> bool:
-        """Return whether this step is a multiple of `every`. The last iteration never is, because `finish` handles
-        it."""
+        """Return whether this step is a multiple of `every`, except for the last step, which `finish` handles."""
         step = self.progress.step
         return every > 0 and step % every == 0 and step < self.config.stop.iterations
 
@@ -291,8 +290,7 @@ class Run:
 
     @property
     def _fresh_version(self) -> int:
-        """Version of tokens that count as sampled by the present policy; -1 offline, where versions come from other
-        runs."""
+        """Version of tokens that count as sampled by the present policy; -1 offline, where versions mean nothing."""
         return -1 if self.collecting.offline else self.progress.version
 
     def finish_step(self) -> None:

@@ -104,8 +104,7 @@ class WarmStart:
         }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the optimisers' tensors by name, and JSON values. Both are empty once training began. All ranks take
-        part."""
+        """Return the optimisers' tensors by name, and JSON values; empty once training began. All ranks take part."""
         if self.over:
             return {}, {}
         imitated = {agent: each.state() for agent, each in self._imitations.items()}

@@ -68,8 +68,7 @@ class QScorer(TurnScorer):
         return {"scorer/loss": loss, "scorer/target_error": squared, "scorer/grad_norm": self._step()}
 
     def _read(self, batch: Batch, table: TurnTable, block: list[int]) -> tuple[list[int], Tensor, Tensor]:
-        """Return the rows with a part in a block, logits of their turns [R, K], and whether each turn is in the
-        block."""
+        """Return the rows with a part in a block, their turns' logits [R, K], and whether each turn is in the block."""
         scores = self.model.score(*batch.pack(block), temperature=self.temperature, values=True)
         assert scores.values_N is not None
         unpacked = batch.unpack(block)
@@ -84,8 +83,7 @@ class QScorer(TurnScorer):
 
 
 def turn_targets(episodes: Sequence[Episode], gamma: float) -> list[list[float]]:
-    """Return Monte-Carlo estimates of Q: the attempt's outcome in [0, 1], discounted from the turn to the attempt's
-    end.
+    """Return Monte-Carlo estimates of Q: the attempt's outcome in [0, 1], discounted from the turn to its end.
 
     Turns of a speaker with the same actions in the same state (by state key, if there is one) share the mean over all
     visits.
