@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _EPISODES = 64
 """Number of episodes that are played to find the sizes."""
 _MOST_TURNS = 32
-"""Maximum number of turns of a test episode."""
+"""Maximum number of turns of an episode."""
 _MOST_TOKENS = 768
 """If a whole episode fits into this number of tokens, replies see all of it even if one observation is enough."""
 _MOST_CONTEXT = 4096

@@ -22,9 +22,17 @@ def gae(
 
         delta_t = r_t + gamma V_next - V_t,    A_t = delta_t + gamma lam A_next
 
-    `next` is the next position whose mask is True; the positions between are ignored. After the last one, V_next is
-    `bootstrap_B` (0 if None). After a position in `ends_BT` the sum begins anew, with V_next 0. Turns [B, K] work as
-    well. The critic's targets are advantages + values.
+    `next` is the next position whose mask is True. Turns [B, K] work as well. The critic's targets are
+    advantages + values.
+
+    Args:
+        rewards_BT: Rewards.
+        values_BT: The critic's value of the context before each position.
+        mask_BT: Mask of the sampled tokens. Other positions are ignored.
+        bootstrap_B: V_next after the last position; None: 0.
+        gamma: Discount per position.
+        lam: Lambda per position.
+        ends_BT: Positions after which the sum begins anew, with V_next 0.
     """
     next_value_B = torch.zeros_like(values_BT[:, 0]) if bootstrap_B is None else bootstrap_B.to(values_BT.dtype)
     next_advantage_B = torch.zeros_like(next_value_B)
