@@ -220,7 +220,7 @@ def _milliseconds(value: float) -> str:
     return f"{value * 1e6:,.0f} µs" if value < 1e-3 else f"{value * 1e3:,.1f} ms"
 
 
-# --- where they go -----------------------------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------------------------
 
 
 def print_tables(results: Sequence[Result]) -> None:

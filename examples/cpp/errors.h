@@ -1,4 +1,4 @@
-// Errors are thrown as the status that a unary call ends with. Its details are what a Reply on a Stream carries.
+// Errors are thrown as the gRPC status of a unary call. A Reply on a Stream carries the details of that status.
 #pragma once
 #include <google/rpc/error_details.pb.h>
 #include <google/rpc/status.pb.h>
@@ -26,7 +26,7 @@ inline grpc::Status failure(grpc::StatusCode code, const std::string& reason, co
 inline grpc::Status bad_argument(const std::string& field, const std::string& mend) {
   google::rpc::BadRequest request;
   auto* violation = request.add_field_violations();
-  violation->set_field(field.substr(0, 200));  // clients refuse long trailers
+  violation->set_field(field.substr(0, 200));  // clients reject long trailers
   violation->set_description(mend);
   return failure(grpc::INVALID_ARGUMENT, "BAD_ARGUMENT", mend, {}, &request);
 }

@@ -1,5 +1,5 @@
-// The environment: fetch a key and take it to the door, on a grid. To host your own, replace this file and tell of it
-// in about.textproto. It knows nothing of gRPC, and its state is plain data, so that a turn can be tried on a copy.
+// The environment: fetch a key and take it to the door, on a grid. To host your own, replace this file and describe it
+// in about.textproto. It does not depend on gRPC, and its state is plain data, so that a turn can be tried on a copy.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -15,7 +15,7 @@ inline std::uint64_t mix(std::uint64_t value) {
 
 class KeyDoor {
  public:
-  // `seed` alone makes the start, `dynamics_seed` alone the slips.
+  // The start depends only on `seed`, and slips depend only on `dynamics_seed`.
   KeyDoor(std::uint64_t seed, std::uint64_t dynamics_seed) : luck_(mix(seed)) {
     do
       for (auto* place : {&agent_, &key_, &door_}) *place = {draw(kSize), draw(kSize)};
@@ -35,13 +35,13 @@ class KeyDoor {
   bool allows(int action) const { return static_cast<unsigned char>(beside(action)[action % 2]) < kSize; }
   int expert_action() const { return away(0) ? (away(0) < 0 ? 0 : 2) : (away(1) < 0 ? 3 : 1); }
 
-  std::string observation() const {  // "key Right 1 Down 2": always as many words
+  std::string observation() const {  // "key Right 1 Down 2": always five words
     const auto way = [](int steps, const char* less, const char* more) {
       return (steps < 0 ? less : steps ? more : " - ") + std::to_string(steps < 0 ? -steps : steps);
     };
     return (has_key_ ? "door" : "key") + way(away(0), " Left ", " Right ") + way(away(1), " Up ", " Down ");
   }
-  std::string state_key() const {  // without history and luck; short enough to need no digest
+  std::string state_key() const {  // without history and random state; short enough to need no digest
     return {agent_[0], agent_[1], key_[0], key_[1], door_[0], door_[1], static_cast<char>(has_key_)};
   }
 

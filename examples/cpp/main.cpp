@@ -1,4 +1,4 @@
-// Serves key_door.h over proto/starpod/v1/environment.proto, as docs/protocol.md says.
+// Server of key_door.h over proto/starpod/v1/environment.proto, as described in docs/protocol.md.
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 
 #include <csignal>
@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
       return std::cerr << "usage: key_door_server [--host HOST] [--port PORT]\n", 2;
     options[argv[i]] = argv[i + 1];
   }
-  sigset_t stop;  // blocked before there are other threads, so that all signals are waited for here
+  sigset_t stop;  // blocked before other threads start, so that only this thread receives signals
   sigemptyset(&stop);
   for (const int signal : {SIGTERM, SIGINT}) sigaddset(&stop, signal);
   pthread_sigmask(SIG_BLOCK, &stop, nullptr);
@@ -26,8 +26,8 @@ int main(int argc, char** argv) {
   builder.AddListeningPort(options["--host"] + ":" + options["--port"], grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
   builder.SetMaxReceiveMessageSize(static_cast<int>(about.limits().max_message_bytes()));
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port that is taken is an error
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);  // callers probe connections
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // fail if the port is in use
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);  // clients send pings
   const auto server = builder.BuildAndStart();
   if (!server || !port) return 1;
   server->GetHealthCheckService()->SetServingStatus(spec.id(), true);

@@ -1,5 +1,5 @@
-// The calls of the contract. They run one at a time: each takes microseconds, and gRPC's own work goes on beside it.
-// They change sessions last, so that a call that fails has changed nothing.
+// The calls of the contract. They run one at a time: each takes microseconds, and gRPC works in other threads.
+// Each call changes sessions at its very end, so that a call that fails has changed nothing.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -20,7 +20,7 @@ inline std::uint64_t draw() {
   return static_cast<std::uint64_t>(device()) << 32 | device();
 }
 
-// Whether the version fits all comparators of a pin, as in ">=1.2.0,<2". Parts that are left out are 0.
+// Returns whether the version satisfies all comparators of a pin, such as ">=1.2.0,<2". Missing parts are 0.
 inline bool fits(std::string pin) {
   static const std::regex form(R"( *([=!<>]=|[<>]?) *(\d+)(\.\d+)?(\.\d+)? *(,|$))");
   bool all = true;
@@ -64,7 +64,7 @@ class Service final : public pb::EnvironmentService::Service {
     return grpc::Status::OK;
   }
 
-  // Forgets sessions whose lease has run out, and keys a lease after their sessions. Returns whether sessions are left.
+  // Removes expired sessions, and each key one lease after its session. Returns whether sessions are left.
   bool reap() {
     std::lock_guard lock(mutex_);
     const auto expired = [](const auto& entry) { return entry.second.expires < now(); };
@@ -154,7 +154,7 @@ class Service final : public pb::EnvironmentService::Service {
   void step(const pb::StepRequest& request, pb::StepResponse* reply) {
     auto& session = find(request.session_id());
     pb::StepRequest turn = request;
-    turn.clear_want();  // whatever a repetition wants, its reply is the first one
+    turn.clear_want();  // a repeated call gets the first reply, even if it wants something else
     if (!session.at(request)) return session.last.repeat(turn, reply, session.misplaced("OUT_OF_ORDER"));
     if (session.over) throw session.misplaced("EPISODE_OVER");
     if (request.actions_size() > static_cast<int>(about.limits().max_step_actions()))

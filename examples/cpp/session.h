@@ -1,9 +1,9 @@
-// A session: its episode within its limits, and what the agent sees. Plain data: calls work on a copy.
+// A session: its episode with limits, and its observations. It is plain data, so that calls can work on a copy.
 #pragma once
 #include <google/protobuf/text_format.h>
 #include <strings.h>
 
-#include "about.h"  // CMake makes it of about.textproto
+#include "about.h"  // CMake generates it from about.textproto
 #include "errors.h"
 #include "key_door.h"
 #include "starpod/v1/environment.grpc.pb.h"
@@ -20,7 +20,7 @@ inline const auto& names = spec.action_space().names();
 
 inline std::string identity(const Message& request) { return request.GetTypeName() + request.SerializeAsString(); }
 
-inline int find_action(std::string text) {  // -1: there is none. Case and the space around a name do not matter
+inline int find_action(std::string text) {  // -1: unknown. Case and surrounding spaces do not matter
   text.erase(0, text.find_first_not_of(" \t\r\n"));
   text.erase(text.find_last_not_of(" \t\r\n") + 1);
   const auto same = [&](const std::string& name) { return strcasecmp(name.c_str(), text.c_str()) == 0; };
@@ -28,7 +28,7 @@ inline int find_action(std::string text) {  // -1: there is none. Case and the s
   return found == names.end() ? -1 : static_cast<int>(found - names.begin());
 }
 
-struct Memo {  // a request, and the reply that it has whenever it comes again
+struct Memo {  // a request, and the reply that each repetition of it gets
   std::string request, reply;
   double expires = 0;
   void repeat(const Message& asked, Message* to, const grpc::Status& otherwise) const {
@@ -38,7 +38,7 @@ struct Memo {  // a request, and the reply that it has whenever it comes again
 };
 
 struct Session {
-  pb::Session place;  // what is told of it besides the observation; step_index counts the turns
+  pb::Session place;  // the session's message without its observation; step_index counts the turns
   pb::Want want;
   pb::Limits limits = spec.limits();
   double lease = 0, expires = 0;  // seconds
@@ -52,7 +52,7 @@ struct Session {
   void begin(const Request& request, std::uint64_t seed) {
     for (const auto& [name, value] : request.options().fields()) throw bad_argument(name, "there are no options");
     if (request.has_want()) want = request.want();
-    limits.MergeFromString(request.limits().SerializeAsString());  // same numbers, and only the fields that are given
+    limits.MergeFromString(request.limits().SerializeAsString());  // same field numbers; only fields that are set
     place.set_step_index(0);
     place.set_seed(seed);
     place.set_dynamics_seed(request.has_dynamics_seed() ? request.dynamics_seed() : mix(mix(seed) + place.member()));

@@ -1,9 +1,9 @@
-/** A hidden word, to be found letter by letter. To host another environment, write another file with these exports. */
+/** Hangman: find a hidden word letter by letter. To host another environment, write a file with the same exports. */
 import { createHash } from "node:crypto";
 import type { Out } from "./proto.js";
 import words from "./words.json" with { type: "json" };
 
-/** Plain data without history (`tried` is sorted), so that equal states are equal JSON. Never changed, but replaced. */
+/** Plain data without history (`tried` is sorted), so that equal states have equal JSON. It is never modified. */
 export type State = Readonly<{ word: string; tried: string; lives: number }>;
 export type Options = Readonly<{ lives: number }>;
 
@@ -19,7 +19,7 @@ export const instructions = ({ lives }: Options) =>
 const can = { deterministic: true, fork: true, expertAction: true, score: true, validActions: true, stateKey: true };
 export const spec = {
   id: "hangman-v1",
-  version: "1.0.0", // raise it when rules, observations or rewards change
+  version: "1.0.0", // increase it when rules, observations or rewards change
   title: "Hangman",
   instructions: instructions({ lives: lives.default }),
   actionSpace: { names: LETTERS },
@@ -35,7 +35,7 @@ export function reset(seed: bigint, { lives }: Options): State {
   return { word: words[draw % words.length]!, tried: "", lives };
 }
 
-/** The very same state again says that the action changed nothing. */
+/** Returns the same object if the action changed nothing. */
 export function step(state: State, letter: string): { state: State; reward: number } {
   if (state.tried.includes(letter)) return { state, reward: -0.1 };
   const next = { ...state, tried: [...state.tried, letter].sort().join("") };
@@ -45,10 +45,10 @@ export function step(state: State, letter: string): { state: State; reward: numb
 
 const shown = ({ word, tried }: State, hidden = "_") => [...word].map((one) => (tried.includes(one) ? one : hidden));
 
-/** From 0 to 1, which means solved. */
+/** Share of the word that is shown: from 0 to 1 (solved). */
 export const score = (state: State) => 1 - shown(state).filter((place) => place === "_").length / state.word.length;
 
-/** Undefined while the task is open. */
+/** Whether the word was found; undefined while the episode continues. */
 export const solved = (state: State) => (state.lives === 0 ? false : score(state) === 1 || undefined);
 
 export function observe(state: State): string {
@@ -58,7 +58,7 @@ export function observe(state: State): string {
 
 export const validActions = ({ tried }: State) => LETTERS.filter((letter) => !tried.includes(letter));
 
-/** The letter that is in most of the words that it may still be. */
+/** Returns the letter that occurs in most of the possible words. */
 export function expertAction(state: State): string {
   const pattern = new RegExp(`^${shown(state, `[^${state.tried || "-"}]`).join("")}$`);
   const possible = words.filter((word) => pattern.test(word));

@@ -32,14 +32,14 @@ health.addToServer(server);
 new ReflectionService(definition).addToServer(server);
 setInterval(() => service.reap(), 1000);
 
-/** No new sessions; live ones go on until they are closed, for 30 seconds at most. A second signal ends that. */
+/** Refuses new sessions, and waits until the others are closed, for 30 seconds at most. A second signal exits. */
 async function drain(): Promise<void> {
   if (service.draining) process.exit();
   service.draining = true;
   for (const name of ["", spec.id]) health.setStatus(name, "NOT_SERVING");
   for (let left = 300; left > 0 && service.sessions.size > 0; left--)
     await new Promise((done) => setTimeout(done, 100));
-  server.tryShutdown(() => process.exit()); // what was answered last may still be on its way
+  server.tryShutdown(() => process.exit()); // the last replies may still be in transit
   setTimeout(() => process.exit(), 1000);
 }
 process.on("SIGTERM", drain).on("SIGINT", drain);

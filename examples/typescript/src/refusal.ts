@@ -1,10 +1,10 @@
 import { Metadata, status, type ServerErrorResponse } from "@grpc/grpc-js";
 import { encode } from "./proto.js";
 
-/** Other reasons say give_up: section 10 of docs/protocol.md. */
+/** Advice by reason; the default is give_up. See section 10 of docs/protocol.md. */
 const ADVICE: Record<string, string> = { UNKNOWN_SESSION: "reopen", DRAINING: "reopen", OVERLOADED: "retry" };
 
-/** A call that fails, and so changes nothing. `more`: messages of google.rpc, by name. Clients refuse what is long. */
+/** Error of a call, which has changed nothing. `more`: messages of google.rpc by name. Clients reject long ones. */
 export class Refusal extends Error {
   readonly status;
 
@@ -31,7 +31,7 @@ export function unsupported(capability: string): Refusal {
   return new Refusal(status.UNIMPLEMENTED, "UNSUPPORTED", `There is no ${capability} here.`, { capability });
 }
 
-/** A google.rpc.Status, as in a Stream's replies. All but a Refusal is a bug; sessions change last: they are intact. */
+/** Returns a google.rpc.Status for a Stream's reply. Anything but a Refusal is a bug, and leaves sessions intact. */
 export function toStatus(thrown: unknown): Refusal["status"] {
   if (thrown instanceof Refusal) return thrown.status;
   console.error(thrown);
@@ -39,7 +39,7 @@ export function toStatus(thrown: unknown): Refusal["status"] {
   return toStatus(new Refusal(status.INTERNAL, "ENVIRONMENT_BUG", String(thrown), { session: "intact", exception }));
 }
 
-/** As a unary call ends with it. */
+/** Returns the error of a unary call. */
 export function toError(thrown: unknown): Partial<ServerErrorResponse> {
   const failed = toStatus(thrown);
   const metadata = new Metadata();

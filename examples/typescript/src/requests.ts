@@ -6,7 +6,7 @@ import { badArgument } from "./refusal.js";
 const ORDERS = { "==": [0], "!=": [-1, 1], ">=": [0, 1], "<=": [-1, 0], ">": [1], "<": [-1] };
 const validate = new Ajv2020({ useDefaults: true }).compile<Options>(optionsSchema);
 
-/** Whether a version is one that OpenRequest.version takes: comparators joined by commas. */
+/** Returns whether a version satisfies OpenRequest.version: comparators joined by commas. */
 export function fits(version: string, pins: string): boolean {
   return (pins || ">=0.0.0").split(",").every((pin) => {
     const [, sign, x, y = 0, z = 0] = /^\s*([=!<>]=|<|>|)\s*(\d+)(?:\.(\d+))?(?:\.(\d+))?\s*$/.exec(pin) ?? [];
@@ -16,7 +16,7 @@ export function fits(version: string, pins: string): boolean {
   });
 }
 
-/** The options that are given, and the defaults of the others. */
+/** Returns the given options, and the defaults of the others. */
 export function readOptions(given: In<"OpenRequest">["options"]): Options {
   const fields = Object.entries(given?.fields ?? {}).map(([name, value]) => [name, value[value.kind!]]);
   const options: unknown = Object.fromEntries(fields);

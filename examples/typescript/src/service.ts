@@ -11,7 +11,7 @@ export const MAX_MESSAGE_BYTES = 4 * 2 ** 20;
 const SERVER = { serverName: id, serverVersion: version, protocolVersion: "1.0", capabilities: { stream: true } };
 const LIMITS = { maxGroup: 256, maxStepActions: 256, defaultLeaseSeconds: 600, maxLeaseSeconds: 3600 };
 
-/** What is told of it, and the rest. Nothing is random in this environment: the dynamics seed is told and not used. */
+/** A session. Nothing is random during play in this environment: the dynamics seed is reported, but not used. */
 interface Session extends Omit<In<"Session">, "observation"> {
   leaseSeconds: number;
   expires: number;
@@ -19,9 +19,9 @@ interface Session extends Omit<In<"Session">, "observation"> {
   limits: typeof environment.spec.limits;
   options: environment.Options;
   state: environment.State;
-  executed: number; // actions, in this episode
+  executed: number; // number of actions in this episode
   endReason?: In<"Transition">["endReason"];
-  last?: { request: object; reply: object }; // the last Step or Reset, should it come again
+  last?: { request: object; reply: object }; // the last Step or Reset, in case it is repeated
 }
 
 const now = () => performance.now() / 1000;
@@ -30,8 +30,8 @@ const draw = () => String(randomBytes(8).readBigUInt64BE());
 const derive = (...from: unknown[]) => String(hash(from.join("/")).readBigUInt64BE());
 
 /**
- * The calls of the contract. Each runs to its end without a pause, so that those on one session never mix, and changes
- * sessions last, so that one that throws has changed nothing.
+ * The calls of the contract. Each runs without a pause, so that calls on one session never interleave. Each changes
+ * sessions at its very end, so that a call that throws has changed nothing.
  */
 export class Service {
   private readonly instanceId = randomUUID();
@@ -55,7 +55,7 @@ export class Service {
       if (!fits(version, request.version)) throw unknown("VERSION", `Only ${version} is here.`, { available: version });
       if (!(request.leaseSeconds >= 0)) throw badArgument("lease_seconds", "Ask for 0 or more seconds.");
       const leaseSeconds = Math.min(request.leaseSeconds || LIMITS.defaultLeaseSeconds, LIMITS.maxLeaseSeconds);
-      const limits = { ...environment.spec.limits, ...request.limits }; // what is not given is no property
+      const limits = { ...environment.spec.limits, ...request.limits }; // fields that are not set are no properties
       const options = readOptions(request.options);
       const shared = { epoch: 1, leaseSeconds, expires: now() + leaseSeconds, want, limits };
       const sessions = this.members(request).map((member) =>
@@ -84,7 +84,7 @@ export class Service {
     const { actions, want } = request;
     if (actions.length > LIMITS.maxStepActions) throw badArgument("actions", "Send fewer: see max_step_actions.");
     if (actions.some(({ kind }) => kind !== "text")) throw badArgument("actions", "Every action is a text.");
-    const turn = { ...request, want: null }; // a repetition may want something else
+    const turn = { ...request, want: null }; // a repeated call may want something else
     if (request.epoch !== epoch || request.stepIndex !== stepIndex) return repeated(session, turn);
     if (session.endReason) throw misplaced("EPISODE_OVER", session);
 
@@ -160,7 +160,7 @@ export class Service {
     return {};
   }
 
-  /** Drops sessions whose lease ran out, and keys a lease after the last of their sessions. */
+  /** Removes expired sessions, and each key one lease after its last session. */
   reap(): void {
     for (const [sessionId, { expires }] of this.sessions) if (expires < now()) this.sessions.delete(sessionId);
     for (const [key, call] of this.keys) {
@@ -170,7 +170,7 @@ export class Service {
     }
   }
 
-  /** What the same request under its key was answered before, else what `create` answers. */
+  /** Returns the earlier reply to the same request with this key, or otherwise the result of `create`. */
   private once<Reply extends Out<"ForkResponse">>(request: { key: string }, create: () => Reply): Reply {
     const { key } = request;
     if (Buffer.byteLength(key) > 128) throw badArgument("key", "A key has at most 128 bytes.");
@@ -183,7 +183,7 @@ export class Service {
     return reply;
   }
 
-  /** The places of new sessions in their group. */
+  /** Returns the member numbers of new sessions. */
   private members({ count, firstMember }: { count: number; firstMember: number }): number[] {
     if (count > LIMITS.maxGroup) throw badArgument("count", `A group has at most ${LIMITS.maxGroup} sessions.`);
     if (firstMember + count > 2 ** 32) throw badArgument("first_member", "Members are numbered with 32 bits.");
@@ -200,7 +200,7 @@ export class Service {
     return told;
   }
 
-  /** Renews a lease, unless it has run out. */
+  /** Renews a lease, unless it has expired. */
   private touch(sessionId: string): Session | undefined {
     const session = this.sessions.get(sessionId);
     if (!session || session.expires < now()) return undefined;
@@ -234,7 +234,7 @@ function observe({ state, want, endReason }: Session): Out<"Observation"> {
   return observation;
 }
 
-/** The last reply, for the last request; any other one has missed its place. */
+/** Returns the last reply if the last request is repeated. Any other request is out of order. */
 function repeated<Reply>(session: Session, request: object): Reply {
   if (!isDeepStrictEqual(session.last?.request, request)) throw misplaced("OUT_OF_ORDER", session);
   return session.last!.reply as Reply;

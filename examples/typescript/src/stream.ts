@@ -3,9 +3,9 @@ import type { In, Out } from "./proto.js";
 import { badArgument, toStatus } from "./refusal.js";
 import type { Service } from "./service.js";
 
-const BATCH = 1000; // replies of one message, so that it does not grow too large
+const BATCH = 1000; // replies per message, to limit its size
 
-/** Answers each message with the replies to its calls, and reads on when the other side has taken them. */
+/** Answers each message with the replies to its calls, and reads the next one when the client has received them. */
 export function stream(service: Service, link: ServerDuplexStream<In<"StreamRequest">, Out<"StreamResponse">>): void {
   link.on("data", ({ calls }: In<"StreamRequest">) => {
     const replies = calls.map((call) => answer(service, call));

@@ -55,7 +55,7 @@ class Branch:
 
     @property
     def value(self) -> float:
-        """Return (sum of rewards) from the state on."""
+        """Sum of the continuation's rewards."""
         return sum(turn.own_reward for turn in self.later)
 
     @property
@@ -135,7 +135,7 @@ class Continuing:
         await self.policies.close()
         await self.games.close()
 
-    # --- what was found -----------------------------------------------------------------------------------------------
+    # --- finished continuations and jobs ------------------------------------------------------------------------------
 
     def of(self, game: Game) -> list[Branches]:
         """Return the continuations that were forked from a game, oldest first."""
@@ -180,7 +180,7 @@ class Continuing:
         game.origin, game.run = tree.game.origin, tree.game.run
         return game
 
-    # --- playing on ---------------------------------------------------------------------------------------------------
+    # --- continuing a game --------------------------------------------------------------------------------------------
 
     async def go_on(self, game: Game, policy: str) -> None:
         """Let a policy continue in the game's session itself. Raises NotPossible, StarpodError."""
@@ -240,7 +240,7 @@ class Continuing:
             self._trees.popitem(last=False)
         return kept
 
-    # --- the values of an episode's turns -----------------------------------------------------------------------------
+    # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def start(self, job: TurnValues) -> TurnValues:
         """Queue a job: one job runs at a time. Raises NotPossible if it asks for too many continuations."""

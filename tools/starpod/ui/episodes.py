@@ -249,5 +249,5 @@ def _load_tokenizer(path: str, changed: int) -> Any:
 
     try:
         return Tokenizer.from_file(path)
-    except Exception as error:  # what the library raises for a damaged file
+    except Exception as error:  # the library's exception for a damaged file
         raise OSError(str(error)) from error

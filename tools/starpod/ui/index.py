@@ -205,7 +205,7 @@ class Index:
     def _create(self, database: sqlite3.Connection) -> None:
         database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
-    # --- what pages ask -------------------------------------------------------------------------------------------
+    # --- queries of the pages -------------------------------------------------------------------------------------
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the summaries of all runs, newest first. Each has `run`, its id in the index, and `path`."""

@@ -33,7 +33,7 @@ _MOST_YAML = 2**20
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 40, 4000
 """Limits of a run's notes; lengths in characters."""
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Exceptions that values in damaged files raise where they are used."""
+"""Exceptions that occur when values of damaged files are used."""
 _DEPTH = 3
 _FRESH_SECONDS = 10.0
 """A run's report on its sessions is valid for this long."""

@@ -35,7 +35,7 @@ class Look:
     picture: bytes | None
     spec: pb.EnvironmentSpec | None
     place: tuple[int, int] | None
-    """Epoch and step index of the next turn; None if the environment has no snapshots: only that call returns them."""
+    """Epoch and step index of the next turn. Snapshots return them; None if the environment has none."""
 
 
 async def round_trips(fleet: Fleet) -> dict[str, float]:
