@@ -19,7 +19,7 @@ from starpod.trainer.data.episode import Episode, Turn, lines_of, part_sums, pay
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.prompts.grammar import BLOCKS
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 _ALIKE = 64
 """Samples whose lengths differ by less than this number of tokens count as equally long. Shorter samples are not
@@ -56,6 +56,7 @@ class Packed(NamedTuple):
     sampled_SL: Tensor
     """Whether each token was sampled (bool)."""
     images: Images
+    """Images by the ids that refer to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def samples_of(episode: Episode) -> list[Sample]:
     return samples
 
 
-def split(items: Sequence[Item], parts: int) -> list[Sequence[Item]]:
+def split(items: Sequence[_Item], parts: int) -> list[Sequence[_Item]]:
     """Split items into up to `parts` non-empty runs of nearly equal length, in order."""
     parts = min(parts, len(items))
     edges = [round(index * len(items) / parts) for index in range(parts + 1)] if parts else []

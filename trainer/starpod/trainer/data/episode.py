@@ -36,6 +36,7 @@ class Turn:
     """Ids before the reply. If `fresh`, they are the whole context, and a new training sample begins. Otherwise they
     follow the last id of the previous turn's reply."""
     fresh: bool
+    """Whether a new training sample begins with this turn; see `prompt`."""
     reply: list[int] = field(default_factory=list)
     """The sampled ids, including the end token. Only these are trained on."""
     logprobs: list[float] = field(default_factory=list)
@@ -43,6 +44,7 @@ class Turn:
     versions: list[int] = field(default_factory=list)
     """The policy version that sampled each id of `reply`."""
     finish: Finish = "stop"
+    """Reason for which the reply ended."""
     spans: list[tuple[str, int]] = field(default_factory=list)
     """Blocks of `reply` as (name, end) in order; one span named "" if it is ill-formed. Empty unless an estimator needs
     blocks."""
@@ -150,15 +152,20 @@ class Episode:
     member: int
     """Number within the group."""
     environment: str
+    """Id of the environment."""
     version: str = ""
+    """Version of the environment."""
     seed: int = 0
     """Opening this version of the environment with `seed` and `dynamics_seed` and replaying the actions reproduces
     it."""
     dynamics_seed: int = 0
+    """Seed of the random transitions."""
     instructions: str = ""
     """What the policy was told once, before the first turn."""
     turns: list[Turn] = field(default_factory=list)
+    """Turns of all speakers and attempts, oldest first."""
     end: End = ""
+    """Reason for which the episode ended; "" while it is played."""
     success: bool | None = None
     """Whether the task was solved; None if the environment cannot say."""
     error: str = ""
@@ -262,6 +269,7 @@ class Episode:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Episode:
+        """Return the episode that `to_json` wrote. Raises TypeError for an unknown key."""
         parent = values.get("parent")
         turns = [Turn.from_json(turn) for turn in values["turns"]]
         image = base64.b64decode(values.get("final_image", ""))
@@ -312,6 +320,7 @@ class Group:
 
     @property
     def returns(self) -> list[float]:
+        """Return of each episode."""
         return [episode.total_reward for episode in self.episodes]
 
     @property
@@ -337,6 +346,7 @@ class Group:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Group:
+        """Return the group that `to_json` wrote."""
         parts = ("episodes", "failed", "branches")
         episodes, failed, branches = ([Episode.from_json(each) for each in values.get(part, ())] for part in parts)
         return cls(values["id"], episodes, failed, branches)

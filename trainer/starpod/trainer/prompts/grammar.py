@@ -65,7 +65,7 @@ _NOTHING = Parsed(None, (), (), False)
 
 
 class Inside(NamedTuple):
-    """Position of a block `name` in a reply: its content is text[begin:end], and its opening tag is at `start`."""
+    """Position of a block `name` in a reply: its content is text[`begin`:`end`], and its opening tag is at `start`."""
 
     name: Block
     start: int

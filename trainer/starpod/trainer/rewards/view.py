@@ -18,8 +18,11 @@ class TurnView:
     turns: tuple[Turn, ...]
     """The attempt's turns of all speakers, oldest first; `turns[-1]` is the turn itself."""
     environment: str
+    """Id of the environment."""
     seed: int
+    """Seed of the start state."""
     instructions: str
+    """What the policy was told once, before the first turn."""
     end: End
     """End of the attempt, if the turn ended it."""
     success: bool | None
