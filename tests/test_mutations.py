@@ -121,7 +121,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         f"{SERVER}/sessions/session.py",
         "if epoch == self.epoch:",
         "if epoch <= self.epoch:",
-        "tests/env_server/sessions/test_calls.py::test_a_repeated_step_is_made_once",
+        "tests/env_server/sessions/test_calls.py::test_a_repeated_reset_is_made_once",
     ),
     "snapshots: the digest is not looked at": (
         f"{SERVER}/sessions/calls.py",

@@ -40,6 +40,7 @@ async def test_a_repeated_reset_is_made_once(client: Client) -> None:
     session = await client.open("walk-v1")
     first = await client.ask("Reset", session, epoch=1)  # no seed: a second draw would show
     assert first.session.epoch == 2
+    assert (await client.fails(client.step(session, 0, "Right", epoch=1))).reason == "OUT_OF_ORDER"
     assert await client.ask("Reset", session, epoch=1) == first
     assert (await client.fails(client.ask("Reset", session, epoch=1, seed=5))).reason == "OUT_OF_ORDER"
     await client.step(session, 0, "Right", epoch=2)

@@ -283,9 +283,9 @@ def test_a_run_is_tagged_by_keyboard(phone: Any, tmp_path: Path, calm: Path) -> 
         phone.get(f"{site}/runs/calm")
         press(phone, "summary", words="Tags and note")
         press(phone, "[name=note]", "two\nlines")
-        press(phone, "[name=tags]", "baseline\n")
+        press(phone, "[name=tags]", ", baseline\n")
         wait_until(lambda: "two\nlines" in text_of(phone, "#now .note"))
-        assert text_of(phone, ".chip") == "baseline" and fits(phone)
+        assert [chip.text for chip in find(phone, ".chip")] == ["made up", "baseline"] and fits(phone)
 
 
 def test_a_list_of_a_live_run_tells_of_newer_episodes(phone: Any, tmp_path: Path) -> None:
