@@ -93,28 +93,24 @@ async def test_lost_and_hung_processes_are_started_again_as_often_as_allowed(cor
     This is the last test of the core.
     """
 
-    async def replies() -> list[Any]:
-        """The calls, of which some have begun."""
-        calls = [asyncio.ensure_future(core.generate(request)) for request in requests]
-        await eventually(lambda: core.stats().running)
-        return calls
-
-    async def send(name: str, number: signal.Signals) -> None:
+    async def struck(name: str, number: signal.Signals) -> list[Any]:
+        """The calls, of which some had begun when the processes got the signal: these are looked up before."""
         victims = await children(name)
         assert victims
+        calls = [asyncio.ensure_future(core.generate(request)) for request in requests]
+        await eventually(lambda: core.stats().running)
         for pid in victims:
             os.kill(pid, number)
+        return calls
 
     await hand_over(core, 1, changed(policy, 1))
     requests = [ask([5, index], tokens=60) for index in range(4)]
     expected = [await core.generate(request) for request in requests]
     for restarts, (victim, number) in enumerate([(WORKER, signal.SIGKILL), ("EngineCore", signal.SIGSTOP)], 1):
-        calls = await replies()
-        await send(victim, number)
+        calls = await struck(victim, number)
         assert_same(await asyncio.gather(*calls), expected)
         assert core.stats().restarts == restarts
-    calls = await replies()
-    await send("EngineCore", signal.SIGKILL)
+    calls = await struck("EngineCore", signal.SIGKILL)
     results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
     assert all(isinstance(result, EngineError) or len(result.tokens) == 60 for result in results)
     for call in (core.generate(ask([5, 9])), core.pause()):
