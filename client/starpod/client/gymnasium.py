@@ -1,12 +1,13 @@
-"""Gymnasium's `Env` and `VectorEnv` over a fleet.
+"""Gymnasium `Env` and `VectorEnv` whose environments run on a fleet of servers.
 
     env = StarpodEnv("127.0.0.1:50051", "frozen_lake-v1")
     envs = gymnasium.make_vec(
         "starpod.client.gymnasium:Starpod-v0", 64, addresses="127.0.0.1:50051", environment_id="sokoban-v1"
     )
 
-Actions are Discrete over the names of the action space where the spec fixes them, a Box where it wants tensors, else
-Text. Observations are Text, or a uint8 Box of height, width and channels where the environment shows a picture.
+The action space is Discrete if the spec names the actions, a Box if actions are tensors of a fixed shape, and otherwise
+Text. The observation space is a uint8 Box (height, width, channels) if observations begin with an image, and otherwise
+Text.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ METADATA: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps":
 
 
 class AnyText(spaces.Text):
-    """Texts of any characters. Samples are short and printable."""
+    """A space of texts with any characters. Samples are short and alphanumeric."""
 
     def __init__(self) -> None:
         super().__init__(min_length=0, max_length=MAX_TEXT)
@@ -58,12 +59,12 @@ class AnyText(spaces.Text):
 
 
 _SHARED_BYTES = 1 << 18
-"""Room of an observation in the memory that AsyncVectorEnv shares with its processes: its length in 4 bytes, then its
-text in UTF-8. The memory is cleared at the start, so that 64 environments cost 16 MiB."""
+"""Bytes per observation in the memory that AsyncVectorEnv shares with its processes: a length of 4 bytes, then the text
+in UTF-8. All of it is initialized, so 64 environments take 16 MiB."""
 
 
 class SharedTexts(Sequence[str]):
-    """The present observations of an AsyncVectorEnv. A copy of them is a tuple."""
+    """The current observations of an AsyncVectorEnv, as a view of shared memory. A copy is a tuple."""
 
     def __init__(self, memory: Any, count: int) -> None:
         self._memory = memoryview(memory.get_obj()).cast("B")
@@ -107,11 +108,12 @@ def _write_shared_text(space: AnyText, index: int, value: str, shared_memory: An
 
 
 class StarpodEnv(gymnasium.Env[Any, Any]):
-    """One session as a Gymnasium environment.
+    """A Gymnasium environment that plays one session.
 
-    addresses: of servers, as in Fleet, or a SyncFleet that several environments share (it is left open then).
-    options, want, limits, version: as in Fleet.open. `reset(options=...)` overrides single options for that episode.
-    render_mode: "ansi" for text, "rgb_array" for a picture.
+    Args:
+        addresses: addresses of servers, as in Fleet, or a SyncFleet to share, which `close` leaves open.
+        options, want, limits, version: as in Fleet.open. `reset(options=...)` overrides options for that episode.
+        render_mode: "ansi" for text, "rgb_array" for an image.
     """
 
     metadata: dict[str, Any] = METADATA
@@ -149,7 +151,7 @@ class StarpodEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         if seed is None:
             seed = _draw_seed(self.np_random)
-        # Sent each time, so that those of the last episode do not stay.
+        # Send all options, or overrides of the previous episode would remain.
         merged = {**self._options, **(options or {})}
         observation = self._fleet.run(self._session.reset(seed=seed, options=merged))
         return self._codec.observe(observation), self._codec.reset_info(self._session, observation)
@@ -179,12 +181,12 @@ class StarpodEnv(gymnasium.Env[Any, Any]):
 
 
 class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
-    """`num_envs` sessions, stepped together. They are spread over the fleet's servers.
+    """A Gymnasium vector environment of `num_envs` sessions. Each has the seeds that a single StarpodEnv would have.
 
-    autoreset_mode: NEXT_STEP (an ended episode is reset by the next step, whose action is ignored), SAME_STEP (reset at
-        once; the last observation and info are in info["final_obs"] and info["final_info"]) or DISABLED (reset with
-        `options={"reset_mask": mask}`).
-    The rest is as in StarpodEnv. Seeds and luck are those of as many single environments.
+    Args:
+        autoreset_mode: NEXT_STEP (the next step resets an ended episode and ignores the action), SAME_STEP (the same
+        step resets it and puts the final observation and info into info["final_obs"] and info["final_info"]) or
+        DISABLED (the caller resets with `options={"reset_mask": mask}`). For the other arguments see StarpodEnv.
     """
 
     metadata: dict[str, Any] = METADATA
@@ -298,7 +300,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
     def _reset(
         self, indices: Iterable[int], seeds: Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> dict[int, dict[str, Any]]:
-        """Resets these, takes over what they show, and returns their infos."""
+        """Reset these environments, store their observations, and return their infos by index."""
         chosen = list(indices)
         if not chosen:
             return {}
@@ -321,7 +323,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
         return infos
 
     def _gather(self, by_index: Mapping[int, dict[str, Any]], infos: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The infos of single environments as one, behind those that there are."""
+        """Add the infos of single environments to the batched infos, and return those."""
         infos = infos or {}
         for index, info in by_index.items():
             infos = self._add_info(infos, info, index)
@@ -334,7 +336,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 class Codec:
-    """Between an environment's actions and observations and Gymnasium's spaces."""
+    """Converter between an environment's actions and observations and elements of Gymnasium spaces."""
 
     def __init__(self, spec: pb.EnvironmentSpec, first: Observation) -> None:
         self._names = list(spec.action_space.names)
@@ -359,7 +361,7 @@ class Codec:
             self.observation_space = AnyText()
 
     def act(self, action: Any) -> Action:
-        """What a member of the action space says to the environment. Raises ValueError for what is no member."""
+        """Convert an element of the action space to an action. Raises ValueError for other values."""
         if self._names:
             if not self.action_space.contains(action):
                 hint = f"write a number from 0 to {len(self._names) - 1}"
@@ -372,7 +374,7 @@ class Codec:
         return str(action) if isinstance(self.action_space, AnyText) else np.asarray(action)
 
     def observe(self, observation: Observation) -> Any:
-        """The observation as a member of the observation space."""
+        """Convert an observation to an element of the observation space."""
         if not self._shows_image:
             return observation.text
         image = observation.image
@@ -394,7 +396,7 @@ class Codec:
 
 
 def decode_image(data: bytes) -> np.ndarray:
-    """An encoded picture as uint8 of shape (height, width, 3). Needs Pillow."""
+    """Decode an image to a uint8 array of shape (height, width, 3). Requires Pillow."""
     from PIL import Image as Pillow
 
     with Pillow.open(io.BytesIO(data)) as picture:
@@ -407,7 +409,7 @@ async def _render(session: Session, mode: str) -> Any:
 
 
 def _wanted(observation: Observation) -> dict[str, Any]:
-    """What was wanted beyond the observation itself."""
+    """Return the optional fields that the observation contains, by name."""
     wanted: dict[str, Any] = {}
     if observation.state_key:
         wanted["state_key"] = observation.state_key

@@ -74,9 +74,9 @@ class History:
     Attributes:
         origin: the call that began the episode.
         actions: the actions of each step.
-        wants: the `want` of steps that had one, by number of the step from 1.
+        wants: the `want` of each step that had one, by step number from 1.
         keys: state keys of the replies. Entry 0 is of the first observation, entry i of the reply to step i.
-        digests: digests of the replies, with the same indices. 0 is not compared. It is an array, because freeing one
+        digests: digests of the replies, with the same indices. Entry 0 is not compared. An array, because freeing one
             Python object per step makes the next reset slow.
     """
 
@@ -123,12 +123,12 @@ class History:
             raise ReplayDiverged(step, key, found_key, "another observation, reward, outcome or end")
 
     def refused(self, step: int, reason: str) -> ReplayDiverged:
-        """Return the error of a replay in which a step was refused that had been accepted at first."""
+        """Return the error for a replay in which the server refused a step of the original episode."""
         return ReplayDiverged(step, self.keys[step], b"", f"the step was refused: {reason}")
 
     @property
     def start(self) -> Opened | Restored | Restarted:
-        """The origin of the episode that this one was forked from, directly or over several forks."""
+        """The origin of the episode from which this one was forked, through any number of forks."""
         origin = self.origin
         while isinstance(origin, Reseeded):
             origin = origin.parent.origin

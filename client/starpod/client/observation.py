@@ -106,7 +106,7 @@ class Outcome:
 
 
 class Observation:
-    """The news for the agent since its last turn, without earlier turns.
+    """An observation: what is new for the agent since its last turn. Earlier turns are not repeated.
 
     Attributes:
         parts: texts, images, JSON values and arrays, in reading order.
@@ -168,7 +168,7 @@ class Observation:
 class Transition:
     """The result of one turn.
 
-    The properties are computed on access, so that a trainer that reads only texts and rewards does not pay for others.
+    The properties are computed on access, because a trainer may read only texts and rewards.
 
     Attributes:
         reward: the sum over the sub-actions.

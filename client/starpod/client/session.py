@@ -282,7 +282,7 @@ def _copy(state: SessionState, message: pb.Session, *, reseed: bool) -> SessionS
 
 
 def options_struct(options: Mapping[str, Any] | None) -> struct_pb2.Struct | None:
-    """Convert options to a message. Raises BadArgument for a value that is no JSON, or that would be rounded."""
+    """Convert options to a message. Raises BadArgument for a value that is not JSON or would be rounded."""
     if options is None:
         return None
     struct = struct_pb2.Struct()

@@ -16,7 +16,7 @@ class Snapshot:
     environment_version: str
     """Version that wrote the state, for example 1.0.0."""
     state: bytes
-    """Opaque to the client."""
+    """Serialised state, opaque to the client."""
     digest: bytes
     """SHA-256 of environment_id, NUL, environment_version, NUL, state."""
 
@@ -43,6 +43,6 @@ class Snapshot:
         """Read what `to_bytes` wrote.
 
         Raises:
-            google.protobuf.message.DecodeError: the bytes are no snapshot.
+            google.protobuf.message.DecodeError: the bytes are not a snapshot.
         """
         return cls.from_proto(pb.SessionSnapshot.FromString(data))

@@ -39,7 +39,7 @@ def _note_fork() -> None:
 
 if sys.platform != "win32":
     os.register_at_fork(before=_look_before_fork, after_in_child=_note_fork)
-# Else gRPC starts its threads anew in the child, where they ended 4 of 60 such processes by SIGSEGV.
+# Otherwise gRPC restarts its threads in the child, and 4 of 60 such processes crashed with SIGSEGV.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
@@ -102,7 +102,7 @@ class Transport:
     max_message_bytes: int = 64 * 1024 * 1024
     """Maximum size of one message in either direction."""
     keepalive_seconds: float = 20.0
-    """Interval between pings on an idle connection. A ping without an answer after half of it ends the connection."""
+    """Interval between pings on an idle connection. The connection is closed if no answer comes within half of it."""
 
     def channel(self, address: str, server_name: str = "") -> grpc.aio.Channel:
         """Make a channel that shares no connections with other channels.
@@ -141,11 +141,11 @@ class Transport:
 
 
 _JITTER = random.Random()
-"""Separate from the global random state: a seeded program repeats its run even if connections fail at other times."""
+"""Separate from the global random state, so that seeded programs are reproducible even if connections fail."""
 
 
 class Backoff:
-    """Exponentially growing waits with jitter, so that clients do not all come back at once.
+    """Exponentially growing waits with jitter, so that clients do not all reconnect at once.
 
     Args:
         first: the first span, in seconds.
@@ -196,7 +196,7 @@ def is_loopback(address: str) -> bool:
 
 
 def join_endpoint(endpoint: str, host: str) -> str:
-    """Return the address of an endpoint that a server lists. An endpoint without a host is on `host`, the server's."""
+    """Return the address of an endpoint that a server lists. `host` is used if the endpoint has none."""
     listed_host, port = split_address(endpoint)
     return f"{host if listed_host in ('', '0.0.0.0', '[::]') else listed_host}:{port}"
 

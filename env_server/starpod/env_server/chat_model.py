@@ -32,7 +32,7 @@ class ChatModel:
     def from_variables(cls, prefix: str) -> ChatModel:
         """Return the model that the environment variables PREFIX_URL, PREFIX_MODEL and PREFIX_KEY describe.
 
-        Call it in `prepare`. Options are no place for an address, because callers must not choose where a server calls.
+        Call it in `prepare`. The address must not be an option: callers must not choose which hosts a server calls.
 
         Raises:
             Unavailable: PREFIX_URL is not set.

@@ -125,7 +125,7 @@ def _registry(environments: tuple[str, ...], wanted: Wanted) -> Registry:
         except NothingFits as error:
             if text.partition(":")[2] != "*":
                 raise
-            nothing.append(error)  # `*` asks for all that can be hosted, which is none
+            nothing.append(error)  # `*` selects all environments that can be hosted, and there are none
     if nothing and not registry.ids:
         raise nothing[0]
     for each in nothing:

@@ -16,37 +16,37 @@ class ServerLimits:
     """Limits of one worker process. Sizes are in bytes, times in seconds."""
 
     max_sessions: int = 20_000
-    """Live sessions of all tenants."""
+    """Maximum number of live sessions of all tenants."""
     max_message_bytes: int = 20 * MEBIBYTE
-    """Bytes of a message in either direction; 0 means no limit."""
+    """Maximum size of a message in either direction; 0 means no limit."""
     max_calls_in_flight: int = 20_000
-    """Calls that are being executed."""
+    """Maximum number of calls that are being executed."""
     max_snapshot_bytes: int = 16 * MEBIBYTE
-    """Bytes of a sealed state."""
+    """Maximum size of a sealed state."""
     max_processes: int = 256
-    """Processes of environments of class `process`."""
+    """Maximum number of processes for environments of class `process`."""
     max_group: int = 4_096
-    """Sessions that one Open, Fork or Restore may create."""
+    """Maximum number of sessions that one Open, Fork or Restore may create."""
     max_step_actions: int = 1_024
-    """Sub-actions of one Step."""
+    """Maximum number of sub-actions in one Step."""
     max_step_bytes: int = 4 * MEBIBYTE
-    """Bytes of one Step's actions."""
+    """Maximum size of one Step's actions."""
     max_options_bytes: int = 65_536
-    """Bytes of the options in one request."""
+    """Maximum size of the options in one request."""
     max_values: int = 8_192
-    """JSON values in the options or actions of one request."""
+    """Maximum number of JSON values in the options or actions of one request."""
     default_lease_seconds: float = 600.0
     """Lease of a session whose caller asks for none."""
     max_lease_seconds: float = 86_400.0
     """Longest lease that is granted."""
     max_connections: int = 4_096
-    """Connections to a port."""
+    """Maximum number of connections to a port."""
     max_connections_per_address: int = 1_024
-    """Connections of one address to a port; 0 means no limit."""
+    """Maximum number of connections from one address to a port; 0 means no limit."""
     max_health_calls: int = 1_024
-    """Open calls that need no token."""
+    """Maximum number of open calls that need no token."""
     max_streams: int = 1_024
-    """Connected streams of all tenants."""
+    """Maximum number of connected streams of all tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class HTTP:
     endpoints: tuple[str, ...] = ()
     """HTTP addresses, host:port, of all workers including this one; empty if there is only one worker."""
     hosts: tuple[str, ...] = ()
-    """Names by which callers may reach it, besides localhost and addresses."""
+    """Host names by which callers may reach it, besides localhost and IP addresses."""
     mcp: bool = False
     """Whether MCP is served at /mcp."""
     ors: bool = False

@@ -145,7 +145,7 @@ def want_from(message: pb.Want) -> Want:
 
 
 def limits_from(overrides: pb.LimitOverrides, present: Limits) -> Limits:
-    """Return the present limits with the given fields replaced."""
+    """Return the current limits with the given fields replaced."""
     if not overrides.ByteSize():
         return present
     return Limits(

@@ -87,7 +87,7 @@ class EnvironmentOptions(BaseModel):
     def changed(self, *names: str) -> list[str]:
         """Return the named options that differ from their defaults, to check options that exclude each other.
 
-        Comparing with the default is needed because a log that records all options passes the defaults explicitly.
+        Options are compared with their defaults, because a caller that records all options passes defaults explicitly.
         """
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
@@ -145,11 +145,11 @@ class EnvironmentSpec:
     actions: tuple[str, ...] = ()
     """Names of all actions, if the set is fixed. Matching ignores case; `step` receives the name as written here."""
     grammar: str = ""
-    """Description of how to write an action, for people and prompts, if there is no fixed set."""
+    """Description of how to write an action, for people and prompts, if the actions have no fixed names."""
     tools: tuple[Tool, ...] = ()
     """Tools that an action may call."""
     tensor: TensorSpec | None = None
-    """Description of tensor actions; None if actions are no tensors."""
+    """Description of tensor actions; None if actions are not tensors."""
     observation_modes: tuple[str, ...] = ()
     """Values of the option `observation`, if the environment has that option."""
     fully_observed: bool = False
@@ -169,9 +169,9 @@ class EnvironmentSpec:
     restores: str = ""
     """Versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0"."""
     slow_reset: bool = False
-    """True runs `reset` on a thread although steps are inline, for example to search for a start state."""
+    """True if `reset` must run on a thread although steps are inline, for example because it searches for a start."""
     slow_render: bool = False
-    """True runs `render` on a thread, and `observe` if it draws. A turn is undone if they raise Busy."""
+    """True if `render`, and `observe` if it draws, must run on a thread. A turn is undone if they raise Busy."""
     step_timeout: float = 60.0
     """Seconds after which a step in a process counts as hung and its session as lost."""
     effects: bool = False
@@ -198,7 +198,7 @@ class Outcome(NamedTuple):
     success: bool | None = None
     """Whether the task is solved; None while that is undecided or if the environment cannot tell."""
     valid: bool = True
-    """False if the action made no sense in this state. This is no error, because a policy learns from it."""
+    """False if the action made no sense in this state. This is not an error, because a policy learns from it."""
     effective: bool = True
     """False if the action changed nothing."""
     reward_parts: Mapping[str, float] | None = None
@@ -213,7 +213,7 @@ INVALID = Outcome(valid=False, effective=False)
 """Outcome of an action that made no sense and changed nothing."""
 
 UNKNOWN_NAME = Outcome(valid=False, effective=False, info={})
-"""Outcome of an action name that does not exist. It is not executed and counts against no limit.
+"""Outcome of an action name that does not exist. It is not executed and does not count towards any limit.
 
 The server returns it for names that are not in the spec. An environment whose names change within an episode returns it
 itself.
@@ -251,7 +251,7 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: Any) -> Outcome:
-        """Execute one sub-action. A bad action is no exception but an Outcome with `valid=False`."""
+        """Execute one sub-action. For a bad action, return an Outcome with `valid=False` instead of raising."""
 
     @abstractmethod
     def render(self, mode: str = "text") -> str | bytes:
@@ -261,7 +261,7 @@ class Environment(ABC):
 
     @classmethod  # noqa: B027 - most environments have nothing to load
     def prepare(cls) -> None:
-        """Load data that all sessions share. Called once per process that hosts the class, before its first session.
+        """Load data that all sessions share. Called once in each process that hosts the class, before any session.
 
         Raises:
             Unavailable: the class cannot be hosted here.
@@ -271,8 +271,8 @@ class Environment(ABC):
     def use_stores(cls, stores: Sequence[str]) -> bool:
         """Accept the data that `starpod serve --store` names.
 
-        Called before `prepare`, and only in the server's own process. Data for other processes goes into `os.environ`,
-        which they inherit.
+        It is called before `prepare`, and only in the server's own process. To pass data to other processes, set it in
+        `os.environ`, which they inherit.
 
         Returns:
             Whether the environment uses stores. The default is False.

@@ -273,7 +273,7 @@ class Episode:
             raise
 
     def observe(self, want: Want, pictures: Pictures | None = None) -> Observation:
-        """Return the present observation with the wanted optional fields.
+        """Return the current observation with the wanted optional fields.
 
         `pictures` holds pictures of other members of the group. Matching ones are reused, and new ones are added.
         """
@@ -349,7 +349,7 @@ class Episode:
 
     @classmethod
     def load(cls, environment: type[Environment], data: bytes) -> Episode:
-        """Return the episode that `save` wrote. Raises StateError if the bytes are no episode of this environment."""
+        """Return the episode that `save` wrote. Raises StateError if the bytes are not an episode of this class."""
         saved = SavedEpisode.read(environment, data)
         instance = environment()
         instance.options, instance.seed = saved.options, saved.seed
@@ -367,7 +367,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class SavedEpisode:
-    """A validated saved episode. Reading it runs no code of the environment except its options."""
+    """A validated saved episode. Reading it runs none of the environment's code except its options' validators."""
 
     options: EnvironmentOptions
     limits: Limits

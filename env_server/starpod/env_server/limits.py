@@ -34,7 +34,8 @@ class Quota:
     """Maximum number of live sessions."""
     calls_per_second: float = 0.0
     """Maximum rate of unary calls, calls on streams and rows of columns, in total. A call that creates a group counts
-    once per member, and each 64 KiB of a request counts as one more call. Bursts may have one second's worth."""
+    once per member, and each 64 KiB of a request counts as one more call. A burst may have one second's
+        worth of calls."""
     streams: int = 0
     """Maximum number of connected streams."""
 

@@ -45,7 +45,7 @@ class Metrics(Collector):
         self.calls_in_flight = 0
         self.streams = 0
         self.hang_ups: Counter[str] = Counter(grpc=0, http=0)
-        """Number of calls by transport whose caller left or gave up before the reply. They are no failures of the
+        """Number of calls by transport whose caller left or gave up before the reply. They are not failures of the
         server."""
         self.tenants: Tenants | None = None
         self.effects: Counter[tuple[str, str]] = Counter()

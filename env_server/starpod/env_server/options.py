@@ -164,7 +164,7 @@ _PLAIN = (
     ),
     _option("--otlp-endpoint", default="", help="Send OpenTelemetry spans to this collector, host:port."),
 )
-"""Options that are fields of ServerConfig by themselves."""
+"""Options that map directly to fields of ServerConfig."""
 
 
 # --- HTTP --------------------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ _REAP_SECONDS = 1.0
 _SHORT_LIVED_CALLS = 1_000
 """Calls at once in addition to those that have their own limits: calls that are being refused."""
 _TRIM_BYTES = 16 * 2**20
-"""Bytes of large requests after which free memory is returned to the system. Below that, it is returned once no more
-come."""
+"""Bytes of large requests after which free memory is returned to the system. Before that, it is returned only once no
+more requests arrive."""
 _CALLS_PER_CONNECTION = 2_048
 _OTHER_DESCRIPTORS = 1_024
 _IDLE_KEEPALIVES = 2

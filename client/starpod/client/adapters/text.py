@@ -144,7 +144,7 @@ class Episode:
     Attributes:
         first: the text before the model's first reply: instructions, format of a reply, first observation.
         rewards: the reward of each turn.
-        reward: their sum.
+        reward: the sum of `rewards`.
     """
 
     def __init__(self, session: Session, reader: Reader) -> None:
@@ -188,7 +188,7 @@ class Episode:
 
 
 def converse(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return copies of the messages with the text appended to the last one if it is the user's, else as a new one."""
+    """Return copies of the messages with the text appended to the last one, or added if that is not the user's."""
     copies = [dict(message) for message in messages]
     if copies and copies[-1]["role"] == "user":
         content = copies[-1]["content"]

@@ -1,7 +1,7 @@
 """Connection to one server: one channel and one Stream. It batches calls and matches replies, without recovery.
 
-A program that needs no recovery, such as a load generator, uses it directly: subclass `Step` for what is stepped, pass
-the steps to `Connection.submit_steps`, and receive their replies in batches, as a `StepReceiver`.
+A program that needs no recovery, such as a load generator, can use it directly. It subclasses `Step` for its sessions,
+passes the steps to `Connection.submit_steps`, and receives their replies in batches, as a `StepReceiver`.
 """
 
 from starpod.client.connection.calls import (

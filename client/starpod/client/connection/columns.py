@@ -98,7 +98,7 @@ def read_transitions(
     if len(kinds) != 1 or not issubclass(kinds.pop(), Step):
         for call_id, call in zip(call_ids, steps, strict=True):
             if isinstance(call, Call):
-                pending[call_id] = call  # a row cannot answer a call that is no step
+                pending[call_id] = call  # a row can only answer a step
         batch = _keep_rows(batch, [isinstance(step, Step) for step in steps])
     broken = _broken_rows(batch, single=not columns.outcome_counts)
     refused = [(batch.steps[row], reason) for row, reason in broken.items()]
@@ -106,8 +106,8 @@ def read_transitions(
 
 
 def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
-    """Return the error of each invalid row. `single` says that each row has one outcome: then a valid batch is checked
-    by a few C-level passes."""
+    """Return the error of each invalid row. If each row has one outcome (`single`), a few
+    C-level passes check a valid batch."""
     try:
         check_rewards(batch.rewards)
         if single:

@@ -20,8 +20,8 @@ Host = tuple[Replica, pb.EnvironmentSpec]
 def least_loaded(hosts: Sequence[Host]) -> Host | None:
     """Return the least loaded of at most CANDIDATES random hosts, or None if none of these accepts sessions now.
 
-    With the load of all hosts, which is reported every few seconds, all clients would choose the same server at the
-    same time (Mitzenmacher, "How useful is old information?", 2000). A random sample balances well and takes constant
+    Loads are reported every few seconds. If clients compared all hosts, they would all choose the same server until the
+    next report (Mitzenmacher, "How useful is old information?", 2000). A random sample balances well and takes constant
     time: see docs/benchmarks.md.
     """
     candidates = _random.sample(hosts, min(CANDIDATES, len(hosts)))

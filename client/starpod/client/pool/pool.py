@@ -46,7 +46,7 @@ class ServerPool:
         self._by_address: dict[str, Replica] = {}
         # The ready servers, by id of their process.
         self.by_instance: dict[str, Replica] = {}
-        # Cache of the servers that host what was asked for. Cleared when a server comes, goes or changes.
+        # Cache: request -> servers that host it. Cleared when a server comes, goes or changes.
         self._hosts: dict[tuple[str, ...], list[Host]] = {}
         self._addresses = addresses
         self.transport = transport

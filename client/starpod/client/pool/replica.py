@@ -87,8 +87,9 @@ class Replica(Connection):
         until: float,
         unclaimed: Callable[[Response], None] | None = None,
     ) -> Response:
-        """See Connection.call. Sessions opened for a caller that was cancelled are closed. After an error with the
-        advice "reopen", or Overloaded on opening, another server may accept the call."""
+        """Send a call, as Connection.call does, and close sessions that were opened for a cancelled caller.
+
+        After an error with the advice "reopen", or Overloaded on opening, another server may accept the call."""
         if method in _OPENING:
             unclaimed = self._close_opened
         try:

@@ -24,9 +24,9 @@ from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
 
 MAX_LOSSES = 3
-"""Give up after one call has lost its session this often, because the call itself probably ends the session."""
+"""Give up on a call after it has lost its session this many times: the call itself probably ends the session."""
 MAX_CRASHES = 10
-"""Give up after one call has lost its server this often. The limit is higher, as servers also end for other reasons."""
+"""Give up on a call after it has lost its server this many times. Servers also end for reasons other than the call."""
 
 logger = logging.getLogger("starpod.client")
 
@@ -231,7 +231,7 @@ class Recovery:
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
     async def _checkpoint_step(self, state: SessionState, transition: Transition, reply: Reply) -> None:
-        """Take a snapshot before the caller gets the step's reply, so that recovery never undoes a turn it has seen."""
+        """Take a snapshot before the caller gets the step's reply, so that recovery never undoes a known turn."""
         try:
             await self._take_checkpoint(state)
         except StarpodError as error:

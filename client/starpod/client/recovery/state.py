@@ -22,9 +22,9 @@ class BatchResult(Generic[T]):
     """The results of calls that were made together, with one future for all of them.
 
     Attributes:
-        future: resolves to `values` when all results are there.
+        future: resolves to `values` when no result is missing.
         values: results or errors by slot.
-        missing: number of results that are not there yet.
+        missing: number of results that have not arrived.
         failed: whether there is an error among them.
     """
 
@@ -74,7 +74,7 @@ class SessionState(Step):
         last: the last transition, or the first observation.
         wanted: optional fields of observations.
         show_key: whether the caller wants state keys.
-        step_shows_key: the same for a step in flight that has its own `want`.
+        step_shows_key: `show_key` for a step in flight that has its own `want`.
         history: the log; None if the session cannot be recovered.
         checkpoints: whether a snapshot is taken after every step.
         busy: whether a call is in flight.
@@ -82,7 +82,7 @@ class SessionState(Step):
         single: the result of steps made by `Session.step`, reused for each of them.
         waiting: calls that wait until the call in flight is over.
         retry: retries of the step in flight; None until it fails.
-        recoveries: how often the session was recovered.
+        recoveries: number of times that the session was recovered.
     """
 
     __slots__ = (

@@ -24,7 +24,7 @@ LONG_START = 5.0
 
 
 class Family(Protocol):
-    """A module named by an entry point of the group.
+    """A module that hosts environments of another package, registered by an entry point.
 
     If the family supports patterns, it also has a function `installed(pattern)`, which returns the matching names.
     """

@@ -36,7 +36,7 @@ MAX_REPLAYED_ACTIONS = 20_000
 """Maximum number of actions in a saved episode, because restoring it replays them all."""
 
 MOST_TURNS = 1000
-"""Limit on turns if the package names none. A package's own limit counts actions, and a turn may have none."""
+"""Maximum number of turns if the package sets none. A package's own limit counts actions, and a turn may have none."""
 
 _WORD_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PLACED = random.Random(0)
@@ -44,7 +44,7 @@ _PLACED = random.Random(0)
 environment."""
 
 
-# --- what others must know of it ---------------------------------------------------------------------------------
+# --- facts for other processes -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ProbeResult:
     tools: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
     """Its tools as [name, description, JSON Schema of the arguments]."""
     expert: bool = False
-    """Whether it knows good actions."""
+    """Whether it can suggest good actions."""
 
     def overridden(self, request: HostingRequest) -> ProbeResult:
         """Return the result with the operator's setting for `deterministic`, if there is one."""
@@ -118,7 +118,7 @@ class Game(ABC):
 
     @abstractmethod
     def play(self, action: Action) -> Outcome:
-        """Execute one action. Returns INVALID itself, and only then, if the action was not executed."""
+        """Execute one action. Return the object INVALID if, and only if, the action was not executed."""
 
     @abstractmethod
     def observe(self) -> str | Sequence[Part]: ...
@@ -153,7 +153,7 @@ class Game(ABC):
 class Hosted(Environment):
     """Base of hosted environments. Its state is the list of actions, which a copy or a restored environment replays.
 
-    `copies` says whether `Game.copy` is reliable. `reference` is how another process creates the class.
+    `copies` says whether `Game.copy` is reliable. `reference` says how another process creates the class.
     """
 
     copies: ClassVar[bool] = False
@@ -318,7 +318,7 @@ def publish(
 
 
 def plain(value: Any, exclude: set[str] | None = None) -> Any:
-    """Return a value of any package, without the fields in `exclude`, as JSON-like values or else as text."""
+    """Convert a value of any type, including third-party types, to JSON-like values. `exclude`: fields to omit."""
     return to_jsonable_python(value, exclude=exclude, serialize_unknown=True, inf_nan_mode="strings")
 
 

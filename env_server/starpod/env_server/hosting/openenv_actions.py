@@ -1,4 +1,4 @@
-"""Actions of an OpenEnv environment: its own action model, calls of its MCP tools, or both."""
+"""Actions of an OpenEnv environment: its own action model, calls to its MCP tools, or both."""
 
 from __future__ import annotations
 

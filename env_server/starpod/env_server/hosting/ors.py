@@ -67,7 +67,7 @@ class GameFactory:
     """Number of tasks in the split."""
     tools: Mapping[str, Tool]
     answer: tuple[str, str | None] | None
-    """Tool that plain text calls, and its text argument (None if it has none). None if plain text is no action."""
+    """Tool that plain text calls, and its text argument, if any. None if plain text is not an action."""
 
     @property
     def grammar(self) -> str:

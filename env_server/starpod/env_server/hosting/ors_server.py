@@ -19,7 +19,7 @@ _SECONDS = 60.0
 _STARTING_SECONDS = 120.0
 """Maximum seconds that a session may take to start."""
 _CLOSING_SECONDS = 5.0
-"""Timeout for ending a session. The ends of others wait for it."""
+"""Timeout for ending a session. Other sessions that are ending wait for it."""
 _ATTEMPTS = 5
 
 

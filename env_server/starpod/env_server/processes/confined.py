@@ -1,4 +1,4 @@
-"""Run untrusted code, such as a model's, in a process that has given up all rights before.
+"""Run untrusted code, such as a model's, in a process that has first given up all its rights.
 
 The process is forked from the server's fork server, loads a runner (a trusted Python file), and confines itself with
 sandbox.py, without any file or network. Then it passes the work to the runner. Its reply may be any bytes, and must not
@@ -54,7 +54,7 @@ def run_confined(
     Args:
         runner: path of the Python file.
         work: bytes for `main`.
-        cpu_seconds: CPU time; ten times as long on the wall clock.
+        cpu_seconds: limit of CPU time; the wall-clock limit is ten times as long.
         memory_bytes: address space in addition to what starting takes.
         most_reply: maximum number of bytes of the reply that are read.
 

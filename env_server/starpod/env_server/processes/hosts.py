@@ -247,7 +247,7 @@ class LocalHost:
 
         Args:
             data: what `save` returned.
-            rehearse: whether anybody may have written it. The environment then tries it, which costs milliseconds.
+            rehearse: whether the data is untrusted. A copy is then tried first, which takes milliseconds.
         """
 
         def work() -> Episode:

@@ -1,7 +1,7 @@
 """Linux namespaces for a process: a root with only the files that it may read, and a user that no other process has.
 
 Landlock prevents opening other files, but not reading their names, sizes and times. In a separate root they do not
-exist. Root needs only a mount namespace. Other users first need a user namespace, which some systems do not allow.
+exist. The root user needs only a mount namespace. Other users first need a user namespace, which some systems forbid.
 """
 
 from __future__ import annotations

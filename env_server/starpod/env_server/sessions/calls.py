@@ -1,4 +1,4 @@
-"""The contract's calls on messages and sessions. Unary calls and Stream share them, so no connection appears here."""
+"""The contract's calls, independent of the transport: unary calls and the Stream share them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MAX_FIELDS = 2**18
 LARGE_BYTES = 65_536
 """Requests above this many bytes fragment the heap."""
 OTHER_BYTES = 65_536
-"""Bytes that a unary request may have besides the fields that have their own limit."""
+"""Maximum size in bytes of a unary request, not counting fields with their own limit."""
 _CREATING = (pb.OpenRequest, pb.ForkRequest, pb.RestoreRequest)
 _ID_BYTES = 68
 """Bytes of one session id in a message, including its tag and length."""
@@ -43,8 +43,8 @@ _CHUNK = 2**14
 _SLICE = 2**14
 """Fields that are scanned before the event loop serves others."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""Match a JSON string. An unterminated one extends to the end of the text, or each later quotation mark would start
-another scan."""
+"""Match a JSON string. An unterminated string extends to the end of the text. Otherwise each later quotation mark would
+start another scan."""
 
 
 def check_size(kind: type[Message], size: int, limits: ServerLimits) -> None:
@@ -254,7 +254,7 @@ def check_texts(texts: Sequence[str], limits: ServerLimits) -> None:
 
 
 def count_bytes(texts: Sequence[str], limit: int) -> int:
-    """Return the UTF-8 bytes of the texts, or their characters if that shows on which side of `limit` the bytes are."""
+    """Return the number of UTF-8 bytes, or of characters if that suffices to compare the bytes with `limit`."""
     characters = sum(map(len, texts))
     if characters > limit or characters * _BYTES_OF_A_CHARACTER <= limit:
         return characters

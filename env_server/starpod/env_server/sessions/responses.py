@@ -8,7 +8,7 @@ from starpod.env_server.errors import CallError
 from starpod.v1 import environment_pb2 as pb
 
 ENVELOPE_BYTES = 64
-"""Maximum bytes of a stream's message besides its only reply."""
+"""Maximum bytes of a stream's message in addition to its only reply."""
 
 
 def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterator[pb.StreamResponse]:

@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 _PER_CONNECTION = 16
 _ADDRESS_SHARE = 4
-"""One address may have one in this many of the calls that need no token."""
+"""One address may use at most 1 / this of the limit on calls that need no token."""
 _REQUEST_SECONDS = 5.0
 """Timeout for receiving the request of a call that needs no token."""
 _REQUEST_BYTES = 4_096
@@ -269,7 +269,7 @@ class _Bound:
 
     @contextmanager
     def hold(self, peer: str) -> Iterator[None]:
-        """Count a call while the context lasts. `peer` is gRPC's name of its connection. Raises OVERLOADED."""
+        """Count a call while the context lasts. `peer` is gRPC's peer name. Raises OVERLOADED."""
         keys = ("all", address_of(peer)[0], peer)
         for key, limit, whose in zip(
             keys, self._limits, ("all callers", "your address", "your connection"), strict=True

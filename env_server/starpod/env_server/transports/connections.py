@@ -1,6 +1,6 @@
-"""Limits on the connections of one address, so that a single stranger cannot take them all.
+"""Limits on the connections of one address, so that a single caller cannot take them all.
 
-gRPC limits the total number of connections and closes idle ones, but does not tell whose they are. This process
+gRPC limits the total number of connections and closes idle ones, but does not count them by address. This process
 therefore counts its own sockets, and shuts down those above an address's share. To gRPC, that looks as if the caller
 hung up.
 """
@@ -19,7 +19,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def address_of(peer: str) -> tuple[str, int]:
-    """Return address and port from gRPC's name of a connection. An IPv6 address is reduced to its /64 network."""
+    """Return address and port from gRPC's peer name. An IPv6 address is reduced to its /64 network."""
     address, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return _network(address.strip("[]")), int(port) if port.isdecimal() else 0
 

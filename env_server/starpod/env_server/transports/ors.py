@@ -295,7 +295,7 @@ def _seed(given: Json) -> int:
 
 
 def _place(given: Json, name: str) -> int | None:
-    """Return an end of a range of tasks, as in a slice."""
+    """Return the start or stop of a range of tasks, as in a slice."""
     value = given.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise bad_argument(name, "is no whole number")

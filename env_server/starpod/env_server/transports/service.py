@@ -66,7 +66,7 @@ class EnvironmentService:
         self._endpoints = endpoints
         self.tables: dict[str, SessionTable] = {}
         self.stream_peers: Counter[str] = Counter()
-        """Number of Streams by gRPC's name of the connection."""
+        """Number of open Streams per connection, keyed by gRPC's peer name."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the gRPC handlers. They receive bytes, because requests are parsed when it is the caller's turn."""
@@ -138,7 +138,7 @@ class EnvironmentService:
             await _abort(context, failure)
 
     async def stream(self, connection: StreamConnection, metadata: Metadata, peer: str) -> None:
-        """Serve a Stream until it ends. `peer` is gRPC's name of the connection. Raises as StreamServer.run does."""
+        """Serve a Stream until it ends. `peer` is gRPC's peer name. Raises as StreamServer.run does."""
         grant = self._authenticator.identify(metadata)
         if self._worker.metrics.streams >= (limit := self._worker.limits.max_streams):
             raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)

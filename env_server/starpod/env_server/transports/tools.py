@@ -37,7 +37,7 @@ def turn_tools(spec: pb.EnvironmentSpec, taken: Collection[str] = (STEP,)) -> It
 
 
 def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]) -> list[pb.Action]:
-    """Return the turn that a tool call stands for. Raises BAD_ARGUMENT, about `name` if there is no such tool."""
+    """Return the actions of the turn that a tool call represents. Raises BAD_ARGUMENT, also for an unknown tool."""
     if tool == STEP:
         actions = arguments.get("actions")
         if not isinstance(actions, list) or not all(isinstance(each, str) for each in actions):

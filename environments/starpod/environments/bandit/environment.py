@@ -83,7 +83,7 @@ class BanditOptions(EnvironmentOptions):
 
 
 class Bandit(Environment):
-    """An episode of one pull. The seed determines the names' order, the dynamics seed whether the high arm wins."""
+    """An episode of one pull. The seed orders the names. The dynamics seed determines whether the high arm wins."""
 
     spec = EnvironmentSpec(
         id="bandit-v1",

@@ -79,7 +79,7 @@ class CodingOptions(EnvironmentOptions):
 class Coding(Environment):
     """Programming tasks. The seed determines the task and its tests, and equal programs have equal results.
 
-    To be deterministic, the limit counts Python instructions; the time limit only ends programs whose single
+    The limit counts Python instructions, so that it is deterministic. The time limit only ends programs whose single
     instructions take long. Clock, process id and random numbers are the same in every process. Memory addresses (`id`,
     the default `repr`) and facts about the machine still differ.
     """
@@ -166,7 +166,7 @@ class Coding(Environment):
     def _run(self, program: str) -> tuple[str, list[tuple[Any, Any]]]:
         """Run a program. Returns the error of the program as a whole ("" if none), and an error or value per test.
 
-        The output of the process is not trusted. It contains only values, and the process does not know the right ones.
+        The output of the process is not trusted. It holds only values, and the process does not know the expected ones.
         """
         task, options = self.task, self.options
         work = {

@@ -11,7 +11,7 @@ _GREY, _LIGHT = (150, 156, 170), (222, 226, 236)
 
 
 def draw(text: str, program: str, passed: Sequence[bool], told: str) -> bytes:
-    """Draw a PNG of 720 pixels' width. `passed` contains the results of the latest attempt's tests."""
+    """Draw a PNG that is 720 pixels wide. `passed` contains the results of the latest attempt's tests."""
     story = textwrap.wrap(text, 84)
     code = [line[:84] for line in program.splitlines()][:16] or ["# nothing written yet"]
     height = 90 + 20 * len(story) + 19 * len(code) + 60

@@ -4,8 +4,8 @@ This file is loaded by its path before the process loses access to all files, so
 import.
 
 A trace function counts the program's instructions. An audit hook refuses what would remove the trace function, access a
-frame, or run code that is not traced (profilers, audit hooks, threads). That makes it hard to evade the count, but is
-no sandbox: only the limit of the CPU time cannot be evaded.
+frame, or run code that is not traced (profilers, audit hooks, threads). This makes it hard to evade the count,
+but it is not a sandbox. Only the CPU time limit cannot be evaded.
 """
 
 import _thread

@@ -82,7 +82,10 @@ class FrozenLakeOptions(EnvironmentOptions):
 
 
 class FrozenLake(Environment):
-    """A frozen lake. The seed determines the map, the dynamics seed the slips. A hole or the goal ends the episode."""
+    """A frozen lake. An episode ends in a hole or at the goal.
+
+    The seed determines the map, and the dynamics seed determines the slips.
+    """
 
     spec = EnvironmentSpec(
         id="frozen_lake-v1",

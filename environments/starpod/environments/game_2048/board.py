@@ -6,7 +6,7 @@ import functools
 import random
 
 ACTIONS = ("Up", "Right", "Down", "Left")
-"""The actions, in the order of the original's action numbers."""
+"""The actions, in the order of their numbers in the original game."""
 
 Board = tuple[int, ...]
 """Tiles row by row; 0 is an empty cell."""

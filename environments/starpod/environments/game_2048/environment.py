@@ -79,7 +79,7 @@ class Game2048Options(EnvironmentOptions):
 
 
 class Game2048(Environment):
-    """The game 2048. The seed determines the first two tiles, the dynamics seed all later ones."""
+    """The game 2048. The seed determines the first two tiles, and the dynamics seed determines all later tiles."""
 
     spec = EnvironmentSpec(
         id="game_2048-v1",

@@ -22,7 +22,7 @@ _ABILITIES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("fork", "knife", "spoon", "ladle"), ("clean",)),
     **dict.fromkeys(("book", "pen", "newspaper", "keychain", "watch", "vase"), ("look",)),
 }
-"""Kinds of things -> kinds of tasks besides placing them."""
+"""Kind of thing -> kinds of tasks that it allows, besides placing it."""
 THINGS = tuple(_ABILITIES)
 
 TASKS = ("place", "place_two", "clean", "heat", "cool", "look")

@@ -11,7 +11,7 @@ _INK, _BLUE = (36, 40, 50), (40, 84, 170)
 
 
 def draw(question: str, query: str, found: Sequence[tuple[str, str]], verdict: str) -> bytes:
-    """Draw a PNG of 640 pixels' width.
+    """Draw a PNG that is 640 pixels wide.
 
     Args:
         question: the question.

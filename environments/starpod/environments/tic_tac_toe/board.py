@@ -48,7 +48,7 @@ def is_over(board: str) -> bool:
 def value(board: str) -> int:
     """Return the value of perfect play for the player whose turn it is.
 
-    A win is positive and larger the sooner it comes; a loss is negative and smaller the sooner it comes; a draw is 0.
+    A win is positive, a draw is 0 and a loss is negative. Wins and losses that come sooner have a larger magnitude.
     """
     if winning_line(board):
         return -(1 + board.count("."))

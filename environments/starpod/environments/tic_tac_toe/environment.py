@@ -37,7 +37,7 @@ class TicTacToeOptions(EnvironmentOptions):
 
 
 class TicTacToe(Environment):
-    """Tic-tac-toe. The seed determines side and opening, the dynamics seed the opponent's moves."""
+    """Tic-tac-toe. The seed determines side and opening, and the dynamics seed determines the opponent's moves."""
 
     spec = EnvironmentSpec(
         id="tic_tac_toe-v1",
@@ -108,7 +108,7 @@ class TicTacToe(Environment):
         return next((CELLS[cell] for cell in best_cells(self.board)), None)
 
     def score(self) -> float:
-        """Return 0.9 while the result of perfect play is no worse than at the start, 1 at a successful end, else 0."""
+        """Return 1 after success, 0.9 while perfect play has no worse a result than at the start, else 0."""
         return (1.0 if is_over(self.board) else 0.9) * self._keeps_result()
 
     def render(self, mode: str = "text") -> str | bytes:

@@ -11,7 +11,7 @@ _LINE, _WIDTH = 26, 620
 
 
 def draw(problem: str, work: Sequence[str], verdict: str) -> bytes:
-    """Draw a PNG of 620 pixels' width with the problem, a line per calculation, and the verdict."""
+    """Draw a PNG, 620 pixels wide, with the problem, a line per calculation, and the verdict."""
     story = textwrap.wrap(problem, 62)
     shown = [line if len(line) <= 60 else line[:59] + "…" for line in work[-12:]]
     rows = len(story) + max(3, len(shown)) + 3

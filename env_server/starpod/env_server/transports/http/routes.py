@@ -1,7 +1,8 @@
 """Paths of the contract's methods, by the rules of google.api.http, with custom verbs after a colon.
 
-A call on one session is `POST /v1/sessions/{session_id}:step`, any other is `POST /v1/sessions:open`. The body holds
-the request's other fields. Describe is `GET /v1/environments` or `/v1/environments/{environment_id}`.
+If a call concerns one session, its path contains the id: `POST /v1/sessions/{session_id}:step`. Other paths do not:
+`POST /v1/sessions:open`. The body holds the request's other fields. Describe is `GET /v1/environments` or
+`GET /v1/environments/{environment_id}`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The MCP server of a worker: tool calls become the contract's calls, with a session for each name in the URL.
+"""The MCP server of a worker: tool calls become the contract's calls. Each name in the URL has its own session.
 
 Programs may set further fields of the contract's request, which no tool argument covers, as ProtoJSON in `_meta`. The
 reply is then in the result's `_meta`.

@@ -103,7 +103,7 @@ class Browser:
         )
 
     def start(self) -> None:
-        """Start the browser. Raises an exception in BROKEN if that fails."""
+        """Start the browser. Raises one of the exceptions listed in `BROKEN` if that fails."""
         options = Options()
         options.binary_location = self.config.chromium
         root = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
@@ -143,7 +143,7 @@ class Browser:
 
     @contextlib.contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Kill the browser if the context lasts longer, so that its operation fails with an exception in BROKEN."""
+        """Kill the browser if the context lasts longer. Its operation then raises one of the exceptions in `BROKEN`."""
         timer = threading.Timer(max(seconds, 0.0), self.kill)
         timer.daemon = True
         timer.start()

@@ -1,1 +1,1 @@
-"""Products, prices and goals, from the original's files or synthetic."""
+"""Products, prices and goals, read from the original WebShop's files or generated."""

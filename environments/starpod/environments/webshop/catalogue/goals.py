@@ -1,4 +1,4 @@
-"""The goals of a shop, human or synthetic, in the original's order. They are stored as columns of numbers."""
+"""The goals of a shop, human or synthetic, in the original WebShop's order. They are stored as columns of numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Caps = Literal["original", "agentgym"]
 candidate cap (with fewer than two candidates, four goals without a cap), and draws for synthetic goals use seed 233."""
 
 ORDER_SEED = 233
-"""Seed of the shuffle of the goals, as in the original."""
+"""Seed for shuffling the goals, as in the original WebShop."""
 
 _DRAWS_PER_GOAL = 100  # a selection fails after this many draws per goal, so that it cannot block the server
 
@@ -172,8 +172,8 @@ class Goals:
     def draw(self, rng: random.Random) -> int:
         """Draw the index of a goal by weight, with one `uniform` of `rng`. Raises ValueError if there are no goals.
 
-        As in the original, the search is off by one. Goal 0 is never drawn (unless it is the only one), every other
-        goal has the weight of its predecessor, and the last one has its own weight in addition.
+        As in the original WebShop, the search is off by one. Goal 0 is never drawn (unless it is the only one), every
+        other goal has the weight of its predecessor, and the last one has its own weight in addition.
         """
         if not len(self):
             raise ValueError(f"there is no {self.kind} goal to draw")
@@ -183,7 +183,8 @@ class Goals:
     def select(self, keep: Callable[[int, Goal], bool] | None = None, limit: int | None = None) -> Goals:
         """Select the goals for which `keep(index, goal)` is true, and draw `limit` of them by weight.
 
-        As in the original, the draws continue the random stream of the shuffle, and goals keep the order of the draws.
+        As in the original WebShop, the draws continue the random stream that shuffled the goals, and the result is in
+        the order of the draws.
         A limit that is not below the number of goals has no effect.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A product after cleaning by the original's rules, the human instructions for it, and the catalogue."""
+"""A product after cleaning by the original WebShop's rules, the human instructions for it, and the catalogue."""
 
 from __future__ import annotations
 

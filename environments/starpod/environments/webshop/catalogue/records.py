@@ -1,4 +1,4 @@
-"""Reading of products from the original's three files, with its cleaning rules.
+"""Reading of products from the original WebShop's three files, with its cleaning rules.
 
 A record is malformed if the original would raise an exception when it loads, indexes or shows it. There are five
 differences from the original:
@@ -51,7 +51,7 @@ def read_products(
     rows: int | None = None,
     on_malformed: Callable[[Malformed], None],
 ) -> Iterator[Product]:
-    """Yield the products of the original's files in catalogue order. Only one record at a time is in memory.
+    """Yield the products of the original WebShop's files in catalogue order. Only one record at a time is in memory.
 
     Args:
         products: the list of products, such as items_shuffle.json. This and the other files can be gzipped (`.gz`).

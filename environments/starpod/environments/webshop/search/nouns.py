@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spacy.language import Language
 
 SPACY_MODEL = "en_core_web_sm"
-"""The original's model."""
+"""Name of the spaCy model that the original WebShop uses."""
 
 _CACHED_TITLES = 1 << 13
 _LOADING = threading.Lock()
@@ -71,7 +71,7 @@ def default_tagger() -> Tagger:
 
 
 class SpacyTagger:
-    """The original's tagger: a spaCy model, given as the name of its package or as a loaded pipeline."""
+    """The original WebShop's tagger: a spaCy model, given as the name of its package or as a loaded pipeline."""
 
     def __init__(self, model: str | Language = SPACY_MODEL) -> None:
         if isinstance(model, str):
@@ -95,7 +95,7 @@ class SpacyTagger:
 
 
 class TextBlobTagger:
-    """An approximation of the original's tagger, for machines without a spaCy model.
+    """An approximation of the original WebShop's tagger, for machines without a spaCy model.
 
     It uses textblob's tagger (a lexicon and rules), on tokens similar to spaCy's.
     """

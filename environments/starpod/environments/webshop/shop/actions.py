@@ -12,7 +12,7 @@ MAX_LENGTH: Final = 16_384
 def parse(action: str) -> tuple[str, str]:
     """Split an action into its name and its argument in lower case, or into the whole text and "" if it has neither.
 
-    Only the first line up to its last `]` is parsed. The name ends at the last `[` after which the argument is not
+    Only the first line is parsed, up to its last `]`. The name ends at the last `[` after which the argument is not
     empty. The time is linear in the length.
     """
     line = action.partition("\n")[0]

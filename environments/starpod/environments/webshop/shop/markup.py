@@ -1,4 +1,4 @@
-"""Pages of the shop as HTML: our own markup, with the texts, fields and links of the original's pages.
+"""Pages of the shop as HTML: our own markup, with the texts, fields and links of the original WebShop's pages.
 
 A page contains its styles and pictures and works without JavaScript. All clickable texts are buttons of forms that post
 `action=click[...]` to `action_url`; the search field posts `search_query`. A program that serves such a page can add
@@ -84,7 +84,7 @@ def with_pictures(page: str) -> str:
 
 
 def with_cents(page: str) -> str:
-    """Write prices with two decimals: $100.00 instead of the original's $100.0."""
+    """Write prices with two decimals: $100.00 instead of the original WebShop's $100.0."""
     return _PRICE.sub(lambda price: _TENTHS.sub(r"\g<0>0", price[0]), page)
 
 

@@ -22,7 +22,7 @@ COLOURS = tuple(
 """Colour names, in the order in which they are searched for."""
 
 Ratio = Literal["difflib", "levenshtein"]
-"""Similarity of two texts: difflib's ratio, as in the original, or that of thefuzz with the package Levenshtein."""
+"""Similarity of two texts: difflib's ratio, as in the original WebShop, or thefuzz's with the package Levenshtein."""
 
 THRESHOLD = 85
 """Texts match when their token-set ratio is above this."""
@@ -38,7 +38,7 @@ def normalise(value: str) -> str:
 
 
 def normalise_pair(name: str, value: str) -> str:
-    """Normalise an option of a synthetic goal, which the original compares as a pair.
+    """Normalise an option of a synthetic goal, which the original WebShop compares as a pair.
 
     If the name or the value equals a colour, return that colour. Otherwise return the pair's str, as the original does.
     """

@@ -1,4 +1,4 @@
-"""The options of webshop-v1, and presets for the original and for three programs that are built on it."""
+"""The options of webshop-v1, and presets for the original WebShop and for three programs that are built on it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "ratio": "levenshtein",
     },
 }
-"""The options that each preset changes. The defaults are the original's."""
+"""The options that each preset changes. The defaults are the original WebShop's."""
 
 _PRESETS_IN_WORDS = "; ".join(
     f"{preset}: {', '.join(f'{name}={json.dumps(value).strip(chr(34))}' for name, value in values.items())}"

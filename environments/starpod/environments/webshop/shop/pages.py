@@ -154,7 +154,7 @@ def _options_unclicked(item: Item) -> str:
 def _options_rich(item: Item, address: str) -> tuple[str, str]:
     """Return the lines about clicked values (in reverse order of the page), and the lines of the options.
 
-    As in the original, a value counts as clicked if the address contains it in double quotes for any reason.
+    As in the original WebShop, a value counts as clicked if the address contains it in double quotes for any reason.
     """
     if address and '"' not in address:
         return "", _options_unclicked(item)
@@ -199,7 +199,7 @@ def _sub_page_rich(item: Item, sub_page: str) -> str:
 
 
 def _final_nodes(shop: Shop) -> tuple[str, ...]:
-    """Return the texts of the final page. As in the original's text environment, most fields are never filled."""
+    """Return the texts of the final page. As in the original WebShop's text mode, most fields are never filled."""
     state = shop.state
     options = json.dumps(state.options, sort_keys=True).translate(_HTML_SAFE)
     return (

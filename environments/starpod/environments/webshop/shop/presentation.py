@@ -1,4 +1,4 @@
-"""Other presentations of a page: those of programs built on the original, and a short one."""
+"""Alternative formats of a page: those of programs built on the original WebShop, and a compact one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graded reward of a purchase, computed as in the original."""
+"""The graded reward of a purchase, computed as in the original WebShop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Grade:
     query_match: bool
     category_match: bool
     title_score: float
-    """Share of the nouns in the title of the goal's product that the purchased product's title contains."""
+    """Share of the nouns in the goal product's title that also occur in the purchased product's title."""
     r_price: bool
     """Whether the price is within the cap."""
     w_price: float
@@ -43,7 +43,7 @@ class Grade:
     """Name of the tagger that found the nouns."""
 
     def as_info(self) -> dict[str, Any]:
-        """Return the parts under the original's names; those of options only if the goal has options."""
+        """Return the parts under the original WebShop's names; those of options only if the goal has options."""
         names = ("r_type", "r_att", "w_att", "query_match", "category_match", "title_score")
         options = ("r_option", "w_option") if self.r_option is not None else ()
         return {name: getattr(self, name) for name in (*names, *options, "r_price", "w_price")}
@@ -69,7 +69,7 @@ def grade(
     """Grade the purchase of `product` at `price` dollars with the chosen `options` (group -> value).
 
     Raises:
-        ValueError: the goal has no attributes or no positive price cap. The original cannot grade it either.
+        ValueError: the goal has no attributes or no positive price cap. The original WebShop cannot grade it either.
     """
     if not goal.attributes:
         raise ValueError(f"goal {goal.index} ({goal.asin}) has no attributes, so no purchase can be graded by it")
@@ -118,7 +118,7 @@ def _levels(product_category: str) -> frozenset[str]:
 
 
 def _title_score(purchased: tuple[str, ...], wanted: tuple[str, ...]) -> float:
-    """Return the number of distinct common nouns, divided by the number of the goal's nouns including repeats.
+    """Return the number of distinct nouns in common, divided by the number of the goal's nouns, counting repeats.
 
     A title with a repeated noun therefore scores below 1 even when compared with itself.
     """
@@ -126,7 +126,7 @@ def _title_score(purchased: tuple[str, ...], wanted: tuple[str, ...]) -> float:
 
 
 def _r_type(query_match: bool, category_match: bool, title_score: float) -> float:
-    """Return the factor for the kind of product. Titles without common nouns give 0 even if query or category match."""
+    """Return the factor for the kind of product. It is 0 if the titles share no noun, even if query or category match."""
     if title_score < 0.1:
         return 0.1 if title_score else 0.0
     return 1.0 if query_match or category_match or title_score > 0.2 else 0.5

@@ -240,8 +240,8 @@ class Shop:
         return changed
 
     def page_by_address(self) -> Page:
-        """Return the page as the original determines it: by the first name in _PAGES that occurs in the address, even
-        among the keywords."""
+        """Return the page as the original WebShop determines it: by the first name in _PAGES that occurs in the
+        address, even among the keywords."""
         address = self.address()
         return next((page for page in _PAGES if page in address), "index")
 

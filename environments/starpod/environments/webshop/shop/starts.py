@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starpod.environments.webshop.store.store import Store
 
 PERMUTATION_SEED = 42
-"""Seed of the shuffle for the option `permute_goals`."""
+"""Seed for shuffling the goals if the option `permute_goals` is set."""
 
 
 def store_named(name: str) -> Store:
@@ -70,7 +70,7 @@ def choose_goal(options: WebShopOptions, goals: Goals, rng: random.Random, seed:
     Args:
         options: the options of the environment.
         goals: all goals.
-        rng: random state. As in the original, a weighted draw takes ten letters and one uniform number from it.
+        rng: random state. As in the original WebShop, a weighted draw takes ten letters and one uniform number from it.
         seed: with `choose=seed`, the goal's index modulo the size of the split.
 
     Returns:

@@ -39,7 +39,7 @@ class BuildError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The original's files. For `num_products` see `build`."""
+    """The original WebShop's files. For `num_products` see `build`."""
 
     products: Path
     attributes: Path
@@ -139,7 +139,7 @@ class Stages:
         self.facts |= facts
 
     def _input(self, source: Synthetic) -> tuple[dict[str, Section], dict[str, Any]]:
-        """Write generated products into files in the original's format, which are then read like any others."""
+        """Write generated products into files in the original WebShop's format, which are then read like any others."""
         self._report("input", 0, source.count)
         folder = self.folder / "input"
         folder.mkdir(exist_ok=True)

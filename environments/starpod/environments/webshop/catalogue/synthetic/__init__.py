@@ -1,4 +1,4 @@
-"""Generator of made-up but plausible products in the original's raw schema, in any number."""
+"""Generator of made-up but plausible products in the original WebShop's raw schema, in any number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .plain import plain_products
 __all__ = ["FILES", "generate", "write_files"]
 
 FILES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
-"""The original's names of the three files: products, attributes with synthetic instructions, human instructions."""
+"""Names of the original WebShop's files: products, attributes with synthetic instructions, human instructions."""
 
 
 def generate(count: int, seed: int = 0, *, plain: bool = False) -> Iterator[Records]:

@@ -1,4 +1,4 @@
-"""Generation of products in the original's raw schema."""
+"""Generation of products in the original WebShop's raw schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Records = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 PICTURED = ("Color", "Style", "Scent")
 """Groups of options whose values have pictures and prices."""
 _SHARES = (0.238, 0.467, 0.683, 0.883)
-"""Cumulative probabilities of the departments, from the original's first thousand products."""
+"""Cumulative probabilities of the departments, from the original WebShop's first thousand products."""
 _ATTRIBUTES = (0.18, 0.37, 0.56, 0.695, 0.815, 0.88, 0.92, 0.96)
 """Cumulative probabilities of 0, 1, 2, ... attributes."""
 _LINES = 48

@@ -21,7 +21,7 @@ _PRICES = tuple(f"${dollars}.00" for dollars in range(9, 309, 10))
 
 
 def plain_products(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]]:
-    """Generate products in the original's raw schema. The kinds alternate, and each product has two attributes.
+    """Generate products in the original WebShop's raw schema. The kinds alternate, and each product has two attributes.
 
     A kind has 15 pairs of attributes, so kind and attributes identify each of the first 120 products. Asins are short
     (A0 to Z0, A1, ...), so that a tokeniser needs only two tokens for them.

@@ -18,7 +18,7 @@ UNUSED: dict[str, str | None] = {
     **dict.fromkeys(("total_reviews", "total_answered_questions", "seller_id", "seller_name"), ""),
     **dict.fromkeys(("fulfilled_by_amazon", "fast_track_message", "aplus_present", "small_description_old"), ""),
 }
-"""Fields that the original's loader requires but does not use."""
+"""Fields that the original WebShop's loader requires but does not use."""
 
 
 @dataclass(frozen=True, slots=True)
