@@ -4,7 +4,7 @@ It understands two notations and ignores everything else. docs/rewards.md has th
 
 Compact: each word is a direction, "-", a number or a symbol of the board, as in observations of the format `local`:
     P 1 3 G 0 0         the player is at row 1, column 3; the goal at (0, 0)
-    Up Left, - Left     the way to the goal, or to the nearest loose box; "-" for neither. Vertical first
+    Up Left, - Left     the way to the goal, or to the nearest loose box; "-" for neither; vertical part first
     Up Left - Right     a second pair: the way from that box to the nearest free target
 A lone direction is a plan and claims nothing.
 

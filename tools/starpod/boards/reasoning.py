@@ -16,11 +16,15 @@ from starpod.trainer.rewards.view import TurnView
 def reasoning(turn: Turn, transition: Transition | None, view: TurnView, *, claims: int = 2) -> float:
     """Score the claims of a thought: from -1 (all false) to 1 (enough of them, all true).
 
-    The score is (true topics - false topics) / max(claims, topics). Several claims on a topic count once, and the topic
-    is false if any of them is. Claims about the state after the turn are compared with the next observation. The score
-    is 0 without a claim that can be checked, or if the reply is not well-formed.
+    The score is (true topics - false topics) / max(`claims`, number of topics). Several claims on a topic count once,
+    and the topic is false if any of them is. Claims about the state after the turn are compared with the next
+    observation. The score is 0 without a claim that can be checked, or if the reply is not well-formed.
 
-    claims: number of true topics that earn 1. Raises CannotRead for an unknown environment or observation format.
+    Args:
+        claims: number of true topics that earn 1.
+
+    Raises:
+        CannotRead: the environment or the observation format is unknown.
     """
     before = read_scene(view.environment, view.instructions, turn.observation)
     if not turn.thought or not turn.well_formed:
@@ -62,7 +66,10 @@ def judge(claim: Claim, before: Scene, after: Scene | None) -> bool | None:
 
 
 def _points(scene: Scene, origin: str, to: str, axis: str, value: str) -> bool | None:
-    """Return whether the way between two things has this direction on an axis. Of several things, the nearest count."""
+    """Return whether the way between two things has this direction on an axis.
+
+    If there are several things of a kind, only the nearest ones count.
+    """
     starts, ends = _cells(scene, origin), _cells(scene, to)
     if scene.towards == "box":
         # As in observations of the format `local`, boxes on targets and targets with boxes do not count.

@@ -1,4 +1,4 @@
-"""Reward for describing where things are: F1 between the blocks description and prediction and the state (VAGEN).
+"""Reward for describing where things are: F1 of the blocks `description` and `prediction` (VAGEN).
 
 A relation is the direction from the player to a thing: above, below or level, and left, right or level (arXiv
 2510.16907). Unlike true claims (boards/reasoning.py), this reward pays for completeness: omitted relations count as
@@ -35,7 +35,10 @@ def description(turn: Turn, transition: Transition | None, view: TurnView) -> fl
 def prediction(turn: Turn, transition: Transition | None, view: TurnView, *, intended: bool = False) -> float:
     """Score the block `prediction` of a turn from 0 to 1 against the state after the turn; see `_score`.
 
-    The score is 0 if nothing was played. intended: compare with where the actions would lead if the ice did not slip.
+    The score is 0 if nothing was played.
+
+    Args:
+        intended: compare with the state to which the actions would lead on ice that is not slippery.
     """
     scene = read_scene(view.environment, view.instructions, turn.observation)
     if transition is None:
@@ -133,8 +136,8 @@ def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]])
 def compare(family: str, said: Mapping[str, Sequence[Relation]], true: Mapping[str, Sequence[Relation]]) -> float:
     """Return the mean F1 over kinds of things, weighted as in _KINDS. Kinds that occur on neither side are left out.
 
-    In Frozen Lake, a relation that is right on one axis counts half, and relations are paired for the highest score. In
-    Sokoban, both axes must be right. The result is 1 if no kind occurs.
+    In Frozen Lake, a relation that is right on one axis counts as half, and relations are paired for the highest score.
+    In Sokoban, both axes must be right. The result is 1 if no kind occurs.
     """
     scores = {}
     for kind in _KINDS[family]:

@@ -110,7 +110,7 @@ def check(
         raise click.UsageError("Missing argument 'ADDRESS'.")
     if address.endswith(".py"):
         words = ("the environment service", "serve", "--environment-module", address, "--port", "0")
-        # Different hash salts, or a start that depends on the order of a set would look deterministic.
+        # Use different hash salts. Otherwise a start that depends on a set's order would look deterministic.
         first, second = (started(*words, variables={"PYTHONHASHSEED": salt}) for salt in "12")
         try:
             with first as served, nullcontext(also) if also else second as twin:

@@ -70,7 +70,7 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     async def send_garbage(self, method: str) -> None:
-        """Send bytes that are no protobuf message to a method."""
+        """Send bytes that are not a protobuf message to a method."""
 
     @abc.abstractmethod
     async def serving(self, service: str) -> bool:

@@ -394,7 +394,7 @@ class Probe:
         return want
 
     def choices(self, observation: pb.Observation) -> Sequence[pb.Action]:
-        """Return actions to try: valid ones, else the expert's, else by name, by tool, by shape, else a plain one."""
+        """Return actions to try: the valid ones if observed, else the expert's, else those in the action space."""
         space = self.spec.action_space
         if observation.valid_actions:
             return list(observation.valid_actions)

@@ -239,7 +239,9 @@ async def _check(
         raise Unreachable(
             f"{target.connection.address} is draining and opens no sessions: check it once it is started again"
         ) from error
-    bugs: dict[str, str] = {}  # server's message about a bug (see _without_numbers) to the id that reports it
+    bugs: dict[
+        str, str
+    ] = {}  # server's message about a bug (see _without_numbers) -> id of the requirement that reports it
     if isinstance(target.unplayed, Broken) and any(requirement.id == PLAYED for requirement in requirements):
         bugs[_without_numbers(target.unplayed)] = PLAYED
     slowest = asyncio.gather(*(run(requirement) for requirement in requirements if requirement.slow))

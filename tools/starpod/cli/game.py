@@ -171,7 +171,7 @@ def action_text(action: pb.Action) -> str:
 
 
 def part_text(part: pb.Part) -> str:
-    """Return a part of an observation as text, or a short description of a part that is no text."""
+    """Return a part of an observation as text, or a short description of a part that is not text."""
     match part.WhichOneof("kind"):
         case "image":
             return f"[{part.image.mime}, {len(part.image.data):,} bytes]"

@@ -32,7 +32,7 @@ from starpod.report.site import known_host, whole
 MOST_BODY_BYTES = 8 * 2**20
 """Default limit of a request's body. The longest context is far shorter."""
 _HEARTBEAT_SECONDS = 5.0
-"""Time until a stream begins even without its reply. Comments at this interval then keep the connection alive."""
+"""Seconds after which a stream begins even if its reply is not ready. Comments at this interval then keep it alive."""
 _LINGER_SECONDS = 2.0
 """Seconds for which the rest of an unread body is received and discarded."""
 _LARGE_BODY_BYTES = 2**18
@@ -76,7 +76,7 @@ class Keys:
         return name
 
     def admits(self, key: str) -> bool:
-        """Return whether a key is the token, which allows to begin, reward and end sessions."""
+        """Return whether a key is the token, which is required to begin, reward and end sessions."""
         return not self._token or hmac.compare_digest(key.encode(), self._token)
 
     def _sign(self, name: str) -> str:

@@ -129,7 +129,7 @@ class OutsideAgent(Agent):
         self._events.put_nowait(Left(failed, refused))
 
     def observe(self) -> dict[str, Any]:
-        """Return the present state and the facts that an agent needs once, such as instructions."""
+        """Return the current state and the facts that an agent needs once, such as instructions."""
         limits = limits_left(self._environment)
         return {
             "environment": self._environment.environment_id,

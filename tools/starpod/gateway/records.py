@@ -107,7 +107,7 @@ class Records:
         idle_seconds: a session without a call for this long is ended as failed.
 
     Attributes:
-        abandoned: number of sessions ended for lack of calls.
+        abandoned: number of sessions that were ended because they were idle.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Tool calls as text: how a prompt describes tools and their results, and how calls in a reply are parsed.
 
-The format is that of Hermes and Qwen, which most chat templates with tools use: a JSON object with name and arguments
-between <tool_call> tags. A reply that consists only of such an object (Llama) is a call, too.
+Tool calls in the format of Hermes and Qwen are recognized, which most chat templates with tools use: a JSON object with
+name and arguments between <tool_call> tags. A reply that consists only of such an object (Llama) is a call, too.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _read_call(text: str, start: int) -> tuple[Call | None, int, bool]:
 
 
 def _as_call(value: Any) -> Call | None:
-    """Return a decoded object as a call, with arguments as JSON text, or None if it is no valid call."""
+    """Return a decoded object as a call, with arguments as JSON text, or None if it is not a valid call."""
     if (
         not isinstance(value, dict)
         or not isinstance(name := value.get("name"), str)
@@ -141,7 +141,7 @@ def begin_call(tools: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def write_reply(message: Message) -> str:
-    """Return an assistant's message in the form in which a policy writes it."""
+    """Return an assistant's message as a policy would write it."""
     no_arguments = "{}"
     calls = [
         f'{_OPEN}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments.strip() or no_arguments}}}\n{_CLOSE}'

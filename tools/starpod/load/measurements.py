@@ -235,7 +235,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of one generator about a whole stage."""
+    """Measurements of one generator over a whole stage."""
 
     seconds: float
     """Measured time."""

@@ -1,4 +1,4 @@
-"""The report of a run as one self-contained HTML page: figures, curves, and how to read them."""
+"""The report of a run as one self-contained HTML page: metrics, curves, and how to read them."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _render_overview(stages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _load_of(stage: Mapping[str, Any], kind: str) -> float:
-    """Return a stage's position on the x axis. A closed loop among open ones has no rate due: use its throughput."""
+    """Return a stage's position on the x axis. A closed loop has no target rate, so use its throughput."""
     return float(stage["sessions"] if kind == "sessions" else stage["rate"] or stage["steps_per_second"])
 
 

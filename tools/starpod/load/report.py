@@ -1,4 +1,4 @@
-"""The report of a run as JSON values, confidence intervals of its figures, and the comparison of two reports."""
+"""The report of a run as JSON values, confidence intervals of its metrics, and the comparison of two reports."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ DRAWS = 1000
 FEWEST = 8
 """A stage with fewer intervals has no confidence intervals."""
 CONFIDENCE = 0.99
-"""Level of the confidence intervals. At 95 %, one of 20 figures of a report would seem to have changed by chance."""
+"""Level of the confidence intervals. At 95 %, one of 20 metrics of a report would seem to have changed by chance."""
 PERCENTS = ((50.0, "p50_ms"), (90.0, "p90_ms"), (99.0, "p99_ms"), (99.9, "p99.9_ms"))
 MIN_LATENCIES = {"p50_ms": 20, "p90_ms": 50, "p99_ms": 500, "p99.9_ms": 5000}
 """Number of latencies below which a percentile depends on single calls and has no confidence interval."""
@@ -289,7 +289,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def draws_of(stage: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
-    """Return DRAWS bootstrap values of each figure, by name (`steps_per_second`, `step.p99_ms`).
+    """Return DRAWS bootstrap values of each metric, by name (`steps_per_second`, `step.p99_ms`).
 
     The result is empty if the stage has fewer than FEWEST intervals.
     """
@@ -316,7 +316,7 @@ def draws_of(stage: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
 
 
 def intervals_of(stage: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return the confidence interval [low, high] of each figure, by name."""
+    """Return the confidence interval [low, high] of each metric, by name."""
     return {
         name: _confidence_interval(values[np.isfinite(values)])
         for name, values in sorted(draws_of(stage).items())
@@ -346,7 +346,7 @@ _SETTINGS = ("environment", "environment_version", "options", "transport", "poli
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of one figure of one stage from one report to another."""
+    """The change of one metric of one stage from one report to another."""
 
     stage: str
     name: str
@@ -427,7 +427,7 @@ def _confidence_interval(values: Array) -> list[float]:
 
 
 def _pair_figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Return (name, before, after) of each figure that both stages have."""
+    """Return (name, before, after) of each metric that both stages have."""
     common = [("steps_per_second", float(first["steps_per_second"]), float(second["steps_per_second"]))]
     for call, figures in first["calls"].items():
         others = second["calls"].get(call, {})

@@ -63,7 +63,7 @@ KNOWN = (*_PLAIN, *_TIMES, *_LATENCIES)
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A condition on a stage's figures."""
+    """A condition on a metric of a stage, such as `step.p99<20ms`."""
 
     text: str
     """The requirement as the user wrote it."""
@@ -71,14 +71,14 @@ class Requirement:
     """One of KNOWN."""
     sign: str
     limit: float
-    """In seconds if the figure is a time."""
+    """Limit of the value, in seconds if it is a time."""
 
     @property
     def is_time(self) -> bool:
         return self.name not in _PLAIN
 
     def measured(self, stage: Mapping[str, Any]) -> float | None:
-        """Return the figure in a stage's report, in the unit of `limit`, or None if the stage has none."""
+        """Return the metric's value in a stage's report, in the unit of `limit`, or None if the stage has none."""
         value: Any
         if self.name in _LATENCIES:
             call, service, figure = _LATENCIES[self.name]
@@ -97,11 +97,11 @@ class Requirement:
         return value / 1e3 if self.is_time else float(value)
 
     def met(self, value: float | None) -> bool:
-        """Return whether the figure meets the requirement. A missing one does not."""
+        """Return whether the measured value meets the requirement. A missing value does not."""
         return value is not None and not math.isnan(value) and bool(_COMPARE[self.sign](value, self.limit))
 
     def show(self, value: float | None) -> str:
-        """Return the figure as text with a readable unit."""
+        """Return the value as text with a readable unit."""
         if value is None or math.isnan(value):
             return "not measured"
         return f"{1e3 * value:.4g} ms" if self.is_time else f"{value:,.6g}"
@@ -160,7 +160,7 @@ class Probe:
     why: str
     """Why the rate was not held; empty if it was."""
     measured: dict[str, str]
-    """The targets' figures."""
+    """Measured value of each target, as text."""
     confirming: bool
 
 
@@ -242,7 +242,7 @@ def _explain_failure(report: Mapping[str, Any], rate: float, targets: Sequence[R
     if report["unserved"]:
         return f"{report['unserved']} steps were never sent"
     due = rate * report["seconds"]
-    # The number of Poisson arrivals varies: fewer than expected by up to three standard deviations is no failure.
+    # The number of Poisson arrivals varies: up to three standard deviations fewer than expected is not a failure.
     if report["steps"] < min((1 - SHORTFALL) * due, due - 3 * due**0.5):
         return f"only {show(report['steps_per_second'], 'rate')} steps/s were answered"
     if report["ended"]:

@@ -69,7 +69,7 @@ class Screen:
         )
 
     def report(self, document: Mapping[str, Any]) -> None:
-        """Print the figures of all stages, then the remarks."""
+        """Print the metrics of all stages, then the remarks."""
         for stage in document["stages"]:
             self.console.print(_render_stage_table(stage))
         self.remarks(document)

@@ -263,8 +263,8 @@ class Sessions:
     def stepped(self, server: Server, steps: list[LoadSession], ended: Container[int], now: float) -> None:
         """Continue after steps were answered; `ended` has the indices in `steps` whose episodes ended.
 
-        This is the hot path; measure it with `python -m benchmarks.throughput --way "starpod load" --way "starpod,
-        step_many"`.
+        This is the hot path; measure it with `python -m benchmarks.serving.throughput --way "starpod load" --way
+        "starpod, step_many"`.
         """
         if self._failing:
             kept = [not session.abandoned for session in steps]

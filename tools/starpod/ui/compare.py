@@ -38,7 +38,7 @@ from starpod.ui.reading import DAMAGED, mapping, objects
 MOST = 50
 """Maximum number of runs on a page, in at most COLOURS lines."""
 AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
-"""Quantities that curves can be drawn over."""
+"""Quantities that the x axis can show."""
 SMOOTHING = {"light": 30, "none": 0, "medium": 10, "strong": 4}
 """Moving averages span the number of a curve's points divided by this; 0: no average. The first is the default."""
 METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
@@ -48,7 +48,7 @@ SEEDS = 200
 MARKS, WARNINGS = 200, 20
 """Maximum number of warnings that are marked on a chart, and that are listed below the charts."""
 INTERVAL_SEEDS = 3
-"""Smallest number of runs for an interval of their mean: with two it is several times as wide as their distance."""
+"""Minimum number of runs for a confidence interval of their mean. With two runs, it would be too wide to be useful."""
 POINTS = 200
 """Maximum number of points of a mean over seeds."""
 
@@ -313,8 +313,8 @@ def _mean(
 ) -> Series:
     """Return the mean over the runs of a line, with its 95 % interval (Student's t) if there are three or more.
 
-    The mean ends where the shortest run ends: with fewer seeds it would jump there. Faint lines show the raw mean, or
-    the single runs if there are only two.
+    The mean ends where the shortest run ends, because it would jump where a seed drops out. Faint lines show the raw
+    mean, or the single runs if there are only two.
 
     Args:
         measured: curve of each run, and its points (step, value) of the metric.

@@ -104,7 +104,7 @@ class TurnValues:
     """Description of the policy for readers."""
     count: int
     found: list[Branches] = field(default_factory=list)
-    """Continuations from the state before each turn, as far as they are played."""
+    """Finished continuations from the state before each turn, one entry per turn."""
     played: int = 0
     """Number of continuations that have ended."""
     problem: str = ""

@@ -34,7 +34,7 @@ MOST_TOKENS = 1000
 PICTURE = 260
 """Maximum width and height of a turn's picture, in pixels."""
 PATIENCE = 1.0
-"""Seconds that a page waits for its first picture. After that it links to pictures that may not exist."""
+"""Seconds that a page waits for its first picture. After that, it links to pictures that may turn out not to exist."""
 KINDS = {"train": "training", "eval": "evaluation", "final": "final evaluation"}
 
 

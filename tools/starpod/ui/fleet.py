@@ -60,7 +60,7 @@ async def fleet_page(site: Site, request: Request) -> Response:
 
 
 def _running(site: Site) -> list[tuple[str, float | None]]:
-    """Return the runs that train now, each with its number of recovered sessions; None if it does not report one."""
+    """Return the runs that are training, each with its number of recovered sessions (None if it reports none)."""
     paths = [run["path"] for run in site.index.runs() if run["status"] == "running"]
     folders = ((path, find_run(site.index.folder, path)) for path in paths)
     return [(path, last_metrics(folder).get("collect/recoveries")) for path, folder in folders if folder]
@@ -254,7 +254,7 @@ async def sessions_page(site: Site, request: Request) -> Response:
 
 
 async def watch_page(site: Site, request: Request) -> Response:
-    """Show the present state of any session on the servers, found by its id."""
+    """Show the current state of any session on the servers, given its id."""
     games = games_of(site)
     session = request.query_params.get("session", "").strip()
     if not session:

@@ -133,7 +133,7 @@ class Game:
         return parse(text, self.spec) if turn.by == YOU else text
 
     def as_start(self) -> SavedStart:
-        """Return the present state as a start state for training. Raises NotPossible."""
+        """Return the current state as a start state for training. Raises NotPossible."""
         if self.session.done or not self.turns:
             raise NotPossible("A start state is one in which something was played and the episode goes on.")
         if self.copied:

@@ -23,7 +23,7 @@ VERSION = 9
 COUNTED = 10_000
 """Results of a search for words are counted up to this number."""
 SEARCHED = 20_000
-"""A search for words finds the newest episodes with these words, at most this many. Other filters apply to them."""
+"""Maximum number of episodes that a search for words finds, newest first. Other filters are applied to these."""
 MOST_PARTS = 62
 """Maximum number of reward parts per run that a filter can choose by. Each is a bit of a 64-bit integer."""
 POINTS = 1024

@@ -397,7 +397,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     shown = final or (evaluations[-1] if evaluations else {})
     last = evaluations[-1] if final and evaluations else {}
     if (_number(last.get("step")) or 0) <= (_number(final.get("step")) or 0):
-        last = {}  # the final evaluation measured the last policy, so there is no second figure to show
+        last = {}  # the final evaluation measured the last policy, so there is only one result to show
     state = status(folder, facts, locks, written)
     seconds = points[-1]["seconds"] if points else 0.0
     return {

@@ -100,7 +100,7 @@ class Policies:
 
     @asynccontextmanager
     async def agents(self, policy: str, run: Path | None) -> AsyncIterator[Agents]:
-        """Yield the agents of a checkpoint or an endpoint. Those in use and those requested last stay loaded.
+        """Yield the agents of a checkpoint or an endpoint. Agents in use and the most recently requested stay loaded.
 
         Raises NotPossible, also if an agent refuses within the context.
         """
@@ -123,7 +123,7 @@ class Policies:
             await loaded.agents.close()
 
     async def _release(self) -> None:
-        """Close all agents that are not in use, except for those requested last."""
+        """Close all agents that are not in use, except for the most recently requested."""
         for key in [key for key, loaded in list(self._loaded.items())[:-1] if not loaded.users]:
             await self._loaded.pop(key).agents.close()
 

@@ -207,7 +207,7 @@ def checkpoints(run: Path) -> list[dict[str, Any]]:
 
 
 def in_play(run: Path) -> dict[str, Any] | None:
-    """Ask a run that trains to report its sessions, and return its last report; None if there is none.
+    """Ask a run that is training to report its sessions, and return its latest report; None if there is none.
 
     The run answers within about a second. `sessions` is None if its report is older than _FRESH_SECONDS.
     """
@@ -226,12 +226,12 @@ def in_play(run: Path) -> dict[str, Any] | None:
 
 
 def servers_of(run: Path) -> str:
-    """Return the addresses of the servers of a run that trains, joined by commas; empty if it reports none."""
+    """Return the addresses of the servers of a run that is training, joined by commas; empty if it reports none."""
     return ",".join(mapping(RunFolder(run).live, []).get("servers") or [])
 
 
 def doing_of(run: Path) -> str:
-    """Return what a run that trains does now, in words; empty if it reports nothing."""
+    """Return a description of what a run is doing, such as sampling; empty if it reports nothing."""
     return str(mapping(RunFolder(run).live, []).get("doing") or "")
 
 

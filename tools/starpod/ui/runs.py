@@ -30,7 +30,7 @@ SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "longest": lambda run: -run["seconds"],
     "environment": lambda run: run["environment"],
 }
-"""Sort keys of the list. The default is newest first, which also applies to equal runs."""
+"""Sort keys of the list. The default is newest first, which also breaks ties."""
 
 
 def runs_page(site: Site, request: Request) -> Response:

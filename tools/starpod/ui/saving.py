@@ -58,7 +58,7 @@ def held_out(seed: int, run: Path | None) -> tuple[str, int]:
 
 
 async def save(games: Games, folder: Path, kind: str, game: Game) -> None:
-    """Save a game's turns as a demonstration, or its present state as a start state. Raises NotPossible."""
+    """Save a game's turns as a demonstration, or its current state as a start state. Raises NotPossible."""
     if not game.turns:
         raise NotPossible("There is no turn to save yet.")
     if kind == "starts":

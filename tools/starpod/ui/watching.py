@@ -27,7 +27,7 @@ PROBES = 5
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The present state of a session."""
+    """The current state of a session."""
 
     id: str
     address: str

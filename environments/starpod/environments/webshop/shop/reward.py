@@ -126,7 +126,7 @@ def _title_score(purchased: tuple[str, ...], wanted: tuple[str, ...]) -> float:
 
 
 def _r_type(query_match: bool, category_match: bool, title_score: float) -> float:
-    """Return the factor for the kind of product. It is 0 if the titles share no noun, even if query or category match."""
+    """Return the factor for the kind of product: 0 if the titles share no noun, even if query or category match."""
     if title_score < 0.1:
         return 0.1 if title_score else 0.0
     return 1.0 if query_match or category_match or title_score > 0.2 else 0.5
