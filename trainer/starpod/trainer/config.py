@@ -43,7 +43,7 @@ from starpod.trainer.warm_start.config import WarmStartConfig
 
 
 class StopConfig(Section):
-    """Ends of a run; the first one reached counts."""
+    """Conditions that end a run; the first one that is met counts."""
 
     iterations: int = Field(default=200, ge=0, description="Collections and updates.")
     minutes: float | None = Field(
@@ -357,7 +357,7 @@ class Config(Section):
 
     @property
     def in_stages(self) -> tuple[Config, ...]:
-        """Configuration of each stage in order, followed by the run's own, which applies after the stages."""
+        """Configuration of each stage in order, followed by the one that applies after the last stage."""
         return (*self._in_stages, self)
 
     @property
@@ -431,7 +431,7 @@ SHORTHANDS = {
 
 
 Explore = Callable[[str], Mapping[str, Any]]
-"""Return configuration values for the file of an environment, `FILE.py`."""
+"""Function that returns configuration values for an environment's file, `FILE.py`."""
 
 
 def names_environment_file(source: str) -> bool:
@@ -567,7 +567,7 @@ def _explain(item: Any) -> str:
 
 
 def _siblings(place: Sequence[int | str]) -> list[str]:
-    """Return the valid keys next to an unknown one."""
+    """Return the valid keys of the section that has an unknown key."""
     section = _section(place[:-1])
     return list(section.all_fields()) if section is not None else []
 

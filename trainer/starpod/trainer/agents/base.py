@@ -35,7 +35,7 @@ class Task:
     """Number of the expert's moves that are left when a collected episode begins; None means all."""
 
     def with_options(self, options: Mapping[str, Any]) -> Task:
-        """Return a copy in which these options replace those of the same name."""
+        """Return a copy with these options merged over the existing ones."""
         return replace(self, options={**self.options, **options}) if options else self
 
     async def open(self, fleet: Fleet, seed: int, count: int, want: Want) -> list[Session]:
@@ -58,18 +58,18 @@ def longer(limits: Limits, turns: int) -> Limits:
 
 
 def limits_left(session: Session) -> Limits:
-    """Return the limits of the part that an agent plays, without the turns that an expert played before."""
+    """Return the session's limits without the turns that the expert played before the agent took over."""
     return longer(session.limits, -session.step_index) if session.step_index else session.limits
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling of replies. None means the value of the run that trained the policy, or the default without a run."""
+    """Sampling parameters. None means the value of the policy's training run, or the default if there is no run."""
 
     temperature: float | None = None
     """Temperature of the softmax; 0 is greedy."""
     max_tokens: int | None = None
-    """Maximum number of tokens of a reply."""
+    """Maximum number of tokens in a reply."""
     thinking: bool | None = None
     """Whether a reply begins with reasoning."""
 
@@ -103,7 +103,7 @@ class Move:
     """The sampled tokens; None if no engine of the trainer sampled the reply."""
     blocks: Mapping[str, str] = field(default_factory=dict)
     agent_id: str = ""
-    """Speaker among several agents that share the episode; "" is the agent whose turn it is in the environment."""
+    """Name of the speaker if several agents share the episode; "" is the agent whose turn it is in the environment."""
     of: int = 0
     """0 if these actions belong to this reply, 1 if they belong to the previous one (a verifier accepting a proposal).
     Reward and observation are recorded on that turn."""
@@ -114,11 +114,11 @@ class Stop:
     """The agent makes no further move."""
 
     end: End = ""
-    """End of the episode; "" if the agent knows no move."""
+    """Reason why the episode ends; "" if the agent knows no move."""
 
 
 class Agent(ABC):
-    """Player of one episode, who answers each observation with a move."""
+    """Player of one episode. It answers each observation with a move."""
 
     attempts: int = 1
     """Number of attempts at the start state. All but the last one are played on forks."""
@@ -139,7 +139,7 @@ class Agent(ABC):
         """
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
-        """Return the move of a recorded turn as if it were made now; None if the agent would now see another prompt."""
+        """Return a recorded turn's move as if it were made now; None if the agent's prompt would be different now."""
         return None
 
     def recall(self, episode: Episode) -> None:
@@ -176,7 +176,7 @@ class Agents(ABC):
         """Return the agent for a new episode of `session`, a member of `group`."""
 
     def fit(self, task: Task) -> Task:
-        """Return the task, in which open values are filled with those of these agents' training."""
+        """Return the task with its unset values filled in from the run that trained these agents."""
         return task
 
     def facts(self) -> dict[str, Any]:

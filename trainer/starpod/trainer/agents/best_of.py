@@ -1,4 +1,4 @@
-"""Agents that choose the best of several replies by a turn scorer, for evaluations of runs with turn values."""
+"""Agents that play the best of several replies according to a turn scorer. Used to evaluate runs with turn values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BestOfAgents(EngineAgents):
 
     @classmethod
     def like(cls, agents: EngineAgents, *, count: int, score: Score) -> BestOfAgents:
-        """Return agents with the settings of `agents`."""
+        """Return best-of agents with the settings of `agents`."""
         return cls(**{each.name: getattr(agents, each.name) for each in fields(EngineAgents)}, count=count, score=score)
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
@@ -34,7 +34,7 @@ class BestOfAgents(EngineAgents):
 
 
 class BestOf(EngineAgent):
-    """Agent that plays the best of several replies. The first one is that of plain sampling."""
+    """Agent that plays the best of several replies. The first reply is the one that plain sampling would give."""
 
     _shared: BestOfAgents
 

@@ -22,17 +22,17 @@ TIMEOUT_SECONDS = 300.0
 class ChatAgents(Agents):
     """Agents that request one chat completion per turn, with the whole conversation so far.
 
-    The key is read from OPENAI_API_KEY and is optional if `base_url` is given. Requests are retried with growing pauses
-    if the endpoint is overloaded or fails.
+    The key is read from OPENAI_API_KEY and is optional if `base_url` is given. Requests are retried with increasing
+    delays if the endpoint is overloaded or fails.
 
     Args:
-        model: The endpoint's name of the model.
+        model: Name of the model at the endpoint.
         base_url: URL of the endpoint; None is OpenAI's.
         temperature: None is the endpoint's default.
-        max_tokens: Maximum number of tokens of a reply.
-        at_once: Maximum number of episodes, and thus requests, at the same time.
+        max_tokens: Maximum number of tokens in a reply.
+        at_once: Maximum number of concurrent episodes, and thus of concurrent requests.
         thinking: Whether replies begin with reasoning between tags.
-        retries: Retries of a request.
+        retries: Maximum number of retries per request.
 
     Attributes:
         prompt_tokens, completion_tokens: Numbers of tokens used so far, as counted by the endpoint.
@@ -62,7 +62,7 @@ class ChatAgents(Agents):
         self._answered = False
         self._base_url = base_url
         self._client = openai.AsyncOpenAI(api_key=key, base_url=base_url, max_retries=retries, timeout=TIMEOUT_SECONDS)
-        # Newer models of OpenAI refuse max_tokens, whereas many other servers support only that name.
+        # Newer OpenAI models reject max_tokens, whereas many other servers support only that name.
         self._settings: dict[str, Any] = {"max_tokens" if base_url else "max_completion_tokens": max_tokens}
         if temperature is not None:
             self._settings["temperature"] = temperature

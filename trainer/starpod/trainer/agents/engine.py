@@ -35,9 +35,9 @@ class EngineAgents(Agents):
     sampling: SamplingConfig
     seed: int = 0
     purpose: str = "train"
-    """Part of every reply's random stream, so that training and evaluation never share one."""
+    """Mixed into the random seed of every reply, so that training and evaluation never use the same random numbers."""
     temperature: float | None = None
-    """Temperature; None is that of `sampling`."""
+    """Sampling temperature; None means the one in `sampling`."""
     want: Want = field(default_factory=Want)
     at_once: int | None = None
     spans: bool = False

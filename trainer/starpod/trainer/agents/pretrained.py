@@ -31,7 +31,7 @@ from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.tasks import TaskConfig
 
 TEMPERATURE = 0.5
-"""Default temperature without a run, as in RAGEN's evaluations (arXiv 2504.20073)."""
+"""Default temperature for models that have no run, as in RAGEN's evaluations (arXiv 2504.20073)."""
 
 
 class PretrainedAgents(Agents):
@@ -100,9 +100,10 @@ class PretrainedAgents(Agents):
         return Template(self._policy.tokenizer, prefill=prompt.opening, view=self._policy.view)
 
     def fit(self, task: Task) -> Task:
-        """Return the task, in which open values are filled with those of the run's evaluations.
+        """Return the task with its unset values filled in from the run's evaluations.
 
-        They come from the run's task of the same name, or from its first one with the same environment.
+        The values come from the run's task of the same name, or otherwise from its first task with the same
+        environment.
         """
         own = [each for each in self._tasks if each.environment.id == task.environment]
         own = [each for each in own if each.name == task.name] or own
@@ -118,7 +119,7 @@ class PretrainedAgents(Agents):
         return self._by_task.get(task.name, self._agents).agent(session, task, group)
 
     def facts(self) -> dict[str, Any]:
-        """Return JSON values to report. A short model name of ours is replaced by its title."""
+        """Return JSON values to report. Our short names for models are replaced by titles."""
         name = self.config.model.name if self.config else self._name
         title = model_title(name)
         return {**self._facts, **({} if title == name else {"model": title}), "temperature": self.temperature}

@@ -34,12 +34,12 @@ def rejected(observation: str) -> str:
 
 
 def tried(config: ScriptConfig, prompt: PromptConfig, observation: str) -> str:
-    """Return the first message of a further attempt."""
+    """Return the first message of an attempt other than the first."""
     return f"{'Again.' if prompt.style == 'compact' else config.again}\n{observation}"
 
 
 def role_prompt(script: ScriptConfig, prompt: PromptConfig, speaker: str) -> PromptConfig:
-    """Return a speaker's prompt, in which the system message begins with its role if none is configured."""
+    """Return a speaker's prompt. If no system message is configured, the speaker's role becomes the system message."""
     role = {SOLVER: script.solver, VERIFIER: script.verifier}.get(speaker, "")
     if not role or prompt.style == "compact" or prompt.system is not None:
         return prompt
@@ -74,7 +74,7 @@ class Speaker(EngineAgent):
         Args:
             text: Text that replaces the observation.
             past: Episode with the turns whose results the speaker sees.
-            fresh: Whether its prompt is recorded as a whole context, because another speaker's turn came before.
+            fresh: Whether the whole context is recorded as the prompt, because another speaker had the previous turn.
         """
         self._seen = text, past, fresh
         return self

@@ -1,4 +1,4 @@
-"""Reference policies: agents without a model, with which learning curves are compared."""
+"""Reference policies: agents without a model that serve as baselines for learning curves."""
 
 from __future__ import annotations
 

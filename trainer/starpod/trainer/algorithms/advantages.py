@@ -1,4 +1,4 @@
-"""Advantages from rewards, by a critic's values or by credit terms."""
+"""Computation of advantages from rewards, with a critic's values or with credit terms."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def whiten(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advantages:
     """Return the advantages of all episodes of a collection.
 
-    Group statistics and whitening are computed over all episodes passed. The computation has the rewards' precision,
-    the result that of the log-probabilities. Raises ValueError for a reward that is not on a sampled token.
+    Group statistics and whitening are computed over all episodes passed. Advantages are computed in the rewards' dtype
+    and returned in that of the log-probabilities. Raises ValueError for a reward that is not on a sampled token.
     """
     mask_BT = rollout.mask_BT
     check_rewards(rollout.rewards_BT, mask_BT)
@@ -54,7 +54,7 @@ def sibling_advantages(
     parents: Sequence[tuple[int, int] | None],
     scale: Literal["none", "std"],
 ) -> Advantages:
-    """Return the returns minus their mean over branches of the same state (DEEP-GRPO, arXiv 2602.14169).
+    """Return each branch's return minus the mean over branches of the same state (DEEP-GRPO, arXiv 2602.14169).
 
     Works with any estimator. parents: see `Episode`. scale: see `CreditTerm`.
     """

@@ -173,7 +173,7 @@ METHODS: tuple[type[Estimator | Objective], ...] = (
 OWNERS = {
     key: [kind for kind in METHODS if key in kind.model_fields] for method in METHODS for key in method.model_fields
 }
-"""Methods that have each of these keys."""
+"""Maps each key to the methods that have it."""
 
 # Field that names the kind of each of these sections. If another kind than the preset's is given, the preset's other
 # values for that section are dropped.
@@ -230,12 +230,12 @@ class AlgorithmConfig(Section):
 
     @property
     def estimator(self) -> Estimator:
-        """Estimator that `advantage` names, with its keys."""
+        """The estimator named by `advantage`, with its keys."""
         return self._estimator
 
     @property
     def objective(self) -> Objective:
-        """Loss that `loss` names, with its keys."""
+        """The loss named by `loss`, with its keys."""
         return self._objective
 
     # --- requirements ------------------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def _chosen(values: Mapping[str, Any]) -> tuple[type[Estimator], type[Objective]
 
 
 def _belongs(key: str, values: Mapping[str, Any]) -> str:
-    """Return the sentence that refuses a key of a method that is not chosen."""
+    """Return the error message for a key of a method that is not chosen."""
     name = "advantage" if issubclass(OWNERS[key][0], Estimator) else "loss"
     known: Mapping[str, type[Section]] = ESTIMATORS if name == "advantage" else OBJECTIVES
     owners = [each for each, kind in known.items() if key in kind.model_fields] or ["FILE.py:NAME"]
@@ -434,7 +434,7 @@ def _belongs(key: str, values: Mapping[str, Any]) -> str:
 
 
 def without_unused_keys(values: Mapping[str, Any], kept: Container[str]) -> dict[str, Any]:
-    """Return the values of `algorithm` without the keys of methods that they do not choose. kept: keys that stay."""
+    """Return the values of `algorithm` without the keys of methods that are not chosen. kept: keys to keep anyway."""
     chosen = _chosen({"advantage": "gae", "loss": "ppo", **PRESETS.get(str(values.get("preset")), {}), **values})
     unused = {key for key in OWNERS if key not in kept and not any(key in kind.model_fields for kind in chosen)}
     return {key: value for key, value in values.items() if key not in unused}

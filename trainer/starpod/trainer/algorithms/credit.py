@@ -85,8 +85,8 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
     else:
         scores_BK = _scores(term, units, rewards_BT, rollout.inherited_B(term.parts, term.without))
     if term.block is not None:
-        # A block has its turn's score. It is compared with turns that have this block, and its own tokens get the
-        # credit.
+        # A block has its turn's score, which is compared with the scores of turns that have this block. Only the
+        # block's own tokens get the credit.
         units = units.within(_in_block(term.block, rollout))
     advantages_BK = torch.zeros_like(scores_BK)
     advantages_BK[units.mask_BK] = compare(term, scores_BK[units.mask_BK], _peers(term, rollout, units))
@@ -94,7 +94,7 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
 
 
 def compare(term: CreditTerm, scores_n: Tensor, peers_n: Tensor) -> Tensor:
-    """Compare each of n units with its peers, which have the same id; 0 if they are too few or all equal."""
+    """Compare n units' scores with those of peers with the same id; 0 if there are too few or all are equal."""
     if term.baseline == "none":
         return scores_n
     statistics = group_statistics(scores_n, peers_n)
@@ -178,7 +178,7 @@ def _lines(rollout: RolloutBatch, row: int) -> list[tuple[int, str]]:
 
 
 def _places(rollout: RolloutBatch, row: int) -> list[tuple[int, str, int]]:
-    """Return the line of each turn of an episode, and the turn's number within it."""
+    """Return the line of each turn of an episode, and the turn's number within its line."""
     said = Counter[tuple[int, str]]()
     places = []
     for line in _lines(rollout, row):
@@ -193,7 +193,7 @@ def _payee(rollout: RolloutBatch, row: int, turn: int) -> int:
 
 
 def _signs(parts: Sequence[str], rollout: RolloutBatch, row: int, turn: int) -> list[int]:
-    """Return whether each of these reward parts of a turn is positive (1), negative (-1) or neither (0)."""
+    """Return the sign (1, -1 or 0) of each of these reward parts of a turn."""
     values = [rollout.parts[row][turn].get(name, 0.0) for name in parts]
     return [(value > 0) - (value < 0) for value in values]
 
@@ -230,7 +230,7 @@ def _state(rollout: RolloutBatch, row: int, turn: int) -> bytes:
 
 
 def _on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
-    """Return one item per turn on the turn's sampled tokens [B, T], float64. Other positions hold arbitrary values."""
+    """Spread one item per turn over the turn's sampled tokens: [B, T], float64. Other positions are arbitrary."""
     most = max(map(len, items))
     table = torch.tensor([[*own, *[0.0] * (most - len(own))] for own in items], dtype=torch.float64)
     return table.to(turns_BT.device).gather(1, torch.where(mask_BT, turns_BT, 0))
@@ -250,8 +250,8 @@ def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
     """Return CM2's credit by criterion.
 
     In an attempt, a criterion is open from the turn that first reports it until it is met, or to the end. Its score is
-    compared with the same attempts of the group. The turns of its reporters while it is open get the result, times the
-    criterion's weight.
+    compared with its scores in the same attempts of the group's other episodes. The result, times the criterion's
+    weight, is credited to the turns of the agents that report it while it is open.
     """
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
     peers: defaultdict[tuple[int, int, str], int] = defaultdict(lambda: len(peers))

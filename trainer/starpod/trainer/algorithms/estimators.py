@@ -36,7 +36,7 @@ class Settings:
 
 
 class Estimator(Section):
-    """An estimator without a critic and without keys: it adds up the credit terms of its name in the table."""
+    """An estimator without a critic or keys. It adds up the credit terms listed for its name in `TERMS`."""
 
     heads: ClassVar[int] = 0
     """Number of values that the critic returns per token; 0: there is no critic."""
@@ -48,7 +48,7 @@ class Estimator(Section):
     """Blocks that `prompt.blocks` must begin with. They get separate credit."""
 
     def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
-        """Return the credit terms; none with a critic or for a user's file. table: terms of the estimator's name."""
+        """Return the credit terms; none for a critic or a user's file. table: terms listed for this estimator."""
         return table
 
     def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
@@ -66,7 +66,7 @@ class Estimator(Section):
 
 
 class ReinforcePlusPlus(Estimator):
-    """Estimator reinforce_plus_plus: the sum of rewards from a token on."""
+    """The `reinforce_plus_plus` estimator: the sum of rewards from a token on."""
 
     whitening: ClassVar[tuple[bool, ...]] = (True,)
 
@@ -77,13 +77,13 @@ class ReinforcePlusPlus(Estimator):
 
 
 class ReinforcePlusPlusBaseline(Estimator):
-    """Estimator reinforce_plus_plus_baseline: the return minus the group's mean."""
+    """The `reinforce_plus_plus_baseline` estimator: the return minus the group's mean."""
 
     whitening: ClassVar[tuple[bool, ...]] = (True,)
 
 
 class GiGPO(Estimator):
-    """Estimator gigpo: episodes compared in their group, plus turns compared in the same state."""
+    """The `gigpo` estimator: episodes are compared within their group, and turns with others in the same state."""
 
     gigpo: GiGPOConfig = GiGPOConfig()
 
@@ -95,7 +95,7 @@ class GiGPO(Estimator):
 
 
 class Terms(Estimator):
-    """Estimator terms: the sum of the credit terms in the configuration."""
+    """The `terms` estimator: the sum of the credit terms in the configuration."""
 
     whitening: ClassVar[tuple[bool, ...]] = (False, True)
 
@@ -132,7 +132,7 @@ class UserEstimator(Estimator):
 
 
 class CriticEstimator(Estimator):
-    """Estimators with a critic."""
+    """Base class of estimators with a critic."""
 
     heads: ClassVar[int] = 1
     whitening: ClassVar[tuple[bool, ...]] = (True, False)
@@ -148,14 +148,14 @@ class CriticEstimator(Estimator):
 
 
 class TokenEstimator(CriticEstimator):
-    """Estimators gae and bilevel_gae."""
+    """Base class of the `gae` and `bilevel_gae` estimators."""
 
     gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token.")
     lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per token.")
 
 
 class GAE(TokenEstimator):
-    """Estimator gae: generalised advantage estimation over tokens."""
+    """The `gae` estimator: generalised advantage estimation over tokens."""
 
     baseline: Literal["token", "trajectory"] = Field(
         default="token", description="trajectory: the critic's value at the first token holds for all."
@@ -184,7 +184,7 @@ class GAE(TokenEstimator):
 
 
 class BilevelGAE(TokenEstimator):
-    """Estimator bilevel_gae: over turns, and inside each turn over tokens."""
+    """The `bilevel_gae` estimator: generalised advantage estimation over turns, and over tokens within each turn."""
 
     turn_gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
     turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn.")
@@ -209,7 +209,7 @@ class BilevelGAE(TokenEstimator):
 
 
 class HAE(CriticEstimator):
-    """Estimator hae: over turns inside a segment that follows one subgoal, and over segments."""
+    """The `hae` estimator: over segments that each follow one subgoal, and over the turns within them."""
 
     heads: ClassVar[int] = 3
     whitens_itself: ClassVar[bool] = True

@@ -15,7 +15,7 @@ ZERO = 1e-10
 """Scores up to this count as zero."""
 
 SLACK = 0.01
-"""Tolerance of top_p's sum below its share of the total, in units of return, as in RAGEN-2."""
+"""Amount by which the sum in `top_p` may fall short of its share of the total, in units of return, as in RAGEN-2."""
 
 
 def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
@@ -69,7 +69,7 @@ def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:
 def select(config: FilterConfig, scores: Sequence[float], *, without: Container[int] = ()) -> list[int]:
     """Return the indices of the scores to keep, ascending.
 
-    Among equal scores earlier ones are preferred. Scores of 0 are dropped, unless the strategy is none.
+    Among equal scores, earlier ones are preferred. Scores of 0 are dropped unless the strategy is `none`.
 
 
     without: indices that are dropped regardless of their scores.

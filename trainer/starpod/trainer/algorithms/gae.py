@@ -99,7 +99,7 @@ def bilevel_gae(
     rewards_BK = table.total(rewards_BT)
     values_BK = table.total(torch.where(table.first_BT, values_BT, 0.0))
     turns_BK = gae(rewards_BK, values_BK, table.mask_BK, bootstrap_B=bootstrap_B, gamma=turn_gamma, lam=turn_lam)
-    # Other tokens of the turn keep their rewards (a KL penalty). The last token gets the rest of the turn's worth.
+    # Other tokens of the turn keep their rewards (a KL penalty). The last token gets the rest of the turn's value.
     elsewhere_BK = table.total(torch.where(table.last_BT, 0.0, rewards_BT))
     worth_BT = table.spread(turns_BK + values_BK - elsewhere_BK)
     rewards_BT = torch.where(table.last_BT, worth_BT, rewards_BT)

@@ -117,7 +117,7 @@ def stretch_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, stretches_BT: Tenso
 def turn_bounds(
     config: TurnClipConfig, clip_low: float, clip_high: float, turns_BT: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return how far each token's ratio may fall below and rise above 1, for kind decay: two [B, T].
+    """Return how far each token's ratio may fall below and rise above 1, for kind `decay`: two [B, T].
 
     The bounds of turn k are clip * decay^k, or entry k of a list. Turns beyond a list use its last entry.
     """
@@ -196,7 +196,7 @@ def clipped_loss(
 
 
 def proximal_logprobs(config: CorrectionConfig, rollout: RolloutBatch) -> Tensor:
-    """Return the log-probabilities [B, T] that ratios refer to: the sampler's in mode bypass, else proximal."""
+    """Return the log-probabilities [B, T] that ratios refer to: the sampler's in mode `bypass`, else proximal."""
     return rollout.sampler_logprobs_BT if config.mode == "bypass" else rollout.old_logprobs_BT
 
 
@@ -205,8 +205,8 @@ def correction_weights(
 ) -> Tensor:
     """Return weights [B, T] of the policy's loss, exactly 1 outside the mask and if sampler and proximal agree.
 
-    In mode truncated a weight is min(exp(old - sampler), cap). In mode masked it is exp(old - sampler), but 0 outside
-    [1/cap, cap]. With level sequence, each token has the product of the ratios over its episode.
+    In mode `truncated`, a weight is min(exp(old - sampler), cap). In mode `masked`, it is exp(old - sampler), but 0
+    outside [1/cap, cap]. With level `sequence`, each token has the product of the ratios over its episode.
     """
     if config.mode in ("off", "bypass"):
         return torch.ones_like(old_logprobs_BT)

@@ -26,7 +26,7 @@ class Objective(Section):
     """Default of `algorithm.loss_average`."""
 
     couples_turns: ClassVar[bool] = True
-    """Whether a token's loss depends on the present log-probabilities of other turns of its episode."""
+    """Whether a token's loss depends on the current log-probabilities of other turns of its episode."""
 
     def per_token(
         self,
@@ -65,7 +65,7 @@ class ClippedObjective(Objective):
 
 
 class PPO(ClippedObjective):
-    """Loss ppo: one ratio per token."""
+    """The `ppo` loss: one ratio per token."""
 
     couples_turns: ClassVar[bool] = False
 
@@ -92,7 +92,7 @@ class PPO(ClippedObjective):
 
 
 class GSPO(ClippedObjective):
-    """Loss gspo: one ratio per episode, which changes far less than a token's (arXiv 2507.18071, section 5.1)."""
+    """The `gspo` loss: one ratio per episode, which changes far less than a token's (arXiv 2507.18071, section 5.1)."""
 
     loss_average: ClassVar[str] = "seq-mean-token-mean"
 

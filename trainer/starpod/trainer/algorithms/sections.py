@@ -23,7 +23,7 @@ def _fill(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[s
 
 
 class KLConfig(Section):
-    """KL term to a frozen reference, the policy that training began with."""
+    """KL term relative to a frozen reference: the policy that training began with."""
 
     where: Literal["off", "reward", "loss"] = Field(
         default="off",
@@ -75,7 +75,7 @@ class KLConfig(Section):
 
 
 class TurnClipConfig(Section):
-    """Clipping decoupled by turn: bounds of ratios that change from turn to turn."""
+    """Clipping with bounds of ratios that change from turn to turn."""
 
     kind: Literal["off", "decay"] = Field(default="off", description="decay: bounds by turn.")
     decay: float | None = Field(default=None, gt=0, description="Factor of both bounds per turn; by default 0.9.")

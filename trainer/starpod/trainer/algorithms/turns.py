@@ -1,4 +1,4 @@
-"""Tables [B, K] of turns and other units, which are identified by ids, so turns without reward count."""
+"""Tables [B, K] of turns and other units. Units are identified by ids, so turns without reward count, too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Units:
         return self.total(items_BT) / self.total(torch.ones_like(items_BT)).clamp(min=1)
 
     def least(self, items_BT: Tensor) -> Tensor:
-        """Return the minimum of integers over each unit's sampled tokens: [B, K]; the overall maximum without any."""
+        """Return the minimum integer on each unit's sampled tokens: [B, K]; the overall maximum for an empty unit."""
         items_BT = torch.where(self.mask_BT, items_BT, items_BT.max())
         return items_BT.max().expand(self.mask_BK.shape).scatter_reduce(1, self.index_BT, items_BT, "amin")
 

@@ -45,7 +45,7 @@ class CheckpointError(Exception):
 class Loaded:
     """A checkpoint that was read: tensors on the CPU, and values as JSON returns them (tuples become lists).
 
-    Tensors are memory-mapped: the part that is used is read from the file when it is used.
+    Tensors are memory-mapped, so only the parts that are used are read from the file.
     """
 
     step: int
@@ -99,7 +99,7 @@ class Checkpoints:
             score: Score of the evaluation. The checkpoint with the highest score is the best.
 
         Raises:
-            CheckpointError: The disk is full or refuses. Earlier checkpoints are then unchanged.
+            CheckpointError: The disk is full or not writable. Earlier checkpoints are then unchanged.
         """
         _check_keys("state", state)
         if wrong := [name for name in tensors if not _NAME.fullmatch(name)]:
@@ -204,7 +204,7 @@ class Checkpoints:
 def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
     """Read one folder, and verify all bytes against its manifest.
 
-    only: names of the tensor files to read; None: all. Raises CheckpointError if the folder is damaged or no
+    only: names of the tensor files to read; None: all. Raises CheckpointError if the folder is damaged or is not a
     checkpoint.
     """
     try:

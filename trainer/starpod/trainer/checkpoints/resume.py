@@ -26,7 +26,7 @@ GUARDED = (
     "algorithm.terms",
     "stages",
 )
-"""Keys whose change makes the run a different experiment, so it must be confirmed with `--change`."""
+"""Keys that define the experiment. A change of one must be confirmed with `--change` when a run is resumed."""
 
 
 USUAL = "frozen_lake"
@@ -46,7 +46,7 @@ def resolve_run(
     """Return the configuration to train with, and whether the run in `run_dir` continues.
 
     Args:
-        source: See `load_config`. None means the run's own configuration, or USUAL for a new run.
+        source: See `load_config`. None means the run's saved configuration, or USUAL for a new run.
         words: See `load_config`.
         run_dir: Folder of the run.
         resume: Continue the run, which must exist.
@@ -80,7 +80,7 @@ def resolve_run(
 
 
 def check_changes(then: Config, now: Config, *, allowed: Collection[str] = ()) -> None:
-    """Raise ConfigError if a guarded key differs from the run's own configuration and is not in `allowed`.
+    """Raise ConfigError if a key of GUARDED differs from the run's saved configuration and is not in `allowed`.
 
     An allowed section, such as `environment`, allows all its keys.
     """

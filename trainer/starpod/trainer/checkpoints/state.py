@@ -46,7 +46,7 @@ def unflatten_optimizer(tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 
 
 def _pack(tensors: dict[str, Tensor], name: str, value: Any) -> Any:
-    """Replace tensors and tuples, which JSON lacks, by marked objects."""
+    """Replace tensors and tuples, which JSON cannot represent, with marked objects."""
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}

@@ -50,8 +50,8 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
 
     Args:
         path: Folder of a run or a checkpoint.
-        which: For a run folder: the checkpoint with the best evaluation (the newest if none was evaluated), or the
-            newest.
+        which: Checkpoint to load from a run folder. `best` is the one with the best evaluation, or the newest if none
+            was evaluated; `latest` is the newest.
 
     Raises:
         CheckpointError: No checkpoint can be used.

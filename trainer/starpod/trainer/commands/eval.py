@@ -51,7 +51,7 @@ class Policy:
     tasks: Mapping[str, str] = field(default_factory=dict)
     """Environment ids by name in the policy's run ("" for the only one); empty without a run."""
     served: Sequence[EnvironmentConfig] = ()
-    """Those environments if the run hosts its own servers."""
+    """Configurations of these environments if the run hosts its own servers."""
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
     """Seeds of the run, or the default ones."""
 
@@ -203,7 +203,7 @@ def evaluate(
 
 
 def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.AbstractContextManager[str]:
-    """Host the environments as the run did, during the context."""
+    """Host the environments inside the context, as the run did."""
     arguments = dict.fromkeys(tuple(environment.serve) for environment in environments)
     names = list(dict.fromkeys(environment.id for environment in environments))
     return local_services(names, arguments=[word for words in arguments for word in words])
@@ -220,7 +220,7 @@ async def _run(
     seeds: range,
     samples: int,
 ) -> list[tuple[Task, list[Episode]]]:
-    """Return the episodes of each environment, which are played one after the other."""
+    """Play the environments one after the other, and return the episodes of each."""
     console = safe_console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     played = []

@@ -17,7 +17,7 @@ from starpod.trainer.section import ConfigError, Kinds, Section
 
 
 def explain(wanted: str = "") -> str:
-    """Return keys with their meaning, default and choices: all, those of one section, or one, by dotted name.
+    """Describe all keys, those of a section or a single one, by dotted name: meaning, default and choices.
 
     Raises ConfigError if there is no such key.
     """
@@ -54,7 +54,8 @@ def explain(wanted: str = "") -> str:
 def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
     """Yield a section with its defaults and all sections below it, each with its dotted key, in field order.
 
-    One default section represents all whose names users choose, under NAME, or all in a list, under [].
+    Sections whose names the user chooses are represented by one default section named NAME, and those in a list by one
+    named [].
     """
     yield prefix, section
     if isinstance(section, AlgorithmConfig):

@@ -276,7 +276,7 @@ def _show_on(path: Path, config: Config, site: str) -> None:
 
 
 def _unreachable(config: Config, error: Exception) -> str:
-    """Return what is wrong with the servers, without a full stop. The sentence is ours if no server listens."""
+    """Return what is wrong with the servers, without a full stop. If no server listens, gRPC's message is replaced."""
     from starpod.client.catalog import no_answer
 
     details = str(error).removesuffix(".")
@@ -285,7 +285,7 @@ def _unreachable(config: Config, error: Exception) -> str:
 
 
 def _next(path: Path, config: Config) -> str:
-    """Return how to continue. Servers with addresses must answer first; a run restarts servers that it hosts."""
+    """Return advice on how to continue. Servers with addresses must answer first; a run restarts its own."""
     from starpod.trainer.output.run_folder import RunFolder
 
     once = "once it answers, " * any(task.environment.addresses for task in config.tasks)

@@ -154,7 +154,7 @@ def scenes(episode: Episode, title: str) -> Iterator[RenderableType]:
 
 
 def show_turn(turn: Turn, number: int, total: float) -> RenderableType:
-    """Return one turn. total: the sum of rewards up to and including this turn."""
+    """Render one turn. total: the sum of rewards up to and including this turn."""
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     facts.add_column(style="bright_black", no_wrap=True)
     facts.add_column(overflow="fold")

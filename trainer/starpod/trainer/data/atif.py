@@ -13,11 +13,11 @@ from starpod.trainer.data.episode import Episode, Turn
 VERSION = "ATIF-v1.7"
 """ATIF version. No feature of a later version is used, and readers accept older ones."""
 TOOL = "act"
-"""Name of the tool that represents the environment. Each action is a call of it."""
+"""Name of the tool that represents the environment. Each action is a call to it."""
 
 
 def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = False) -> dict[str, Any]:
-    """Return an episode, which must have a turn, as a trajectory in JSON values.
+    """Return an episode with at least one turn as a trajectory in JSON values.
 
     Args:
         episode: The episode.

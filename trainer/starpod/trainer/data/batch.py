@@ -22,8 +22,8 @@ from starpod.trainer.prompts.grammar import BLOCKS
 _Item = TypeVar("_Item")
 
 _ALIKE = 64
-"""Samples whose lengths differ by less than this number of tokens count as equally long. Shorter samples are not
-grouped, because they share too little."""
+"""Samples are sorted by length in steps of this number of tokens. Samples shorter than one step are sorted by exact
+length, because their common prefixes are too short to matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """Rows of R episodes with samples in a block."""
+    """The R rows of a batch that have samples in a block."""
 
     rows: list[int]
     """Rows of the batch, ascending."""
@@ -69,7 +69,7 @@ class Unpacked:
     """Mask of the sampled tokens that are in the block (bool)."""
 
     def place(self, flat: Tensor, fill: Tensor | float = 0.0) -> Tensor:
-        """Return a flat result over the block's sampled tokens as rows: [R, T].
+        """Arrange a flat result over the block's sampled tokens in rows: [R, T].
 
         fill: value of tokens outside the block, a number or [R, T].
         """
@@ -79,7 +79,7 @@ class Unpacked:
 
 
 class _Place(NamedTuple):
-    """A sample, and the columns first to end (exclusive) of its row that it fills."""
+    """A sample, and the columns of its row that it fills, from first to end (exclusive)."""
 
     row: int
     sample: Sample
@@ -215,7 +215,7 @@ class Batch:
         return self.per_turn(cut, False, torch.bool)
 
     def rewards_BT(self) -> Tensor:
-        """Return the rewards that each turn is paid, at its last sampled token.
+        """Return the rewards that each turn receives, at its last sampled token.
 
         They are float64, because rounding would make equal returns differ.
         """
@@ -228,11 +228,11 @@ class Batch:
         return self.rows(rows, dtype=torch.float64)
 
     def parts(self) -> list[list[Mapping[str, float]]]:
-        """Return the reward parts that each turn is paid."""
+        """Return the reward parts that each turn receives."""
         return [[part_sums(turns) for turns in paid] for paid in self._paid()]
 
     def _paid(self) -> list[list[list[Turn]]]:
-        """Return for each turn the turns whose rewards it is paid, which is mostly itself (see `payees_of`)."""
+        """Return for each turn the turns whose rewards it receives, usually only itself (see `payees_of`)."""
         found = []
         for episode, payees in zip(self.episodes, self.payees, strict=True):
             paid: list[list[Turn]] = [[] for _ in episode.turns]
@@ -360,7 +360,7 @@ class RolloutBatch:
     payees: Sequence[Sequence[int]] = ()
     """Per episode and turn, the turn whose tokens get its reward and credit (see `payees_of`)."""
     parts: Sequence[Sequence[Mapping[str, float]]] = ()
-    """Per episode and turn, the reward parts that it is paid, including those of turns without tokens."""
+    """Per episode and turn, the reward parts that the turn receives, including those of turns without tokens."""
     criteria: Sequence[Sequence[Mapping[str, bool]]] = ()
     """Per episode and turn, `Turn.criteria`."""
     criteria_weights: Sequence[Mapping[str, float]] = ()
@@ -414,8 +414,8 @@ class Advantages:
     returns_BT: Tensor | None
     """Targets of the critic; None without one."""
     value_mask_BT: Tensor
-    """Mask of the tokens that the critic learns from (bool): all sampled ones; with a trajectory baseline each
-    episode's first; with hae those at which a value is read."""
+    """Mask of the tokens that the critic learns from (bool): all sampled ones; with a trajectory baseline, each
+    episode's first; with `hae`, those at which a value is read."""
 
     @classmethod
     def over_values(cls, advantages_BT: Tensor, values_BT: Tensor, mask_BT: Tensor) -> Advantages:

@@ -44,7 +44,7 @@ class Turn:
     versions: list[int] = field(default_factory=list)
     """The policy version that sampled each id of `reply`."""
     finish: Finish = "stop"
-    """Reason for which the reply ended."""
+    """Reason why the reply ended."""
     spans: list[tuple[str, int]] = field(default_factory=list)
     """Blocks of `reply` as (name, end) in order; one span named "" if it is ill-formed. Empty unless an estimator needs
     blocks."""
@@ -82,7 +82,7 @@ class Turn:
     """Number of the attempt, from 0. An attempt leads from the episode's start to an end. Only some scripts have
     several."""
     value: float | None = None
-    """A search's estimate of the rewards from the state before the turn on."""
+    """A search's estimate of all rewards that follow the state before the turn."""
     weight: float = 1.0
     """Weight of the reply in the policy's loss: below 1 to correct for a search's choice, 0 for a demonstration that is
     not imitated."""
@@ -93,7 +93,7 @@ class Turn:
 
     @property
     def switches(self) -> bool:
-        """Whether the reply begins another subgoal (block switch). Without the block it does not."""
+        """Whether the reply begins another subgoal according to its block `switch`. False without that block."""
         return self.blocks.get("switch", "").upper() == "SWITCH"
 
     @property
@@ -108,7 +108,7 @@ class Turn:
 
     @property
     def own_reward(self) -> float:
-        """The environment's own reward without penalties and shaping; all of it if no part is the environment's."""
+        """The environment's reward without penalties and shaping; the whole reward if it has no part `environment`."""
         return self.parts.get("environment", self.reward)
 
     def pay(self, parts: Mapping[str, float]) -> None:
@@ -165,7 +165,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     """Turns of all speakers and attempts, oldest first."""
     end: End = ""
-    """Reason for which the episode ended; "" while it is played."""
+    """Reason why the episode ended; "" while it is being played."""
     success: bool | None = None
     """Whether the task was solved; None if the environment cannot say."""
     error: str = ""
@@ -182,10 +182,10 @@ class Episode:
     task: str = ""
     """Key in the run's `environments`; "" if the run has only one."""
     begun_at: int = 0
-    """Number of turns before the state that it begins in."""
+    """Number of turns played in the environment before this episode's first turn."""
     parent: tuple[int, int] | None = None
-    """A member of the group and a turn index. The turns before that one belong to that member, and are trained there.
-    None: all turns are its own."""
+    """The member of the group that this episode branches from, and the turn index at which it branches. Earlier turns
+    belong to that member and are trained there. None: all turns are the episode's own."""
 
     @classmethod
     def begin(cls, session: Session, group: int, task: str = "") -> Episode:
@@ -215,7 +215,7 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether the infrastructure failed it. The loss and the group's statistics exclude such episodes."""
+        """Whether the infrastructure failed. The loss and the group's statistics exclude such episodes."""
         return self.end == "failed"
 
     @property
@@ -416,7 +416,7 @@ def branches_of(groups: Sequence[Group]) -> list[Episode]:
 
 
 def siblings_of(episodes: Sequence[Episode]) -> dict[tuple[int, int], list[Episode]]:
-    """Return the episodes with a parent by the state that they begin in, in order."""
+    """Group the episodes that have a parent by the state in which they begin, in order."""
     states: dict[tuple[int, int], list[Episode]] = {}
     for episode in episodes:
         if episode.parent is not None:

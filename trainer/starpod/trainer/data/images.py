@@ -25,14 +25,14 @@ NOT_A_MARK = "\ufffd"
 """Replacement for that character in texts of environments."""
 
 INDEX_BITS = 12
-"""Bits of an id for the position in its image. The 48 bits above are from the image's hash. An id is the complement of
-both."""
+"""Number of low bits of an id that hold the position in its image. The next 48 bits are from the image's hash. An id is
+the bitwise complement of all of these."""
 
 MOST_PIXELS = 1 << 24
 """Maximum number of pixels of an image: 4096 by 4096."""
 
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
-"""Exceptions from decoders of damaged files."""
+"""Exceptions that decoders raise for damaged files."""
 
 Images = Mapping[int, bytes]
 """Images that ids refer to, by key, as PNG files of what the model sees."""

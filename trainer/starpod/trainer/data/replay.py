@@ -13,7 +13,7 @@ from starpod.trainer.section import Section
 
 
 class ReplayConfig(Section):
-    """Episodes to train on beside fresh ones. Default: none.
+    """Episodes to train on in addition to fresh ones. None by default.
 
     Stale tokens keep the log-probabilities of the policy that sampled them, so that they can be weighted.
     """
@@ -58,14 +58,14 @@ class ReplayBuffer:
         return len(self._groups)
 
     def add(self, groups: Sequence[Group], version: int) -> None:
-        """Add groups, and drop the oldest ones if there is no room. version: version of groups without a token."""
+        """Add groups, and drop the oldest ones if there is no room. version: assumed for groups without tokens."""
         self._groups += [(oldest_version(group, version), group) for group in groups]
         surplus = max(0, len(self._groups) - self.config.capacity)
         self.evicted += surplus
         del self._groups[:surplus]
 
     def sample(self, version: int, rng: np.random.Generator) -> tuple[list[Group], int]:
-        """Drop the groups that are stale at policy `version`, then draw up to `config.groups` distinct others.
+        """Drop the groups that are stale at policy `version`, then draw up to `config.groups` distinct groups.
 
         Returns the groups in the order in which they were added, and the number dropped. The same contents and
         generator state give the same groups.

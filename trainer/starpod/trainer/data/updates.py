@@ -1,7 +1,7 @@
 """Records of an update: the filter's verdicts, and each token's advantage, ratio and clipping.
 
-A file train-<step>.update.gz is stored next to the episodes of the step. Its first line contains the verdicts, and
-every other line an episode. Numbers are base64 of little-endian arrays, which take a tenth of the size of decimals.
+A file train-<step>.update.gz is stored next to the episodes of the step. Its first line contains the verdicts, and each
+following line an episode. Numbers are base64 of little-endian arrays, which take a tenth of the size of decimals.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from starpod.trainer.section import Section
 
 
 class EchoTrapConfig(Section):
-    """Bounds of the four collapse signals, relative to their start."""
+    """Bounds of the four collapse signals, relative to their initial values."""
 
     start_steps: int = Field(default=10, ge=1, description="Steps whose mean is a signal's start.")
     window: int = Field(default=5, ge=1, description="Steps whose median is compared.")
@@ -46,7 +46,7 @@ class EchoTrapConfig(Section):
 
 
 class InformationConfig(Section):
-    """Mutual information between prompts and reasoning (RAGEN-2). Costs samples x distinct prompts scored sequences."""
+    """Mutual information between prompts and reasoning (RAGEN-2). It scores (samples x distinct prompts) sequences."""
 
     every: int = Field(default=0, ge=0, description="Steps between measurements; 0: never.")
     samples: int = Field(default=64, ge=2, description="Turns per measurement.")

@@ -15,9 +15,9 @@ def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
     collect/response_diversity: probability that two members of a group reply differently to their common start
         state. As a share of pairs, not of distinct texts, it does not depend on the number of members or groups, so
         steps with a filter or failed episodes are comparable.
-    diversity/distinct_reasoning: number of distinct thoughts by number of thoughts, over all turns. It falls with
-        the number of turns in a batch.
-    diversity/most_common_reasoning: share of turns with the most common thought. Near 1 it is a template.
+    diversity/distinct_reasoning: number of distinct thoughts divided by the number of thoughts, over all turns. It
+        falls with the number of turns in a batch.
+    diversity/most_common_reasoning: share of turns with the most common thought. Near 1, thoughts are a template.
     diversity/distinct_trigrams: share of distinct word triples within a reply, mean over replies. It is near 0 for
         a reply that repeats itself.
     """

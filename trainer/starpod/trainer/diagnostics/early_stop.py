@@ -38,8 +38,8 @@ class EarlyStop:
     def evaluated(self, step: int, success: float, own_return: float) -> None:
         """Process the success (0 to 1) and the return of an evaluation.
 
-        A new highest return counts as progress even without success: if partial rewards are paid and success is rare, a
-        policy learns long before it succeeds.
+        A new highest return counts as progress even without success, because a policy with partial rewards learns long
+        before it succeeds.
         """
         config = self._config
         risen = self._best_return is not None and own_return > self._best_return

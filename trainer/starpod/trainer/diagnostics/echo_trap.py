@@ -26,7 +26,7 @@ class EchoWarning:
     signal: str
     """Name of the signal; "echo_trap" for several."""
     ratio: float
-    """The signal's value divided by its start."""
+    """The signal's value divided by its initial value."""
     text: str
 
 
@@ -94,14 +94,14 @@ class _Track:
     """State of one signal."""
 
     start: list[float] = field(default_factory=list)
-    """Values of the start, until it is complete."""
+    """First values, which the initial value is computed from."""
     latest: list[float] = field(default_factory=list)
-    """Latest values after the start."""
+    """Latest values after those."""
     firing: bool = False
 
 
 class EchoTrap:
-    """Warnings about the four signals, once per onset, with withdrawals.
+    """Watcher of the four signals. It warns once when a signal fires, and withdraws the warning on recovery.
 
     A signal fires if the median of its last `window` values passes its bound. It may fire again after it recovered past
     the bound by the factor `release`. If the task is solved, falling signals do not warn.
@@ -191,7 +191,7 @@ class EchoTrap:
         if len(track.start) < self._config.start_steps:
             if math.isfinite(value):
                 track.start.append(value)
-            # Judge a start of zero at once: no value can be compared with it.
+            # Judge a start of zero at once, because no value can be compared with it.
             return len(track.start) == self._config.start_steps and statistics.fmean(track.start) <= 0
         track.latest = [*track.latest, value][-self._config.window :]
         return len(track.latest) == self._config.window

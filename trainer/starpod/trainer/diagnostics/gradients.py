@@ -68,7 +68,7 @@ def gradient_report(
 
 
 def gradient_norm(model: nn.Module, backward: Callable[[], object]) -> float:
-    """Return the norm of the gradient that `backward` adds. It stays on the parameters; earlier ones are cleared."""
+    """Clear the gradients, call `backward`, and return the norm of the new gradient, which stays on the parameters."""
     reshard(model)  # gradients are sharded
     model.zero_grad(set_to_none=True)
     backward()

@@ -1,8 +1,8 @@
 """Mutual information between prompts and reasoning, after RAGEN-2 (arXiv:2604.06268).
 
-Reasoning Z_i was sampled after prompt X_own(i). L_ij = log p(Z_i | X_j) is its log-probability after prompt j. If the
-own prompt makes it no likelier than the other prompts do, the policy recites a template whatever the state, even if its
-entropy is high.
+Reasoning Z_i was sampled after prompt X_own(i). L_ij = log p(Z_i | X_j) is its log-probability after prompt j. If
+reasoning is no likelier after its own prompt than after the others, the policy recites a template regardless of the
+state, even if its entropy is high.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.diagnostics.config import MonitorConfig
 
 Score = Callable[[list[list[int]], list[list[int]]], Sequence[float] | Tensor]
-"""Return the log-probability of each continuation after its prompt, in nats, summed over tokens. Both lists are
-parallel."""
+"""Function that returns the log-probability of each continuation after its prompt, in nats, summed over tokens. Its two
+lists are parallel."""
 
 RETRIEVAL_DEPTHS = (1, 2, 4, 8)
 Regime = Literal["diverse reasoning", "compressed reasoning", "template collapse", "low-entropy collapse"]
@@ -39,13 +39,13 @@ class Information:
     entropy: float
     """H(Z) = H(Z | X) + I(X; Z)."""
     deviation: float
-    """Deviation of log p(Z_i) over samples."""
+    """Standard deviation of log p(Z_i) over samples."""
     z_score: float
     """Mutual information divided by a deviation."""
     retrieval: Mapping[int, float]
     """For k = 1, 2, 4, 8, the share of samples whose own prompt is among the k under which they are likeliest."""
     chance: Mapping[int, float]
-    """The same share for k random prompts."""
+    """The share that is expected if the k prompts are random."""
 
 
 def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) -> Information:

@@ -9,15 +9,16 @@ from typing import Any
 from starpod.trainer.diagnostics.config import EchoTrapConfig
 
 RISE = 0.05
-"""Success has risen if it is this much above its start. A policy that never had as much has nothing to lose."""
+"""Success has risen if it is this much above its start. A policy whose success was always below this has nothing to
+lose."""
 HIGH = 0.75
-"""A policy with at least this success need not have risen to count as healthy."""
+"""A policy with at least this success counts as healthy even if its success has not risen."""
 FALL = 0.1
 """Success falls if it is this much below its best."""
 
 
 class SuccessTrack:
-    """Success at its start (a mean), now and at its best (medians of a window); None until the start is complete."""
+    """Success at the start (a mean), now, and at its best (medians of a window). None until the start is complete."""
 
     def __init__(self, config: EchoTrapConfig) -> None:
         self._config = config
@@ -57,7 +58,7 @@ class SuccessTrack:
 
     @property
     def holds(self) -> bool:
-        """Whether success has risen or is high, and is near its best. A policy that collapses does not meet this."""
+        """Whether success has risen or is high, and is near its best. False if the policy collapses."""
         if self.now is None or self.best is None:
             return False
         return (self.risen or self.now >= HIGH) and self.now > self.best - FALL
