@@ -1,4 +1,4 @@
-"""Configuration for the file of an environment: a tiny policy, sized by its spec and by test episodes."""
+"""Choice of a configuration for an environment's file: a tiny policy, sized by the spec and by test episodes."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _job(
 
 
 def _chosen_prompt(spec: pb.EnvironmentSpec, turn: int, whole: int) -> tuple[dict[str, Any], int]:
-    """Return what a reply sees, as keys of `prompt`, and its tokens.
+    """Return the keys of `prompt` that choose what a reply sees, and the number of tokens that it sees.
 
     Args:
         turn: Tokens of the longest turn.

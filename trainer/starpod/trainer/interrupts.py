@@ -1,4 +1,4 @@
-"""Handling of SIGTERM and Ctrl-C: the first signal ends, saves and stops the run; the second one stops it at once."""
+"""Handling of SIGTERM and Ctrl-C: the first signal saves and stops the run, and the second one stops it at once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Interrupts:
         self.signal: signal.Signals | None = None
 
     async def unless_requested(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Await one piece of work. If a signal comes or has come, cancel it and raise Interrupted."""
+        """Await one piece of work. If a signal arrives or has arrived, cancel it and raise Interrupted."""
         if not self._alone:
             return await work
         task = asyncio.ensure_future(work)
@@ -70,7 +70,7 @@ class Interrupts:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal has arrived."""
         return self.signal is not None
 
     @property

@@ -66,7 +66,7 @@ class Learners:
 
     @property
     def _first(self) -> Learner:
-        """Learner to ask for what is the same in all."""
+        """The first learner, for values that are the same in all learners."""
         return next(iter(self.by_agent.values()))
 
     @property

@@ -19,8 +19,8 @@ from starpod.trainer.tasks import TaskConfig
 class Mixture:
     """Division of collections among environments by weight, and the level of each environment's curriculum.
 
-    Each group goes to the environment that is furthest behind its share of all groups so far; the first one of equals.
-    A replacement for a lost group is played in the same environment and does not count.
+    Each group goes to the environment that is furthest behind its share of all groups so far; ties go to the first. A
+    replacement for a lost group is played in the same environment and does not count.
     """
 
     def __init__(self, tasks: Sequence[TaskConfig]) -> None:
@@ -35,7 +35,7 @@ class Mixture:
         }
         self._saved_shares = {task.name: Fraction(task.environment.starts_share) for task in tasks}
         self._curricula = {task.name: Curriculum(task.environment.curriculum) for task in tasks}
-        # Id of the next group, and the first group id at each task's present level.
+        # Id of the next group, and the first group id at each task's current level.
         self._next, self._level_from = 0, dict.fromkeys(weights, 0)
 
     def divide(self, count: int) -> list[str]:
@@ -58,7 +58,8 @@ class Mixture:
         ]
 
     def _saved_start(self, name: str, group: int) -> SavedStart | None:
-        """Return the saved state in which a group begins, which depends only on its number; None for its seed's."""
+        """Return the saved state in which a group begins, chosen by its number alone; None for its seed's start
+        state."""
         saved, share = self._saved.get(name, ()), self._saved_shares[name]
         turn = math.floor((group + 1) * share)
         return saved[(turn - 1) % len(saved)] if saved and turn > math.floor(group * share) else None

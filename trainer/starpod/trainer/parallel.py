@@ -169,8 +169,8 @@ class Parallel:
     async def all_done(self, work: Awaitable[Item]) -> list[Item]:
         """Await this rank's work, and return the results of all ranks in rank order.
 
-        If the work fails on one rank, all ranks raise once all are done, so that none waits for a rank that is gone.
-        With one rank the work's exception is raised, with several RankFailed.
+        If the work fails on one rank, all ranks raise once all are done, so that none waits for a rank that is gone. A
+        single rank raises the work's exception, and several ranks raise RankFailed.
         """
         if self.world == 1:
             return [await work]
@@ -198,8 +198,9 @@ class Parallel:
     def shard(self, model: nn.Module) -> None:
         """Move the model to `device`, and shard its parameters, gradients and, later, optimiser states among the ranks.
 
-        All ranks must hold the same weights; of weights in CPU memory, a GPU only gets its own part. Create optimisers
-        afterwards. Each decoder layer is gathered when it runs. Run the model with `forward` or `score` only.
+        All ranks must hold the same weights. If these are in CPU memory, each GPU receives only its part. Create
+        optimisers afterwards. Each decoder layer is gathered when it runs. Run the model with `forward` or `score`
+        only.
         """
         if self.world == 1:
             model.to(self.device)
@@ -215,7 +216,7 @@ class Parallel:
             register_fsdp_forward_method(model, "score")
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-        """Scale the gradients down to a common norm of at most `limit`. Return the norm before, a scalar."""
+        """Scale the gradients down to a total norm of at most `limit`, and return the norm before scaling, a scalar."""
         return whole(nn.utils.clip_grad_norm_(parameters, limit))
 
     def copy_weights(self, model: nn.Module, replica: nn.Module) -> None:
@@ -245,14 +246,14 @@ class Parallel:
     ) -> None:
         """Load a state dict of the unsharded model. Every rank passes all of it and keeps its part.
 
-        without: names that may be missing. Raises ValueError for other names or shapes than the model's.
+        without: names that may be missing. Raises ValueError if names or shapes differ from the model's.
         """
         reshard(model)
         own = model.state_dict(keep_vars=True)
         self.load({name: tensor for name, tensor in own.items() if name in state or name not in without}, state)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return these tensors whole on rank 0, and nothing on the others. Collective.
+        """Return the unsharded tensors on rank 0, and nothing on the others. Collective.
 
         With several ranks they are on the CPU, and gathered one at a time.
         """
@@ -266,9 +267,9 @@ class Parallel:
         return full if self.is_main else {}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        """Copy whole tensors into these, one after the other; each rank copies its part.
+        """Copy whole tensors from `state` into `tensors`, one by one. Each rank copies its part.
 
-        Raises ValueError for other names or shapes.
+        Raises ValueError if names or shapes differ.
         """
         if other := tensors.keys() ^ state.keys():
             raise ValueError(f"the saved state is of another model: {min(other)} is in one of them only")

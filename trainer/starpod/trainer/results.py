@@ -46,7 +46,7 @@ class Run:
 
     @property
     def final(self) -> dict[str, Any] | None:
-        """Figures of the final evaluation (see `summarise`); None before it."""
+        """Metrics of the final evaluation (see `summarise`); None before it."""
         return self._folder.read_final()
 
     @property
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def evaluations(self) -> DataFrame:
-        """Evaluations on the selection seeds, with a column per figure. Nested figures have dotted names."""
+        """Evaluations on the selection seeds, with a column per metric. Nested metrics have dotted names."""
         return self._by_step([_flat(line) for line in self._folder.read_evaluations()])
 
     def episodes(
@@ -70,7 +70,7 @@ class Run:
             kind: final, eval or train; None: any evaluation.
             step: Step of the evaluation or collection; None: the last one.
             solved: True: only episodes with success. False: only others.
-            environment: Only episodes of this environment, by its id or its name in the run.
+            environment: Only episodes of this environment, given by its id or its name in the run.
 
         Raises:
             BadEpisodes: There are none.

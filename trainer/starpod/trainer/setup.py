@@ -160,7 +160,7 @@ async def _build_collectors(
     engine: Engine,
     stack: contextlib.AsyncExitStack,
 ) -> list[Collector[EngineAgents]]:
-    """Return the collector of each stage in order, and last the one for the run's own configuration."""
+    """Return the collector of each stage in order, followed by the one that applies after the last stage."""
     playing: Wrap = lambda agents: agents  # noqa: E731
     if config.collect.agent.command:
         playing = await stack.enter_async_context(load_programs()(config.collect.agent))

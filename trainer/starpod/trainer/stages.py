@@ -1,7 +1,7 @@
 """Stages of a run: settings that apply until an iteration, or until a metric reaches a bound.
 
-A stage is the run's own configuration with some keys changed. After the last stage the run's own configuration applies.
-Evaluations always use that one, so that their figures are comparable.
+A stage is the run's configuration with some keys changed. After the last stage, the unchanged configuration applies.
+Evaluations always use the unchanged one, so that their results are comparable.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class StageConfig(Section):
 
 
 class Stages:
-    """The present stage of a run. It never goes back.
+    """The current stage of a run. It never goes back.
 
     Attributes:
         index: Index of the stage from 0; the number of stages once all are over.
@@ -107,7 +107,7 @@ class Stages:
         return {"index": self.index, "held": self._held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the values from `state_dict`. The index is limited to the present number of stages."""
+        """Restore the values from `state_dict`. The index is limited to the current number of stages."""
         self.index, self._held = min(state["index"], len(self._stages)), state["held"]
 
 

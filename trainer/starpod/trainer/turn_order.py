@@ -43,7 +43,7 @@ def carried(carry_B: Tensor, log_ratio_B: Tensor) -> Tensor:
 
 
 def turn_alone(episode: Episode, turn: int) -> Episode:
-    """Return one turn as an episode: all before it is its prompt, and its reward is the whole episode's."""
+    """Return one turn as an episode. Everything before it is its prompt, and its reward is the whole episode's."""
     context: list[int] = []
     for before in episode.turns[:turn]:
         context = [*([] if before.fresh else context), *before.prompt, *before.reply]

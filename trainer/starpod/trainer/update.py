@@ -169,7 +169,7 @@ class Learner:
 
         Args:
             groups: Groups to train on.
-            version: Present version of the policy. The sampler's log-probabilities of tokens of this version are
+            version: Current version of the policy. The sampler's log-probabilities of tokens of this version are
                 checked.
             scale: Factor of the loss.
             rate: Factor of the learning rates.
@@ -258,7 +258,7 @@ class Learner:
         return batch, rollout, metrics
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """Score a batch with the present policy. Raises LogprobGap."""
+        """Score a batch with the current policy. Raises LogprobGap."""
         scored, unscored = self.score(batch), self._unscored(batch)
         metrics = self._check_sampler(batch, unscored.sampler_logprobs_BT, scored.logprobs_BT, version)
         rollout = replace(
@@ -307,7 +307,7 @@ class Learner:
         return check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
 
     def freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
-        """Set the KL term's reference policy from `reference_state`, or to the present policy if `state` is None."""
+        """Set the KL term's reference policy from `reference_state`, or to the current policy if `state` is None."""
         if self.policy.frozen():
             adapters = self.reference = FirstAdapters(self.policy, self.parallel)
             if state is not None:
@@ -404,7 +404,7 @@ class Learner:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Scored:
-        """Return log-probabilities and values of all sampled tokens under the present policy. Ranks share the work."""
+        """Return log-probabilities and values of all sampled tokens under the current policy. Ranks share the work."""
         critic = self.algorithm.needs_critic
         logprobs = torch.zeros(batch.mask_BT.shape, device=batch.device)
         values = torch.zeros_like(logprobs) if critic else None
@@ -458,7 +458,7 @@ class Learner:
     def _step(self) -> dict[str, float]:
         """Clip the gradients and take the optimiser step."""
         # Clip separately: the critic's gradient can be 100 times the policy's, and a common bound would scale the
-        # latter to almost 0.
+        # policy's to almost 0.
         parts = (list(self.policy.trained_parameters()), list(self.policy.critic_parameters()))
         bound = self.config.max_grad_norm
         norms = [float(self.parallel.clip_grad_norm(part, bound)) if part else 0.0 for part in parts]
@@ -572,7 +572,7 @@ class Learner:
 
     @torch.no_grad()
     def _present_logprobs(self, batch: Batch, rows: Sequence[int], otherwise_BT: Tensor) -> Tensor:
-        """Return log-probabilities [B, T] of these rows under the present policy, and `otherwise_BT` for other rows.
+        """Return log-probabilities [B, T] of these rows under the current policy, and `otherwise_BT` for other rows.
 
         A row with one sample is never split among blocks, so if all rows have one, nothing is scored.
         """

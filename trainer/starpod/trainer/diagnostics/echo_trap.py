@@ -94,9 +94,9 @@ class _Track:
     """State of one signal."""
 
     start: list[float] = field(default_factory=list)
-    """First values, which the initial value is computed from."""
+    """First values, from which the initial value is computed."""
     latest: list[float] = field(default_factory=list)
-    """Latest values after those."""
+    """Latest values after the first ones."""
     firing: bool = False
 
 

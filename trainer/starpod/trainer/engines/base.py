@@ -64,7 +64,7 @@ class Reply:
     versions: list[int]
     """Policy version that sampled each token."""
     finish: Finish
-    """Reason for which the reply ended."""
+    """Reason why the reply ended."""
 
 
 @dataclass(slots=True)

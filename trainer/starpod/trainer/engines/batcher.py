@@ -24,7 +24,7 @@ class Job:
 
     request: Request
     handle: Any
-    """Arbitrary value of the caller."""
+    """Arbitrary value for the caller's use."""
     limit: int
     """Maximum number of tokens of the reply."""
     context: list[int] = field(init=False)

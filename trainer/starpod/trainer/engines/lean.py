@@ -23,7 +23,7 @@ _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights of a layer. One matrix holds queries, keys and values, another one gate and up."""
+    """Weights of a layer. Queries, keys and values share one matrix, and gate and up share another."""
 
     attention_norm: Tensor
     qkv: Tensor

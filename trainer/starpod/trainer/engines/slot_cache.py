@@ -2,9 +2,9 @@
 
 Every token that is fed is one row: a prompt of twenty tokens has twenty rows. On a CPU with one thread, each sequence
 of an attention call has a single query. A token's result is then independent, bit for bit, of the other rows in the
-batch, of how its prompt was split, and of whether the beginning was cached. Kernels compute a row identically in any
-number of rows, and a single query identically over any number of masked keys, but several queries at once differ.
-Rows and keys are padded to whole vectors, so that no row falls into a loop's remainder.
+batch, of how its prompt was split, and of whether the beginning was cached. The result of a row does not depend on the
+number of rows, nor that of a single query on the number of masked keys, but several queries at once would change the
+result. Rows and keys are padded to whole vectors, so that no row falls into a loop's remainder.
 
 With several threads, tensors are split at arbitrary places and results differ anyway. Queries are then batched as on a
 GPU, which is several times as fast in bfloat16.
@@ -27,7 +27,7 @@ from starpod.trainer.models.folding import common_prefix
 
 
 class Slots:
-    """Allocator of slots. A slot is free, busy with a reply, or idle: kept for a conversation until it is needed."""
+    """Allocator of slots. A slot is free, busy with a reply, or idle: kept for a conversation until needed."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -33,7 +33,7 @@ from starpod.trainer.models.trunk import plain
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
 LOOK_SECONDS = 1.0
-"""Interval in which a pending call checks that the engine core is alive."""
+"""Interval at which a pending call checks that the engine core is alive."""
 WORKING_SHARE = 0.05
 """Share of one CPU core's time above which an engine core counts as computing."""
 STOPPED = "stopped"

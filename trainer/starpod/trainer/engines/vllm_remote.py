@@ -262,7 +262,7 @@ class RemoteVllm(ServedEngine):
     async def load(self, version: int, model: torch.nn.Module) -> None:
         """Hand over the weights and wait until all ranks are done, so that all fail if one does.
 
-        With nccl there is no such wait: if the broadcast fails, the other ranks hang in gathering the weights.
+        With nccl there is no such wait: if the broadcast fails, the other ranks hang while gathering the weights.
         """
         loading = super().load(version, model)
         await (loading if self._nccl is not None else self._parallel.all_done(loading))

@@ -45,7 +45,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return figures by environment, as JSON values. Differences are the second evaluation minus the first.
+    """Return metrics by environment, as JSON values. Differences are the second evaluation minus the first.
 
         pairs: number of episodes that both played. An episode that failed in either is left out.
         starts: number of start states of the pairs.

@@ -1,4 +1,4 @@
-"""Figures of an evaluation with their intervals, and those of reference policies."""
+"""Metrics of evaluations and of reference policies, with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from starpod.trainer.section import ConfigError
 
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return the figures of episodes as JSON values. Without data a figure is None.
+    """Return metrics of episodes as JSON values. A metric without data is None.
 
-    episodes, starts: number of episodes, and of their start states.
-    failed: number of episodes that the infrastructure failed. They count in no other figure.
-    success, success_low, success_high: share of episodes that solved their task, and its 95 % interval (Wilson's;
+    episodes, starts: number of episodes, and of their start states. failed: number of episodes that the infrastructure
+    failed. No other metric includes them. success, success_low, success_high: share of episodes that solved their task,
+    and its 95 % interval (Wilson's;
         with several episodes per start, for the effective number of episodes).
     return_mean, return_low, return_high: mean return of the environment's own reward, and the 95 % interval of the
         mean over starts (Student's).
@@ -31,7 +31,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     valid_rate: share of turns with a valid action.
     pass_at_k: k -> share of starts that at least one of k episodes solves, for all powers of two up to the number
         of episodes per start, and for that number.
-    ends: number of episodes for each reason to end; "" if the policy had no further move.
+    ends: number of episodes for each reason to end; "" if the policy had no move left.
     """
     played = [episode for episode in episodes if not episode.failed]
     starts: dict[int, list[Episode]] = {}
@@ -103,22 +103,22 @@ _REFERENCE = {
     "return_high": None,
     "turns_mean": 0.0,
 }
-"""Figures of reference policies, with their values if there is no episode."""
+"""Metrics of reference policies, with their values if there are no episodes."""
 _HELD_OUT: dict[str, Any] = {"episodes": 0, "failed": 0, **_REFERENCE, "format_rate": 0.0}
 
 
 def held_out_figures(collected: Collected) -> dict[str, Any]:
-    """Return the figures of `summarise` that a run's evaluations keep. They are numbers even if all episodes failed."""
+    """Return the metrics of `summarise` that a run's evaluations keep. They are numbers even if all episodes failed."""
     figures = summarise(collected.episodes)
     figures["failed"] = collected.failed
     return {name: usual if figures[name] is None else figures[name] for name, usual in _HELD_OUT.items()}
 
 
 def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of a run from those of its tasks.
+    """Combine the metrics of a run's tasks.
 
-    A single task's figures are returned as they are. For several tasks the result is their unweighted mean, and
-    `environments` contains the figures of each.
+    The metrics of a single task are returned as they are. For several tasks, the result is their unweighted mean, and
+    `environments` contains the metrics of each.
     """
     if list(figures) == [""]:
         return figures[""]
@@ -134,7 +134,7 @@ def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_figures(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return sums of counts, means of figures, and the intervals of these means."""
+    """Return the sums of counts, the means of other metrics, and the intervals of these means."""
     mean: dict[str, Any] = {}
     for name in _HELD_OUT:
         if name in each[0]:
@@ -148,7 +148,7 @@ def _mean_figures(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def final_figures(summary: dict[str, Any], task: Task, seeds: range, episodes: Sequence[Episode]) -> None:
-    """Add the task's settings and the outcome of each episode to the figures of a final evaluation."""
+    """Add the task's settings and the outcome of each episode to the metrics of a final evaluation."""
     facts: dict[str, Any] = {"environment": task.environment, "version": episodes[0].version, "options": task.options}
     facts |= {"limits": asdict(task.limits), "seeds": [seeds.start, seeds.stop], "samples": 1}
     facts["results"] = episode_results(episodes)
@@ -170,7 +170,7 @@ def numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
 
 
 async def evaluate_reference(fleet: Fleet, name: str, task: Task, seeds: Sequence[int]) -> dict[str, Any]:
-    """Play a reference policy and return its figures by its name.
+    """Play a reference policy, and return its metrics under its name.
 
     Raises:
         ConfigError: It cannot play this environment.

@@ -28,8 +28,8 @@ from starpod.trainer.seeds import Purpose
 class HeldOut:
     """Player of held-out start states with the run's collectors. Raises Interrupted at a signal.
 
-    All stages of a run are evaluated with the run's own configuration. scorer: chooses among replies if `best_of` is
-    on.
+    In all stages, evaluations use the configuration that applies after the last stage. scorer: chooses among replies if
+    `best_of` is on.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HeldOut:
             streams: Name of the random streams of the replies. Two evaluations with the same streams differ by their
                 policy, not by chance.
             what: What is evaluated, for the screen.
-            way: Way of sampling, if not the usual one.
+            way: "greedy" or "best_of"; "" samples at the temperature of evaluations.
         """
         played = {}
         for name, collector in self.collectors.items():
@@ -82,7 +82,7 @@ class HeldOut:
         return played
 
     async def play_references(self) -> dict[str, Any]:
-        """Return figures of the reference policies by task and policy. They need no model, so only rank 0 plays."""
+        """Return metrics of the reference policies by task and policy. They need no model, so only rank 0 plays."""
 
         async def play() -> dict[str, Any]:
             if not self.parallel.is_main:
@@ -111,7 +111,7 @@ class HeldOut:
         return numbered([collected.episodes[:most] for collected in played.values()])
 
     async def draw(self, folder: RunFolder) -> None:
-        """Draw episodes of the evaluations for the report."""
+        """Render episodes of the evaluations for the report."""
         self.screen.phase("drawing episodes for the report")
         players = {name: (collector.fleet, self.task(name)) for name, collector in self.collectors.items()}
         if drawn := await draw_episodes(players, in_order(folder)):

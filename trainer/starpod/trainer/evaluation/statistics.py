@@ -1,4 +1,4 @@
-"""Confidence intervals for shares and means, and pass@k. Plain numbers in, plain numbers out."""
+"""Confidence intervals for shares and means, and pass@k. All functions take and return plain numbers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _TITLES = {SMOLLM2: "SmolLM2-135M-Instruct, dequantised from Q4_1"}
 
 
 def model_title(name: str) -> str:
-    """Return the title of a model in reports. A short name of ours is replaced by the model and its quantisation."""
+    """Return the title of a model in reports. Our short names are replaced by the model and its quantisation."""
     return _TITLES.get(name, name)
 
 

@@ -14,7 +14,7 @@ from starpod.trainer.parallel import Parallel, reshard
 
 
 class FirstAdapters:
-    """Reference policy that combines the policy's frozen weights with its adapters at construction time.
+    """Reference policy that combines the policy's frozen weights with a copy of its adapters from construction time.
 
     Without a warm start, these adapters have no effect yet, so the reference is the model before training.
     """

@@ -152,7 +152,7 @@ def _mask(ends_GL: Tensor) -> Tensor:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common prefix of two sequences."""
+    """Return the length of the longest common prefix of two sequences."""
     first, second = list(first), list(second)
     # Bisection compares slices, which is several times as fast for long prompts as comparing tokens one by one.
     low, high = 0, min(len(first), len(second))

@@ -56,7 +56,7 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFast:
     """Build a tokenizer with the most frequent words of `texts` and at most `size` entries.
 
-    Tags of further blocks and the image mark are tokens if they occur in the texts. The same texts give the same
+    Tags of optional blocks and the image mark are tokens if they occur in the texts. The same texts give the same
     tokenizer. Raises ValueError if `size` leaves no room for words.
     """
     splitter = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")

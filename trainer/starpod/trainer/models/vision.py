@@ -32,7 +32,7 @@ PRETRAINED = ("idefics3", "smolvlm")
 _SHOWN: ContextVar[Images] = ContextVar("shown")
 
 _ROWS = 32
-"""Patches are encoded in multiples of this, so that a patch's embedding does not depend on the others bit for bit."""
+"""Patches are encoded in multiples of this, so that a patch's embedding never depends on the other patches."""
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _read_images(trunk: Any, arguments: Any, values: dict[str, Any]) -> tuple[An
         return None
 
     def embed(images: list[bytes], images_N: Tensor, index_N: Tensor) -> Tensor:
-        # Encode images one by one, so that an embedding does not depend on the other images bit for bit.
+        # Encode images one by one, so that the other images do not change a single bit of an embedding.
         return torch.stack([_features(trunk, image) for image in images])[images_N, index_N]
 
     states = _with_images(ids, trunk.get_input_embeddings()(ids.clamp(min=0)), embed)

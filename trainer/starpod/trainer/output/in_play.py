@@ -24,7 +24,7 @@ MOST_SESSIONS = 200
 
 @contextlib.asynccontextmanager
 async def telling(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> AsyncIterator[None]:
-    """Keep `folder.live` up to date during the context, then remove it. screen: provides the present phase."""
+    """Keep `folder.live` up to date during the context, then remove it. screen: provides the current phase."""
     task = asyncio.create_task(_tell(folder, fleets, screen))
     try:
         yield

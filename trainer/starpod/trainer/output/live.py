@@ -293,7 +293,7 @@ class View:
         return Group(*panels)
 
     def _table(self, width: int, most: int) -> Group:
-        """Return the last evaluation, the first one and the reference policies, sorted by success."""
+        """Return a table of the latest evaluation, the first one and the reference policies, sorted by success."""
         if not self.evaluations:
             return Group(Text("none yet", style="dim"))
         step, latest = self.evaluations[-1]

@@ -280,7 +280,7 @@ class RunFolder:
                 path.unlink()
 
     def end(self, outcome: str, *, seconds: float) -> None:
-        """Record in run.json how the run ended, in words, and its seconds, including those before resumptions."""
+        """Record in run.json how the run ended, in words, and its duration in seconds, including earlier parts."""
         self._write_facts({**self.read_facts(), "ended": {"outcome": outcome, "seconds": seconds, "time": time.time()}})
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
@@ -294,7 +294,7 @@ def step_of(path: Path) -> int:
 
 
 def differences(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, list[Any]]:
-    """Return the keys that differ, as dotted key to [value, default]. A missing key counts as None."""
+    """Map each dotted key that differs to [value, default]. A missing key counts as None."""
     found: dict[str, list[Any]] = {}
     for key in [*config, *(key for key in defaults if key not in config)]:
         value, default = config.get(key), defaults.get(key)

@@ -41,7 +41,7 @@ class Screen:
     """Interface of screens, and a screen that shows nothing. Close it, or use it in a `with` statement.
 
     Attributes:
-        doing: The present phase, for pages.
+        doing: The current phase, for pages.
         at: The step that has begun, to which warnings belong.
     """
 
@@ -59,7 +59,7 @@ class Screen:
         """
 
     def phase(self, name: str) -> None:
-        """Show the present phase: "warm start", "collecting", "evaluating"."""
+        """Show the current phase: "warm start", "collecting", "evaluating"."""
         self.doing = name
 
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:

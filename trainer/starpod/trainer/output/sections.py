@@ -1,6 +1,6 @@
 """HTML sections of a run's report, which the live site shows as well.
 
-lines: those of metrics.jsonl. evaluations: lines of evaluations.jsonl. final, facts: content of final.json and
+lines: lines of metrics.jsonl. evaluations: lines of evaluations.jsonl. final, facts: contents of final.json and
 run.json.
 """
 
@@ -71,7 +71,7 @@ def headline(
     best_step: int | None,
     header: str = "",
 ) -> str:
-    """Return the title, success before and after in large figures, and a verdict. header: HTML below the title."""
+    """Return the title, success before and after in large type, and a verdict. header: HTML below the title."""
     measured = [line for line in lines if line["metrics"]]
     tiles = []
     verdict = ""
@@ -318,7 +318,7 @@ def _evaluation_chart(
     interval: str,
     kind: Kind,
 ) -> str:
-    """Return a chart of one figure of the evaluations, with its interval and the reference policies."""
+    """Return a chart of one metric of the evaluations, with its interval and the reference policies."""
     low, high = f"{interval}_low", f"{interval}_high"
     points = [(s["step"], s[name]) for s in evaluations if s.get(name) is not None]
     band = [(s["step"], s[low], s[high]) for s in evaluations if s.get(low) is not None]

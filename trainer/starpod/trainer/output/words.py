@@ -226,7 +226,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def trend(values: Sequence[float]) -> str:
-    """Return an arrow: the mean of the last fifth of the values compared with the rest, in deviations."""
+    """Return an arrow that compares the mean of the last fifth of the values with the rest, in standard deviations."""
     finite = [value for value in values if math.isfinite(value)]
     recent = max(len(finite) // 5, 2)
     if len(finite) < 2 * recent:

@@ -1,4 +1,4 @@
-"""Response grammar: reasoning and actions between tags, with optional further blocks.
+"""Response grammar: reasoning and actions between tags, with optional blocks.
 
 The tags think and answer and their parsing are RAGEN's (arXiv 2504.20073). See docs/prompts.md for the rules.
 """
@@ -58,7 +58,7 @@ class Parsed:
     """Whether the tags of all blocks were found, and there is at least one action and no unknown one. RAGEN penalizes a
     turn once if it is False. Actions that a limit cut off do not matter."""
     blocks: Mapping[str, str] = field(default_factory=dict)
-    """Stripped contents of the further blocks that were found, by name."""
+    """Stripped contents of the optional blocks that were found, by name."""
 
 
 _NOTHING = Parsed(None, (), (), False)
@@ -76,13 +76,13 @@ class Inside(NamedTuple):
 class Grammar:
     """Parser and writer of replies.
 
-    For another form of replies, derive a class that overrides `opening`, `find_blocks`, `compose` and `describe`, and
+    To use another reply format, derive a class that overrides `opening`, `find_blocks`, `compose` and `describe`, and
     set prompt.grammar.
 
     Args:
         thinking: Whether replies begin with reasoning, which the answer must follow directly.
         actions: The environment's action names, matched case-insensitively; empty if it lists none.
-        blocks: Further blocks between reasoning and answer, in order. Their contents have no `<`.
+        blocks: Optional blocks between reasoning and answer, in order. Their contents have no `<`.
     """
 
     def __init__(self, thinking: bool = True, actions: Iterable[str] = (), blocks: Sequence[Further] = ()) -> None:
@@ -90,7 +90,7 @@ class Grammar:
         self.actions = tuple(actions)
         self.blocks = tuple(blocks)
         self._spelling = {name.lower(): name for name in self.actions}
-        # Further blocks are optional in the pattern, so that the actions of a reply without them still count.
+        # These blocks are optional in the pattern, so that the actions of a reply without them still count.
         rest = "".join(rf"(?:<{name}>(?P<{name}>[^<]*)</{name}>\s*)?" for name in self.blocks)
         self._turning_point = re.compile(rf"{THINK_END if thinking else ''}\s*{rest}{ANSWER}")
 
@@ -131,13 +131,13 @@ class Grammar:
         return [(each.name, end) for each, end in zip(insides, ends, strict=True)]
 
     def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
-        """Return a well-formed reply. `thought` is ignored if thinking is off; `blocks` are further blocks by name."""
+        """Return a well-formed reply. `thought` is ignored if thinking is off; `blocks` are optional blocks by name."""
         told = "".join(f"<{name}>{(blocks or {})[name]}</{name}>" for name in self.blocks)
         answer = f"{told}{ANSWER}{f' {SEPARATOR} '.join(actions)}{ANSWER_END}"
         return f"{THINK}{thought or ''}{THINK_END}{answer}" if self.thinking else answer
 
     def describe(self, max_actions: int | None = None) -> str:
-        """Return the sentence that tells a policy the form. `max_actions` is the limit of a turn; None is no limit."""
+        """Return the sentence that explains the format to a policy. max_actions: limit per turn; None is no limit."""
         if max_actions == 1:
             what, answer = "one action", "your action"
         else:
@@ -156,8 +156,8 @@ class Grammar:
     def find_blocks(self, text: str) -> list[Inside] | None:
         """Return the position of each block that was found, the answer last; None if think or answer is missing.
 
-        The first opening tag counts, and blocks are as short as possible. A match from a later opening tag or turning
-        point also matches from the first one, so one pass is enough.
+        The first opening tag counts, and blocks are as short as possible. If a later opening tag has a match, so has
+        the first one, so one pass is enough.
         """
         begin = text.find(self.opening)
         if begin < 0:

@@ -15,9 +15,9 @@ from starpod.trainer.section import ConfigError, Section
 from starpod.trainer.user_file import known_or_located, load, names_file
 
 Context = Literal["full", "window", "split", "single_turn"]
-"""Context of a reply. full: the whole conversation. window: its last turns, as a conversation. split: a conversation
-that grows to some turns and then begins again with the pinned first turns and the last ones. single_turn: its last
-turns in a single message."""
+"""Context of a reply. full: the whole conversation. window: its latest turns, as a conversation. split: a conversation
+that grows to a number of turns and then restarts with the pinned first turns and the latest ones. single_turn: its
+latest turns in a single message."""
 
 OPENING = "You are an agent in an environment. You act turn by turn, and after each turn you see what came of it."
 

@@ -207,7 +207,7 @@ class Rewards:
         return parts
 
     def compare(self, before: Sequence[Turn], attempt: Sequence[Turn]) -> None:
-        """Pay an attempt for its gain over the previous one, which may be negative (SCoRe's `alpha (r2 - r1)`)."""
+        """Reward an attempt for its gain over the previous one, which may be negative (SCoRe's `alpha (r2 - r1)`)."""
         if self.config.improvement and before and attempt:
             gained = _earned(attempt) - _earned(before)
             attempt[-1].pay({"improvement": self.config.improvement * gained})
@@ -247,7 +247,7 @@ class Rewards:
 
 
 def _charges(attempt: Sequence[Turn]) -> list[float]:
-    """Return the part `opponents` of each turn: minus the reward of other agents until its own agent's next turn.
+    """Return the part `opponents` of each turn: minus the rewards of other agents until its agent's next turn.
 
     An environment rewards only the agent who acts. In a zero-sum game, all other agents lose the same amount.
     """

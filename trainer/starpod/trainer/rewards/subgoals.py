@@ -12,7 +12,7 @@ from starpod.trainer.section import Section
 
 
 class SubgoalsConfig(Section):
-    """Penalties of replies with the blocks switch and subgoal. 0 turns a penalty off."""
+    """Penalties of replies with the blocks `switch` and `subgoal`. 0 turns a penalty off."""
 
     keep_penalty: float = Field(
         default=0.0,
@@ -34,7 +34,7 @@ def is_inconsistent(view: TurnView) -> bool:
 
 
 def score_keeping(config: SubgoalsConfig, line: Sequence[Turn]) -> list[float]:
-    """Return the penalty of each turn of a speaker in a finished attempt, as the penalty depends on their number.
+    """Return the penalty of each turn of a speaker in a finished attempt. It depends on the number of turns.
 
     The first turn always begins a subgoal, so it has no penalty.
     """

@@ -1,7 +1,7 @@
-"""Rewards for true statements about the state, in thoughts and in the blocks description and prediction.
+"""Rewards for true statements about the state, in thoughts and in the blocks `description` and `prediction`.
 
-A package that knows the environment checks the statements. It registers shaping functions named reasoning, description
-and prediction in the entry-point group `starpod.rewards`.
+A package that knows the environment checks the statements. It registers shaping functions named `reasoning`,
+`description` and `prediction` in the entry-point group `starpod.rewards`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.section import Section
 
 _REPEATED = 5
-"""Number of texts of a collection that count as the most repeated ones."""
+"""Number of texts in a collection that count as its most repeated ones."""
 _MOSTLY_RIGHT = 0.7
 """A text with at least this score may be repeated."""
 
@@ -33,7 +33,7 @@ class ReasoningConfig(Section):
 
 
 class RelationsConfig(Section):
-    """Payment for the blocks description and prediction, in frozen_lake and sokoban. Weights of 0 turn it off."""
+    """Payment for the blocks `description` and `prediction`, in frozen_lake and sokoban. Weights of 0 turn it off."""
 
     description: float = Field(
         default=0.0, ge=0, allow_inf_nan=False, description="Paid for where things are, times the F1 of the block."
@@ -69,9 +69,9 @@ class RelationsConfig(Section):
 
 
 def punish_repetition(config: RelationsConfig, episodes: Sequence[Episode]) -> None:
-    """Give the blocks that a collection repeats most, and gets wrong, the score `repetition` instead of their F1.
+    """Replace the F1 score of blocks that a collection repeats most, and mostly gets wrong, with `repetition`.
 
-    A constant phrase is right now and then, and it has fooled judges that are models (arXiv 2510.16907).
+    A constant phrase is sometimes right, and it has fooled LLM judges (arXiv 2510.16907).
     """
     for block in ("description", "prediction") if config.repetition else ():
         weight = getattr(config, block)

@@ -121,7 +121,7 @@ class Brancher:
         await self.fleet.close_sessions(closing)
 
     def keep_snapshots(self, line: Line) -> None:
-        """Take a snapshot before each further turn of a line."""
+        """Take a snapshot before each turn of a line from now on."""
         line.agent = _Keeping(line.agent, line)
 
     def _line(self, episode: Episode, session: Session) -> Line:
@@ -183,8 +183,8 @@ class Brancher:
 def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
     """Set members, parents and rewards of episodes that share turns, so that each turn is trained once.
 
-    An episode's parent is the earlier one, not failed, with which it shares the most turns. The episode owns only the
-    turns after these, and only they get its rewards. Members count from `first`.
+    An episode's parent is the earlier episode that did not fail and shares the most turns with it. The episode owns
+    only its remaining turns, and only those get its rewards. Members count from `first`.
     """
     for index, episode in enumerate(episodes):
         episode.member, episode.parent = first + index, None

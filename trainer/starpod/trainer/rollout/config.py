@@ -90,7 +90,7 @@ class EnvironmentConfig(Section):
         return self
 
     def with_options(self, options: Mapping[str, Any]) -> EnvironmentConfig:
-        """Return a copy in which these options replace those of the same name."""
+        """Return a copy with these options merged over the existing ones."""
         return self.model_copy(update={"options": {**self.options, **options}})
 
 
@@ -116,7 +116,7 @@ class SearchConfig(Kinds):
 
 
 class BestOfConfig(SearchConfig):
-    """Options of strategy best_of."""
+    """Options of the strategy `best_of`."""
 
     strategy: Literal["best_of"] = "best_of"
     width: int = Field(default=2, ge=1, description="Episodes for each one kept.")
@@ -126,7 +126,7 @@ class BestOfConfig(SearchConfig):
 
 
 class BeamConfig(SearchConfig):
-    """Options of strategies beam and lookahead."""
+    """Options of the strategies `beam` and `lookahead`."""
 
     strategy: Literal["beam", "lookahead"] = "beam"
     width: int = Field(default=4, ge=1, description="Replies that are tried in a state.")
@@ -163,14 +163,14 @@ class BeamConfig(SearchConfig):
 
 
 class LookaheadConfig(BeamConfig):
-    """Options of strategy lookahead."""
+    """Options of the strategy `lookahead`."""
 
     strategy: Literal["lookahead"] = "lookahead"
     depth: int = Field(default=1, ge=0, description="Turns that are tried below a reply to score it.")
 
 
 class PivotsConfig(SearchConfig):
-    """Options of strategy pivots."""
+    """Options of the strategy `pivots`."""
 
     strategy: Literal["pivots"] = "pivots"
     width: int = Field(default=8, ge=1, description="Continuations of a state.")
@@ -192,14 +192,14 @@ class PivotsConfig(SearchConfig):
 
 
 class ValuesConfig(SearchConfig):
-    """Options of strategy values."""
+    """Options of the strategy `values`."""
 
     strategy: Literal["values"] = "values"
     width: int = Field(default=4, ge=1, description="Continuations of each state.")
 
 
 class TreeConfig(SearchConfig):
-    """Options of strategy tree."""
+    """Options of the strategy `tree`."""
 
     strategy: Literal["tree"] = "tree"
     width: int = Field(default=4, ge=1, description="Trees of a group.")

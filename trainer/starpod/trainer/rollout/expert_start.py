@@ -18,7 +18,7 @@ from starpod.trainer.rollout.play import play
 async def open_near_success(
     task: Task, fleet: Fleet, seed: int, count: int, *, want: Want, moves: int
 ) -> list[Session]:
-    """Open `count` sessions in the state that is `moves` moves of the expert before its success.
+    """Open `count` sessions in the state from which the expert succeeds in `moves` moves.
 
     The sessions are in the start state if the expert needs at most `moves` moves, or fails. The expert's moves do not
     count towards the limits, which are extended by them. Errors of `Fleet.open` are raised.

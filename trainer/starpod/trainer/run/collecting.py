@@ -65,9 +65,9 @@ class Collecting:
     """Collector of each step's groups: plays them, as early as the staleness bound allows, or takes them from files.
 
     Args:
-        collectors: One per stage in order, and last the one for the run's own configuration.
-        offline: If given, take P of these groups per step instead of playing any. The run's seed reshuffles them at
-            each pass.
+        collectors: One per stage in order, followed by the one that applies after the last stage.
+        offline: If given, take P of these groups per step instead of playing any. They are reshuffled at each pass,
+            with the run's seed.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Collecting:
 
     @property
     def collector(self) -> Collector[EngineAgents]:
-        """Collector for the run's own configuration."""
+        """Collector that applies after the last stage."""
         return self.collectors[-1]
 
     @property
@@ -106,7 +106,7 @@ class Collecting:
         return {"cursor": self.cursor, "mixture": self.mixture} | ({"pivots": search.pivots} if search else {})
 
     def begin_stage(self) -> None:
-        """Use the present stage's configuration for groups admitted from now on. Groups in play keep the old one."""
+        """Use the current stage's configuration for groups admitted from now on. Groups in play keep the old one."""
         index, config = self.settings.stages.index, self.settings.now
         self.ahead.configure(self.collectors[index], config.collect.group_size)
 

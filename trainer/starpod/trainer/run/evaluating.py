@@ -61,7 +61,7 @@ class Evaluating:
     async def play(self, progress: Progress, references: Mapping[str, Any] | None = None) -> None:
         """Play the start states that choose the best checkpoint.
 
-        references: figures of reference policies by task and policy, for the first evaluation.
+        references: metrics of reference policies by task and policy, for the first evaluation.
         """
         step = progress.step
         began = perf_counter()

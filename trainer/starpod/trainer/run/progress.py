@@ -1,4 +1,4 @@
-"""Progress of a run, and the configuration of its present stage."""
+"""Progress of a run, and the configuration of its current stage."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Progress:
 
 
 class Settings:
-    """The configuration of the present stage.
+    """The configuration of the current stage.
 
     Attributes:
-        whole: The run's own configuration, which applies after the last stage.
+        whole: The configuration that applies after the last stage.
     """
 
     def __init__(self, config: Config) -> None:
@@ -57,7 +57,7 @@ class Settings:
 
     @property
     def now(self) -> Config:
-        """The configuration of the present stage."""
+        """The configuration of the current stage."""
         return self._configs[self.stages.index]
 
     @property

@@ -53,7 +53,7 @@ class Parts:
     """The parts that a run is built from."""
 
     collectors: Sequence[Collector[EngineAgents]]
-    """One per stage in order, and last the one for the run's own configuration."""
+    """One per stage in order, followed by the one that applies after the last stage."""
     learner: Learner | Learners
     sampler: Policy | Policies
     """The policy that the engine samples from. It is a copy if the policy is sharded, or updated while the engine
@@ -73,7 +73,7 @@ class Run:
     """A training run. `starpod.trainer.setup` builds it; `starpod.trainer.loop` drives it.
 
     Attributes:
-        metrics: Metrics of the present step.
+        metrics: Metrics of the current step.
     """
 
     def __init__(self, config: Config, parts: Parts) -> None:
@@ -145,7 +145,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The configuration of the present stage."""
+        """The configuration of the current stage."""
         return self.settings.now
 
     def restore(self, loaded: Loaded) -> None:
@@ -290,7 +290,7 @@ class Run:
 
     @property
     def _fresh_version(self) -> int:
-        """Version of tokens that count as sampled by the present policy; -1 offline, where versions mean nothing."""
+        """Return the version of the current policy's tokens; -1 offline, because versions mean nothing there."""
         return -1 if self.collecting.offline else self.progress.version
 
     def finish_step(self) -> None:
@@ -328,7 +328,7 @@ class Run:
             screen.phase(f"stage {stages.index} of {len(self.settings.whole.stages)} begins")
 
     def _begin_stage(self) -> None:
-        """Apply the configuration of the present stage."""
+        """Apply the configuration of the current stage."""
         config = self.config
         self.learner.configure(config.algorithm, config.optimizer, config.criteria_weights)
         self.collecting.begin_stage()

@@ -27,7 +27,7 @@ class WarmStart:
 
     Attributes:
         demonstrations: Episodes to imitate.
-        references: Figures of the reference policies by task and policy, once they were played.
+        references: Metrics of the reference policies by task and policy, once they have been played.
         over: Whether training has begun.
     """
 

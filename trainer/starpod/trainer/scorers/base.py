@@ -102,7 +102,7 @@ class TurnScorer(ABC):
 
 
 def score_and_fit(scorer: TurnScorer, groups: Sequence[Group]) -> dict[str, float]:
-    """Pay the turns by their present scores, then fit the scorer to them. Return metrics.
+    """Reward each turn by its current score, then fit the scorer to the groups. Return metrics.
 
     If the environment scores its states, `scorer/score_correlation` compares the rewards of turns with their progress.
     """
@@ -124,7 +124,7 @@ def score_and_fit(scorer: TurnScorer, groups: Sequence[Group]) -> dict[str, floa
 def pay(episodes: Sequence[Episode], scores: Sequence[Sequence[float]]) -> None:
     """Write scores to the reward part `process` of the turns, replacing earlier ones.
 
-    Turns that an episode shares with its parent are paid there.
+    Turns that an episode shares with its parent are rewarded in the parent.
     """
     for episode, own in zip(episodes, scores, strict=True):
         for turn, score in zip(episode.own_turns, own[episode.shared :], strict=True):
@@ -154,7 +154,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 def outcome(episode: Episode, attempt: int | None = None) -> float:
     """Return an episode's success as a number, or the environment's own return if success is unknown.
 
-    attempt: return the outcome of this attempt; None: of the last one, which is the episode's.
+    attempt: number of the attempt; None is the last one, whose outcome is the episode's.
     """
     earlier = [turn for turn in episode.turns if turn.attempt == attempt and "attempt" in turn.parts]
     if earlier:

@@ -21,7 +21,7 @@ class ScorerConfig(Kinds):
 
 
 class ImplicitConfig(ScorerConfig):
-    """Scorer implicit: a second policy that learns to prefer success, turn by turn."""
+    """The `implicit` scorer: a second policy that learns to prefer success, turn by turn."""
 
     kind: Literal["implicit"] = "implicit"
     lr: float | None = Field(default=None, gt=0, description="Learning rate; null: that of the policy.")
@@ -30,7 +30,7 @@ class ImplicitConfig(ScorerConfig):
 
 
 class QConfig(ScorerConfig):
-    """Scorer q: a model of the discounted outcome after each turn."""
+    """The `q` scorer: a model of the discounted outcome after each turn."""
 
     kind: Literal["q"] = "q"
     lr: float | None = Field(default=None, gt=0, description="Learning rate; null: that of the policy.")

@@ -30,10 +30,10 @@ class _Ratios(NamedTuple):
 
 
 class ImplicitScorer(TurnScorer):
-    """Scorer by beta times the log-ratio of a turn's tokens, scorer to sampler.
+    """The `implicit` scorer. A turn's score is beta times the log-ratio of its tokens, scorer to sampler.
 
-    The sampler is the policy that played, so the reference moves along. In each group, every pair of a better and a
-    worse episode adds -log sigmoid(s_better - s_worse), with s the mean over an episode's turns.
+    The sampler is the policy that played, so the reference changes with the policy. In each group, every pair of a
+    better and a worse episode adds -log sigmoid(s_better - s_worse), with s the mean over an episode's turns.
     """
 
     config: ImplicitConfig

@@ -19,7 +19,7 @@ from starpod.trainer.scorers.config import QConfig
 
 
 class QScorer(TurnScorer):
-    """Scorer by Q, the expected discounted outcome after a turn's reply, between 0 and 1.
+    """The `q` scorer. A turn's score is Q, the expected discounted outcome after its reply, between 0 and 1.
 
     A value head reads the state before the reply's last token, which ends it, so the whole reply is known there.
     """
@@ -44,7 +44,7 @@ class QScorer(TurnScorer):
         return self._by_turn(values_BK, episodes)
 
     def fit(self, groups: Sequence[Group]) -> dict[str, float]:
-        # Branches from a search after play count as further visits of the turns before them.
+        # Branches from a search after play count as additional visits of the turns before them.
         branches = [branch for group in groups for branch in group.branches if branch.sampled_tokens]
         episodes = [*episodes_of(groups), *branches]
         return self.fit_to(episodes, turn_targets(episodes, self.config.gamma))

@@ -96,7 +96,7 @@ async def collect_demonstrations(
     images: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Demonstration]:
-    """Play one episode per seed, preceded by further attempts at it if `attempts` is above 1.
+    """Play one episode per seed, preceded by other attempts at its start state if `attempts` is above 1.
 
     Args:
         fleet: Servers of the environment.
@@ -208,7 +208,7 @@ class DemonstrationWriter:
         Args:
             turn: The turn to write.
             before: The previous turn.
-            told: Further texts to fill in, by name.
+            told: Additional texts to fill in, by name.
 
         Raises:
             ConfigError: A thought or block does not fit the observation.
