@@ -59,11 +59,11 @@ class Limits:
     """Limits of one episode. None keeps the environment's limit; 0 means no limit."""
 
     max_turns: int | None = None
-    """Turns of an episode."""
+    """Maximum number of turns of an episode."""
     max_actions_per_turn: int | None = None
-    """Sub-actions that are executed in one turn; the others are dropped."""
+    """Maximum number of sub-actions executed in one turn; further ones are dropped."""
     max_actions: int | None = None
-    """Sub-actions of an episode."""
+    """Maximum number of sub-actions of an episode."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

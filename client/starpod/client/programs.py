@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServiceFailed(Exception):
-    """A program did not start. The message holds its command line and its standard error; `said` only the latter."""
+    """A program did not start. The message contains its command line and `said`, its standard error."""
 
     def __init__(self, message: str, said: str) -> None:
         super().__init__(message)

@@ -185,7 +185,7 @@ class SyncSession:
         return f"Sync{self.session!r}"
 
     def _repr_html_(self) -> str:
-        """Return Session's HTML, after an image of the state if the environment renders one."""
+        """Return an image of the state, if the environment renders one, followed by the HTML of Session."""
         picture = ""
         if not self.session.closed:
             with contextlib.suppress(StarpodError):

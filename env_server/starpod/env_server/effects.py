@@ -36,7 +36,7 @@ class Journal:
     """Recorded replies, one file each in a folder.
 
     Attributes:
-        durable: whether the folder was given, and so can be shared by servers. Otherwise it ends with this process.
+        durable: whether the caller gave the folder. Otherwise it is temporary and is removed when this process ends.
         counts: calls by environment and outcome: `asked`, `recorded` (found in the journal) and `failed`.
 
     Raises:

@@ -97,11 +97,11 @@ class Limits:
     """Limits of one episode; 0 means no limit."""
 
     max_turns: int = 0
-    """Turns of an episode."""
+    """Maximum number of turns of an episode."""
     max_actions_per_turn: int = 0
-    """Sub-actions that are executed in one turn; the others are dropped."""
+    """Maximum number of sub-actions executed in one turn; further ones are dropped."""
     max_actions: int = 0
-    """Sub-actions of an episode."""
+    """Maximum number of sub-actions of an episode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ class LoopShare:
     _HELD_SECONDS = 0.02
     """Maximum delay of a turn, so that a tenant that only sends calls cannot block the turns of others."""
     _ROUNDS = 3
-    """Rounds of the event loop from data on a connection until its coroutine has run."""
+    """Number of event-loop rounds from the arrival of data on a connection until its coroutine has run."""
 
     def __init__(self) -> None:
         self._ends = 0.0

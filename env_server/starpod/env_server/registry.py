@@ -79,7 +79,7 @@ def _place_of_class(environment: type[Environment]) -> str:
 
 Reference = tuple[str, ...]
 """Location of a class for another process: module (or its file) and qualified name. If arguments follow, the name is
-that of a function, which returns the class for them."""
+that of a function that returns the class for these arguments."""
 
 
 def reference_to(environment: type[Environment]) -> Reference:

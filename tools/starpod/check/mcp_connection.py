@@ -25,7 +25,7 @@ from starpod.client.transport import Transport
 from starpod.v1 import environment_pb2 as pb
 
 MCP = "mcp+"
-"""Prefix of addresses."""
+"""Prefix of the addresses of MCP servers."""
 VERSION = "2026-07-28"
 """Version of MCP: the first without protocol sessions, so that each request is independent."""
 _CLIENT = {

@@ -27,7 +27,7 @@ MIDDLE = 3
 ATTEMPTS = 3
 """Attempts to choose turns for the script that do not end the episode early."""
 PLAYS = 3
-"""Number of times that the script must come out the same before the environment counts as deterministic."""
+"""Number of times that the script must give the same result before the environment counts as deterministic."""
 NONSENSE = "\u2620 no such action \u2620"
 RECORDING = 20
 """Time limit for recording the script, as a multiple of the time limit of a call."""
@@ -98,7 +98,7 @@ class Target:
 
     Attributes:
         options: environment options of every session.
-        unplayed: why no episode can be played; None if one can.
+        unplayed: why no episode can be played; None if an episode can be played.
         differs: how the episode differed when it was played again; None if it did not.
     """
 
@@ -145,7 +145,7 @@ class Target:
 
     @property
     def repeats(self) -> bool:
-        """Whether there is a script, because the episode came out the same each time."""
+        """Whether there is a script, because the episode gave the same result each time."""
         return self._script is not None
 
     def script(self) -> Script:

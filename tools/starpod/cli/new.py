@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 FILES = {"environment": "{file}.py", "configuration": "{file}.yaml", "test": "test_{file}.py"}
-"""Pattern of a file's name, by the template it is made from."""
+"""Template -> pattern for the name of the file that is made from it."""
 _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
 
 

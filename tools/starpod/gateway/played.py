@@ -22,7 +22,7 @@ from starpod.trainer.data.episode import Episode
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """A step that an agent asked for."""
+    """Event: the agent requested a step."""
 
     index: int
     actions: tuple[str, ...]
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The agent has ended and makes no further requests."""
+    """Event: the agent has ended and makes no further requests."""
 
     failed: str = ""
     """What went wrong; empty if nothing did."""
@@ -41,7 +41,7 @@ class Left:
 
 
 class OutsideAgent(Agent):
-    """An agent that plays one episode as an outside program asks.
+    """An agent whose moves in one episode come from an outside program.
 
     Args:
         key: name of the session, which is also its API key.

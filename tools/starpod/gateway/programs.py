@@ -35,7 +35,7 @@ _GRACE_SECONDS = 5.0
 
 
 class Programs:
-    """The programs of a run, and the gateway at `url` that they play through."""
+    """The programs of a run, and the gateway at `url` through which they play."""
 
     def __init__(self, config: ProgramConfig) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""Sessions of a gateway that runs by itself: its callers begin, reward and end them; each becomes an episode.
+"""Sessions of a standalone gateway. Callers begin, reward and end them, and each becomes an episode.
 
 Each session has a journal with a line per event, which is written before the event is acknowledged. A gateway that was
 killed restores its sessions from the journals. When a session ends, it becomes a line in the episode file of its group,

@@ -68,7 +68,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whether a reply calls a tool."""
+    """Whether a reply may or must call a tool."""
 
     kind: Literal["auto", "none", "required"] = "auto"
     """auto: as the model likes; none: not at all; required: in any case."""

@@ -1,4 +1,4 @@
-"""A gateway that runs by itself: loads the model, starts the engine and holds the sessions."""
+"""A standalone gateway, which loads the model, starts the engine and holds the sessions."""
 
 from __future__ import annotations
 

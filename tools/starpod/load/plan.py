@@ -36,7 +36,7 @@ class Place:
     """Address of a server."""
 
     address: str
-    """host:port"""
+    """Address in the form host:port."""
     server_name: str = ""
     """The host name that a dns:/// address was resolved from; empty for others."""
 

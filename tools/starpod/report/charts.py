@@ -77,9 +77,9 @@ class Frame:
     right: int = 14
     top: int = 30
     logarithmic: bool = False
-    """Whether y grows by factors. Its edges are above 0 then."""
+    """Whether the y axis is logarithmic. Its edges are then above 0."""
     log_x: bool = False
-    """Whether x grows by factors. Its edges are above 0 then."""
+    """Whether the x axis is logarithmic. Its edges are then above 0."""
 
     @property
     def bottom(self) -> int:

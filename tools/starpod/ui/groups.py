@@ -33,7 +33,7 @@ class Member:
     row: Mapping[str, Any]
     episode: Mapping[str, Any]
     way: list[str] = field(default_factory=list)
-    """Actions turn by turn. Equal actions that led to different states have numbers, such as "Left (2)"."""
+    """Actions of each turn. Equal actions that led to different states are numbered, such as "Left (2)"."""
     marks: dict[int, list[str]] = field(default_factory=dict)
     """Remarks by turn, for turns at which this member diverges from others."""
 

@@ -22,7 +22,7 @@ from starpod.v1 import environment_pb2 as pb
 SECONDS = 10.0
 """Deadline of a call."""
 PROBES = 5
-"""Number of calls per server, of which the median is shown."""
+"""Number of calls per server. Pages show the median of their durations."""
 
 
 @dataclass(frozen=True, slots=True)

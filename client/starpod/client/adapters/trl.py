@@ -35,7 +35,7 @@ class StarpodEnvironment:
 
     Attributes:
         episode: the current episode; None before the first reset.
-        failure: the error that ended it, if any.
+        failure: the error that ended the episode, if any.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -87,7 +87,7 @@ class StarpodEnvironment:
 
 @dataclass(frozen=True)
 class EnvironmentFactory:
-    """An `environment_factory` for GRPOTrainer. The data set has a column `seed`; see Setting.opening for more."""
+    """An `environment_factory` for GRPOTrainer. The data set needs a column `seed`; see also Setting.opening."""
 
     setting: Setting
 

@@ -20,7 +20,7 @@ from starpod.client.adapters.text import Episode, Setting, converse
 
 
 class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where verl is not installed
-    """One trajectory. The row's `extra_info` has a `seed`; see Setting.opening for more keys."""
+    """An agent loop that plays one trajectory. The row's `extra_info` needs a `seed`; see also Setting.opening."""
 
     def __init__(self, *args: Any, setting: Setting, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -23,7 +23,7 @@ MAX_ROWS = 1024
 SPLIT_ROWS = 128
 """From this many ready steps on, two messages are faster than one: the server works on one while we read the other."""
 HOLD_SECONDS = 0.01
-"""Further calls wait at most this long for messages in flight, because all calls of those may be slow."""
+"""Further calls wait at most this long for messages in flight, because all the calls in them may be slow."""
 
 logger = logging.getLogger("starpod.client")
 

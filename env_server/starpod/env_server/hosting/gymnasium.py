@@ -47,7 +47,7 @@ _MAKE_ARGUMENTS = ("max_episode_steps",)
 def host(text: str, probed: str = "") -> type[Hosted]:
     """Return the environment class for `ID?argument=value#setting=value`. Raises HostingError.
 
-    `probed` is the result of trying it, if another process did.
+    `probed` is the encoded ProbeResult if another process has already probed the environment.
     """
     request = HostingRequest.parse(text, ("actions", "observation", "render", "instructions", "info"))
     gym_spec = _find(request)

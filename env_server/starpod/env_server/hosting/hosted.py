@@ -52,15 +52,15 @@ class ProbeResult:
     """Result of trying an environment once, which is passed to other processes so that they need not try again."""
 
     version: str = "0.0.0"
-    """Version of its package."""
+    """Version of the environment's package."""
     deterministic: bool = False
     """Whether equal seeds and actions gave equal episodes."""
     copies: bool = False
     """Whether a deep copy continued like the original, without affecting it."""
     tools: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
-    """Its tools as [name, description, JSON Schema of the arguments]."""
+    """The environment's tools as [name, description, JSON Schema of the arguments]."""
     expert: bool = False
-    """Whether it can suggest good actions."""
+    """Whether the environment can suggest good actions."""
 
     def overridden(self, request: HostingRequest) -> ProbeResult:
         """Return the result with the operator's setting for `deterministic`, if there is one."""
@@ -335,7 +335,7 @@ def _plain(action: Action) -> Any:
 
 
 def _action(plain: Any) -> Any:
-    """Return the action that `_plain` converted. An integer is a new seed. Raises ValueError for other values."""
+    """Convert a result of `_plain` back to an action. Integers are new seeds and unchanged. Raises ValueError."""
     match plain:
         case str() | int():
             return plain

@@ -45,7 +45,7 @@ _WEB = ("app", "__main__")
 def host(text: str, probed: str = "") -> type[Hosted]:
     """Return the environment class for `MODULE:CLASS?argument=value#setting=value`. Raises HostingError.
 
-    `probed` is the result of trying it, if another process did.
+    `probed` is the encoded ProbeResult if another process has already probed the environment.
     """
     request = HostingRequest.parse(text, ("action",))
     found = _find(request)
@@ -189,7 +189,7 @@ def _environments(module: Any) -> Iterator[type[OpenEnvironment[Any, Any, Any]]]
 
 
 def _probe(request: HostingRequest, found: type[OpenEnvironment[Any, Any, Any]]) -> ProbeResult:
-    """Check that it can be created, and list its tools. Only the operator can know whether it is deterministic."""
+    """Check that the environment can be created, and list its tools. The operator must say if it is deterministic."""
     try:
         first = found(**request.arguments)
         try:

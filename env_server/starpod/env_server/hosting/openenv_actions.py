@@ -146,5 +146,5 @@ def _annotation(found: type[Any]) -> Any:
 
 
 def _is_mcp(found: type[Any]) -> bool:
-    """Return whether its actions are tool calls. Checks the base class's name, because importing it takes seconds."""
+    """Return whether a class takes tool calls, by the name of its base class, because importing that takes seconds."""
     return any(cls.__name__ == "MCPEnvironment" for cls in found.__mro__)

@@ -32,7 +32,7 @@ _CONCURRENCY = (Concurrency.PROCESS.value, Concurrency.INLINE.value, Concurrency
 def host(text: str, probed: str = "") -> type[Hosted]:
     """Return the environment class for `DATASET?argument=value#setting=value`. Raises HostingError.
 
-    `probed` is the result of trying it, if another process did.
+    `probed` is the encoded ProbeResult if another process has already probed the environment.
     """
     request = HostingRequest.parse(text, ())
     if request.name not in DATASETS:

@@ -27,7 +27,7 @@ _OWN_COLUMNS = ("prompt", "env_class")
 def host(text: str, probed: str = "") -> type[Hosted]:
     """Return the environment class for `ID?argument=value#rows=FILE&setting=value`. Raises HostingError.
 
-    `probed` is the result of trying it, if another process did.
+    `probed` is the encoded ProbeResult if another process has already probed the environment.
     """
     request = HostingRequest.parse(text, ("rows", "max_turns"))
     name = _find(request)

@@ -50,7 +50,7 @@ _SEEDS = 2**32
 def host(text: str, probed: str = "") -> type[Hosted]:
     """Return the environment class for `ID?argument=value#setting=value`. Raises HostingError.
 
-    `probed` is the result of trying it, if another process did.
+    `probed` is the encoded ProbeResult if another process has already probed the environment.
     """
     request = HostingRequest.parse(text, ("players",))
     found = _find(request)

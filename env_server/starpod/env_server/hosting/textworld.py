@@ -26,7 +26,7 @@ _WANTED = textworld.EnvInfos(
 def host(text: str, probed: str = "") -> type[Hosted]:
     """Return the environment class for `FILE` or `FOLDER`, with `#setting=value`. Raises HostingError.
 
-    `probed` is the result of trying it, if another process did.
+    `probed` is the encoded ProbeResult if another process has already probed the environment.
     """
     request = HostingRequest.parse(text, ())
     if request.arguments:

@@ -26,7 +26,7 @@ from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 Message = Mapping[str, Any]
 
 HARNESS = "starpod-chat"
-"""The harness's id. verifiers finds a harness by the name of a top-level module."""
+"""Id of the harness. verifiers finds a harness by the name of a top-level module."""
 _SESSION = "X-Session-ID"
 """Header in which verifiers' client sends the id of the calling trace."""
 _FORGOTTEN = "the session is over"

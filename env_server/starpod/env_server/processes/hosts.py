@@ -93,7 +93,7 @@ class Pools(NamedTuple):
 
     @classmethod
     def of(cls, threads: int, seconds: float) -> Pools:
-        """Create the pools. A call may take `seconds`."""
+        """Create the pools. A call that takes longer than `seconds` counts as hung."""
         return cls(
             ThreadPool(threads, seconds, "environment"),
             ThreadPool(_COMPUTING_THREADS, seconds, "computing"),
@@ -147,7 +147,7 @@ def instructions_of(episode: Episode) -> str:
 
 
 def expect_playable(episode: Episode) -> None:
-    """Raise StateError if the environment fails on the state but not on a new episode."""
+    """Raise StateError if the environment fails on this state but works on a new episode."""
     try:
         _rehearse(episode)
     except (Busy, Unavailable):

@@ -45,15 +45,15 @@ class Sandbox:
     """Whether missing measures prevent the start (`require`), are reported (`best-effort`), or nothing is confined
     (`off`)."""
     memory_bytes: int = 4096 * MEBIBYTE
-    """Address space in addition to what the environment takes to start."""
+    """Maximum address space, in addition to what the environment takes to start."""
     cpu_seconds: int = 3600
-    """CPU seconds of the process's whole life."""
+    """Maximum CPU seconds over the lifetime of the process."""
     open_files: int = 256
     """Maximum number of file descriptors."""
     libraries: bool = True
-    """Whether it may read the files of Python, the system and the environment, which imports need."""
+    """Whether the process may read the files of Python, the system and the environment, which imports need."""
     readable: tuple[str, ...] = ()
-    """Further paths that it may read."""
+    """Additional paths that the process may read."""
 
 
 UNTRUSTING = Sandbox()

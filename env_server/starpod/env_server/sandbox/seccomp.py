@@ -152,8 +152,8 @@ _REFUSED = {
 _ABSENT_CALLS = {"clone3": (435, 435), "openat2": (437, 437)}
 _CLONE = (56, 220)
 _OPENING = {"open": (2, -1, 1), "openat": (257, 56, 2)}
-"""Numbers, and index of the flags argument. Older Landlock versions allow read-only opens that truncate, so they are
-refused here."""
+"""Call -> its numbers, and the index of its flags argument. Older Landlock versions allow read-only opens that
+truncate, so those are refused here."""
 _ACCESS_MODE, _TRUNCATE = 0o3, 0o1000
 _ON_ITSELF = {
     "kill": (62, 129, False),
@@ -161,11 +161,11 @@ _ON_ITSELF = {
     "prlimit64": (302, 261, True),
     "sched_setaffinity": (203, 122, True),
 }
-"""Numbers, and whether 0 means the calling process."""
+"""Call -> its numbers, and whether a process id of 0 means the calling process."""
 _PRCTL, _PARENT_DEATH_SIGNAL = (157, 167), 1
 """The only allowed use of prctl. Without it, a process would outlive a server that is killed."""
 _FCNTL, _OTHERS_BY_FCNTL = (72, 25), (8, 10, 15, 1024, 1026)
-"""F_SETOWN, F_SETSIG and F_SETOWN_EX signal other processes; F_SETLEASE and F_NOTIFY watch files."""
+"""Refused: F_SETOWN, F_SETSIG and F_SETOWN_EX, which signal processes; F_SETLEASE and F_NOTIFY, which watch files."""
 _IOCTL, _IOCTLS = (16, 29), (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """The requests that Python uses: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _SECCOMP = (317, 277)

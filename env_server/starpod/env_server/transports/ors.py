@@ -44,7 +44,7 @@ Json = dict[str, Any]
 
 @dataclass(eq=False)
 class _Played:
-    """The session of a caller's id. `prompt` is its first observation, and `turn` admits one call at a time."""
+    """A session that a caller named by an id. `prompt` is its first observation; `turn` admits one call at a time."""
 
     environment: str
     session_id: str = ""

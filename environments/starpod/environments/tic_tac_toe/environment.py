@@ -108,7 +108,7 @@ class TicTacToe(Environment):
         return next((CELLS[cell] for cell in best_cells(self.board)), None)
 
     def score(self) -> float:
-        """Return 1 after success, 0.9 while perfect play has no worse a result than at the start, else 0."""
+        """Return 1 after success, 0.9 while perfect play leads to a result no worse than at the start, else 0."""
         return (1.0 if is_over(self.board) else 0.9) * self._keeps_result()
 
     def render(self, mode: str = "text") -> str | bytes:

@@ -1,4 +1,4 @@
-"""The page at /docs for human readers: environments, an episode with curl, paths and messages, without scripts."""
+"""The page at /docs for people: environments, an episode with curl, paths and messages. It contains no scripts."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _method(body: bytes) -> object:
 
 @dataclass(eq=False)
 class _Played:
-    """The session of a name and its last result."""
+    """A named session and its last result."""
 
     session_id: str = ""
     epoch: int = 0
@@ -90,7 +90,7 @@ class _Caller:
 
 
 class MCPService:
-    """The service of MCP's streamable HTTP at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME, while `run` runs."""
+    """The MCP service (streamable HTTP) at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME. It works while `run` runs."""
 
     name = "MCP"
 

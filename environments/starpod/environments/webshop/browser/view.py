@@ -16,7 +16,7 @@ class Element:
 
     text: str
     value: str
-    """Value that it sends, or the content of a field."""
+    """Value that the element sends, or the content of a field."""
     field: str
     """Name of a field; "" for other elements."""
     sends: bool

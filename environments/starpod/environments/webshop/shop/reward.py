@@ -25,7 +25,7 @@ class Grade:
     reward: float
     """r_type * (matched attributes + matched options + r_price) / (attributes + options + 1), in [0, 1]."""
     r_type: float
-    """1, 0.5, 0.1 or 0, depending on the next matches and the title score."""
+    """1, 0.5, 0.1 or 0, depending on `query_match`, `category_match` and `title_score`."""
     r_att: float
     """Share of the goal's attributes that are matched."""
     w_att: float

@@ -23,9 +23,9 @@ _SHARES = (0.238, 0.467, 0.683, 0.883)
 _ATTRIBUTES = (0.18, 0.37, 0.56, 0.695, 0.815, 0.88, 0.92, 0.96)
 """Cumulative probabilities of 0, 1, 2, ... attributes."""
 _LINES = 48
-"""Number of lines of a kind that can get new products."""
+"""Maximum number of lines per kind that are remembered, so that they can get new products."""
 _BRANDS = 512
-"""Number of brands of a department that can get new lines."""
+"""Maximum number of brands per department that are remembered, so that they can get new lines."""
 _INSTRUCTED = 10_000
 """Half of the first products, up to this number, have human instructions; of the others one in a hundred."""
 
