@@ -44,9 +44,9 @@ def machine() -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """Return the first keys of a file of figures: the command, the commit and the machine that produced it.
+    """Return the first keys of a result file: the command, the commit and the machine that produced it.
 
-    The commit ends in -dirty if files outside docs, where figures are written, have changed. It is empty outside a
+    The commit ends in -dirty if files have changed outside docs, where results are written. It is empty outside a
     checkout.
     """
     spec = sys.modules["__main__"].__spec__

@@ -1,4 +1,4 @@
-"""Program that writes the tables of docs/benchmarks and of README.md from the JSON figures in docs/benchmarks.
+"""Program that writes the tables of docs/benchmarks and README.md from the JSON results in docs/benchmarks.
 
 python -m benchmarks.tables
 """
@@ -79,7 +79,7 @@ def rate(name: str, sessions: int = 256) -> float:
 
 
 def overhead(sessions: int) -> float:
-    """Return the CPU seconds per step of client and server together, less those of the in-process loop."""
+    """Return the CPU seconds per step of client and server together, minus those of the in-process loop."""
     served, bare = way("starpod, step_many", sessions), way("in process", sessions)
     assert served
     assert bare
@@ -677,7 +677,7 @@ def page(name: str) -> str:
 
 
 def chosen() -> str:
-    """Return the table of README.md: a few figures, and the commands that measure them."""
+    """Return the table of README.md: a few results, and the commands that measure them."""
     many, churn, runs = rate("starpod, step_many"), figures("soak"), figures("learning_frozen_lake")
     peers = [times(many / rate(peer)) for peer in ("OpenEnv", "OpenEnv, tuned")]
     grows = [name for name, trend in churn["trends"].items() if trend["grows"]]

@@ -1,13 +1,14 @@
-"""CPU and memory that many servers cost their client, and the balance between servers. No network: see simulated.py.
+"""Measurement of a client of many servers: its CPU time and memory, and the balance of sessions. Uses no network.
 
     python -m benchmarks.fleet.placement [--servers 10 100 1000] [--sessions 100000] [--clients 8] [--candidates 4]
 
 All servers have one name, as behind a headless service. One client finds them, opens the sessions in groups, loses a
 tenth of the servers, recovers their sessions, and finds as many new servers. Then several clients fill the servers at
-once. They learn of each other's sessions only from the loads that servers report every few seconds.
+once. They learn about each other's sessions only from the loads that servers report every few seconds.
 
 CPU is that of the whole process, including the simulated servers, which do next to nothing. The cost of gRPC is not
-included. Memory is the growth of the resident set. Balance is the fullest server's number of sessions over the mean.
+included. Memory is the growth of the resident set. Balance is the fullest server's number of sessions divided by the
+mean.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ PLOT = ROOT / "docs" / "benchmarks" / "placement.svg"
 
 @dataclass(slots=True)
 class Part:
-    """Measurement of one part. `what` names its items, such as "session"; cpu: seconds; bytes: memory per item."""
+    """Measurement of one part. what: name of an item, such as "session". cpu: seconds. bytes: memory per item."""
 
     name: str
     what: str
@@ -164,7 +165,7 @@ async def upkeep(result: Result) -> None:
 
 
 async def many_clients(result: Result) -> None:
-    """Measure several clients at once. They learn of each other only from the loads that servers report."""
+    """Measure several clients at once. They learn about each other only from the loads that servers report."""
     cluster = Cluster(result.servers)
     async with AsyncExitStack() as stack:
         fleets = [make_fleet(cluster, result.health_seconds) for _ in range(result.clients)]

@@ -176,6 +176,6 @@ class Cluster:
 
 
 def balance(servers: Iterable[Server]) -> float:
-    """Return the number of sessions of the fullest server over the mean."""
+    """Return the fullest server's number of sessions divided by the mean."""
     counts = [len(server.sessions) for server in servers]
     return max(counts) * len(counts) / sum(counts)

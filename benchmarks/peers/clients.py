@@ -61,7 +61,7 @@ class DmEnvRpcPlayer:
 
 @contextlib.asynccontextmanager
 async def open_openenv(address: str, sessions: int) -> AsyncIterator[Run]:
-    """Open one WebSocket per session: with OpenEnv a connection is a session."""
+    """Open one WebSocket per session, because a connection of OpenEnv is a session."""
     gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
     clients: list[GenericEnvClient] = []
 

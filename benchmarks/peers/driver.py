@@ -1,4 +1,4 @@
-"""Driver of peers that are libraries and not servers: it steps all environments together for a given time."""
+"""Driver of peers that are libraries instead of servers. It steps all environments together for a given time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.serving.measure import check, summarise
 
 
 class Pipes:
-    """Standard input and output, hidden from processes that the library starts: some of them would use these."""
+    """Standard input and output, hidden from processes that the library starts, because some would use them."""
 
     def __init__(self) -> None:
         self.commands, self.answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")

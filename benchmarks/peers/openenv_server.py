@@ -1,8 +1,8 @@
 """Server of the lake with OpenEnv: python -m benchmarks.peers.openenv_server --port N [--tuned].
 
-It is what `openenv init` generates, but allows more than one session. --tuned applies everything that we found to help
-steps of microseconds: asynchronous methods, so that OpenEnv steps them in its event loop instead of handing each to a
-thread, and WebSockets without compression and pings.
+The code is what `openenv init` generates, except that it allows more than one session. --tuned applies everything that
+we found to help steps of microseconds: asynchronous methods, so that OpenEnv steps them in its event loop instead of
+handing each to a thread, and WebSockets without compression and pings.
 """
 
 from __future__ import annotations

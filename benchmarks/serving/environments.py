@@ -33,7 +33,7 @@ class SlowLakeOptions(FrozenLakeOptions):
 
 
 class SlowLake(FrozenLake):
-    """A lake whose steps wait: most of them briefly, a few a hundred times as long, like tools and web pages.
+    """A lake whose steps wait like calls of tools and web pages: most of them briefly, a few a hundred times as long.
 
     The delays depend only on the dynamics seed and the step's number.
     """

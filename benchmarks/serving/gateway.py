@@ -1,10 +1,10 @@
-"""Latency that the gateway adds to a reply: growing conversations over raw sockets; the engine only waits.
+"""Measurement of the latency that the gateway adds to a reply. The engine only waits, and clients use raw sockets.
 
     python -m benchmarks.serving.gateway [--sessions 64] [--turns 10] [--engine-seconds 0.25] [--json FILE]
 
 Each session has its own connection and requests a chat completion per turn, with its whole history. The added latency
-is the time from request to reply, less the median time of the same engine called directly by as many coroutines.
-Gateway and client have one core each.
+is the time from request to reply, minus the median time of the same engine called directly by the same number of
+coroutines. Gateway and client have one core each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str, Any]:
-    """Play all sessions with the engine alone, then with the gateway. They start at random within a reply's time."""
+    """Play all sessions with the engine alone, then with the gateway. Starts are spread over a reply's time."""
     with only_on(SERVER_CORE):
         command = [sys.executable, "-m", "benchmarks.serving.gateway", "--engine-seconds", str(engine_seconds)]
         server = ServerProcess(command)

@@ -3,7 +3,7 @@
     python -m benchmarks.serving.gateway_kills [--kills 300] [--iterations 8] [--json FILE]
 
 There are three cases: a server that imitates vLLM; the torch engine, which dies with the gateway; and a training run
-whose agents are programs (collect.agent.command). In the last one, the trainer contains gateway and engine, and is
+whose agents are programs (collect.agent.command). In the third case, the trainer contains gateway and engine, and is
 killed once per iteration. The agents' observations and the written files are compared with the same episodes without
 kills. The programs are not killed: if an agent dies, its episode is lost and reported as failed.
 """

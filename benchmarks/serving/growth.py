@@ -2,9 +2,9 @@
 
     python -m benchmarks.serving.growth [--seconds 1.5] [--rounds 3]
 
-Sizes: 64 sessions on one server with observations of 100 B to 1 MB (texts, or the bytes of pictures), stepped with
-Fleet.step_many; and OpenEnv with the same texts in the same run. Replicas: 256 sessions of the lake, one coroutine
-each, on 1 to 8 servers of one process. Figures are medians over rounds in which all variants take turns.
+By size: Fleet.step_many steps 64 sessions on one server, whose observations are texts or pictures of 100 B to 1 MB, and
+OpenEnv steps the same texts in the same run. By number of replicas: 256 coroutines step a session of the lake each, on
+1 to 8 servers of one process. Figures are medians over rounds in which all variants take turns.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     make .venv-hosting/.ready && .venv-hosting/bin/python -m benchmarks.serving.hub [--minutes 30] [WHAT TO SERVE ...]
 
-The first part runs it as a user would, with a game for TextWorld. The second part reports how many bugs are found, and
-whether anything is found in environments without one: all built-in ones, and some hosted ones.
+The first part runs the command as a user would, with a game for TextWorld. The second part reports how many planted
+bugs are found, and whether anything is found in environments without a known bug: all built-in ones, and some hosted
+ones.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GOOD = {
     "reasoning_gym": ("leg_counting", "basic_arithmetic", "isomorphic_strings"),
     "textarena": ("Mastermind-v0", "TowerOfHanoi-v0"),
 }
-"""Hosted environments without a known bug, by the module that each needs."""
+"""Hosted environments without a known bug, by the module that they need."""
 FAMILIES = {"minigrid": "gymnasium"}
 KEPT = ("id", "version", "passed", "problem", "seconds", "steps_per_second")
 

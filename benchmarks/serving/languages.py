@@ -2,10 +2,10 @@
 
     python -m benchmarks.serving.languages [--sessions 256] [--messages 400] [--rounds 3]
 
-Each Step has an action that the environment does not know, so that the server does everything that the contract
-requires but plays nothing. `calls`: one message per Step. `columns`: StepColumns, if the server supports them. The
-servers take turns in each round, and figures are medians over the rounds. examples/cpp must be built in
-build/examples-cpp, and examples/typescript in its folder; a server that is not built is left out.
+Each Step has an unknown action, so that the server does everything that the contract requires without playing. `calls`:
+one message per Step. `columns`: StepColumns, if the server supports them. The servers take turns in each round, and
+figures are medians over the rounds. examples/cpp must be built in build/examples-cpp, and examples/typescript in its
+folder; a server that is not built is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ten thousand open sessions on one server: memory of each, and cost of the lease reaper. Linux only.
+"""Cost of ten thousand open sessions on one server: memory per session, and CPU of the lease reaper. Linux only.
 
     python -m benchmarks.serving.sessions [--sessions 10000] [--environment frozen_lake-v1 ...] [--idle 10]
 

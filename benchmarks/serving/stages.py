@@ -1,4 +1,4 @@
-"""Time of a step on the server by stage: batches of steps in columns, in this process, without a socket.
+"""Time of a step by stage of the server, for batches of steps in columns, in this process and without a socket.
 
     python -m benchmarks.serving.stages [--rows 128,512] [--batches 300]
 

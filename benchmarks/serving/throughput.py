@@ -1,4 +1,4 @@
-"""Steps per second and latency of one lake: in process, over Starpod, and over other servers.
+"""Steps per second and latency of one lake in process, over Starpod, and over other servers.
 
     python -m benchmarks.serving.throughput [--sessions 1,16,64,256,1024,10000] [--rounds 3] [--way NAME ...]
 

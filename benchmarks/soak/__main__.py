@@ -1,4 +1,4 @@
-"""Soak test: do a server and its client grow during half an hour of churn? Linux only.
+"""Soak test: checks that a server and its client do not grow during half an hour of churn. Linux only.
 
     python -m benchmarks.soak --minutes 30 --load 0.7
 
@@ -48,7 +48,7 @@ TOLERANCES = {
     "sessions": Tolerance(20, 0.15),
     "tasks": Tolerance(20, 0.15),
 }
-"""Growth that is tolerated, by the second word of a series' name. Memory is in bytes, the others are counts."""
+"""Tolerated growth by the second word of a series' name. Memory is in bytes, and the other series are counts."""
 
 
 class Client:

@@ -28,7 +28,7 @@ OWN_CONNECTION = 0.02
 IN_A_PROCESS = 0.01
 """Weight of environments of class `process`, whose sessions each start a process. Others have weight 1."""
 ELSEWHERE = ("1,1,1", "[1]", "(1 + 2)", "stay")
-"""Actions for environments that name none. Invalid actions are outcomes, not errors."""
+"""Actions for environments that list none. An invalid action is a normal outcome, not an error."""
 
 
 class Pacer:

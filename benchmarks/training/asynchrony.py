@@ -1,12 +1,12 @@
-"""Collection during updates compared with lock step: iterations and success per hour; steps take 5 to 500 ms.
+"""Comparison of collection during updates with lock step: iterations and success per hour, with steps of 5 to 500 ms.
 
     python -m benchmarks.training.asynchrony [--staleness 0 1 2 4] [--iterations 24] [--rounds 3] [--seeds 1]
     python -m benchmarks.training.asynchrony --job frozen_lake_llm --iterations 6 --rounds 2      a pretrained model
 
 Runs of `starpod train` with the same warm start differ only in `collect.max_staleness`. They take turns: each stops by
 SIGTERM after its share of a round and is resumed in the next one, so that slow minutes of the machine affect all. Step
-times have a clipped Pareto distribution with tail index 1. Evaluations play the same lake without delays. Clocks only
-count iterations.
+times have a clipped Pareto distribution with tail index 1. Evaluations play the same lake without delays. Only
+iterations count towards the measured time.
 """
 
 from __future__ import annotations

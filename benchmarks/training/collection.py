@@ -1,11 +1,11 @@
-"""Collection from environments with steps of 5 to 500 ms: one coroutine per episode compared with a lock-step loop.
+"""Comparison of one coroutine per episode with a lock-step loop, for environments with steps of 5 to 500 ms.
 
     python -m benchmarks.training.collection [--groups 32] [--size 8] [--turns 8] [--rounds 3]
 
 Both ways play the same episodes, token for token: they have the same small policy, which has learnt the format from
 random play, and the same engine, server process and seeds, so that delays are equal, too. In the lock-step loop, all
-environments step, and after the slowest one, all replies are generated. The ways take turns, and figures are medians
-over the rounds.
+environments step, and all replies are generated once the slowest step is done. The ways take turns, and figures are
+medians over the rounds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LOCK_STEP, COROUTINES = "lock step", "one coroutine each"
 class LockStep(Engine):
     """Wrapper of an engine that keeps all episodes in lock step, with a barrier before and after they generate.
 
-    `forget` ends an episode: the others no longer wait for it.
+    `forget` ends an episode, so that the others no longer wait for it.
     """
 
     def __init__(self, engine: Engine, episodes: int) -> None:

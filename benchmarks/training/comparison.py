@@ -1,4 +1,4 @@
-"""Charts that compare kinds of runs: one line per kind, the mean over its seeds with an interval."""
+"""Charts that compare kinds of runs. Each kind has one line, the mean over its seeds with an interval."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ END = math.inf
 TOKENS = "sampled tokens"
 FORKS = "forks"
 SPENT = ("environment steps", TOKENS, FORKS)
-"""Cumulative quantities that charts can be drawn over besides STEPS. A run that used none of it has no line."""
+"""Cumulative quantities, other than STEPS, over which charts can be drawn. A run that used none of one has no line."""
 
 DEFAULT_METRICS = (
     EVALUATION,

@@ -1,4 +1,4 @@
-"""Doors in a row, each with a sign and one right action. The only reward is for opening the last one: a long horizon.
+"""Doors in a row, each with a sign and one right action. The horizon is long, as only the last door is rewarded.
 
 starpod train benchmarks/training/doors.yaml
 """

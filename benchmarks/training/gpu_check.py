@@ -1,4 +1,4 @@
-"""Check on a machine with a GPU: do vLLM and the trainer agree, and how fast are both?
+"""Check that vLLM and the trainer agree on a machine with a GPU, and measure the speed of both.
 
     python -m benchmarks.training.gpu_check [--dtype bfloat16] [--json FILE]
 
@@ -197,7 +197,7 @@ def change(policy: Policy, seed: int) -> None:
 def gaps_of(
     policy: Policy, requests: Sequence[Request], replies: Sequence[Reply], keep: int | None = None
 ) -> list[float]:
-    """Return |sampler - trainer| of each sampled token's log-probability, under the policy's present weights."""
+    """Return |sampler - trainer| of each sampled token's log-probability, under the policy's current weights."""
     gaps: list[float] = []
     for first in range(0, len(requests), 32):
         rows = list(zip(requests[first : first + 32], replies[first : first + 32], strict=True))

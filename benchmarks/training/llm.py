@@ -1,4 +1,4 @@
-"""Iteration of training a pretrained model on a CPU: seconds, tokens per second and peak memory.
+"""Cost of a training iteration of a pretrained model on a CPU: seconds, tokens per second and peak memory.
 
     python -m benchmarks.training.llm [--model smollm2] [--groups 8] [--group-size 8] [--prompt 250] [--rounds 2]
 

@@ -1,12 +1,12 @@
-"""Shares of training time, and speed of its two compute parts: sampling and the update.
+"""Shares of training time, and speed of the two parts that compute: sampling and the update.
 
     python -m benchmarks.training.speed [--run runs/DIR] [--conversations 128] [--rounds 5]
 
 Speeds: the default engine, and the trainer's scoring with gradients, are compared with plain transformers in the same
-run, with the same weights and conversations. There, `generate` has a left-padded batch, computes each turn's whole
-context again and runs until the last row is done; and the forward pass has right-padded rows in their original order,
-with logits of all positions. Only useful tokens count: those of a reply up to its own length, and those of a context
-without padding. Shares come from the metrics.jsonl of a run that was trained on this machine.
+run, with the same weights and conversations. In plain transformers, `generate` has a left-padded batch, computes each
+turn's whole context again and runs until the last row is done. The forward pass has right-padded rows in their original
+order, and logits of all positions. Only useful tokens count: those of a reply up to its own length, and those of a
+context without padding. Shares come from the metrics.jsonl of a run that was trained on this machine.
 """
 
 from __future__ import annotations

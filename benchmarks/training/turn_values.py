@@ -1,12 +1,12 @@
-"""Error of learnt values of turns (scorer q), on lakes where the exact values can be computed.
+"""Error of the turn values learnt by the scorer `q`, on lakes whose exact values can be computed.
 
     python -m benchmarks.training.turn_values [--steps 4000] [--fits 100] [--seeds 3]
 
 A scripted policy walks towards the goal or at random, with equal probability. The value of a move with a given number
-of turns left therefore follows from the map. Targets are means over visits of a state and an action, or over the
-outcome of a turn and of four forks of it; both use the same number of environment steps. A tiny model is fitted to each
-kind of target and tested on unseen lakes, where the best of four of the policy's actions by Q is played, too. Values
-are discounted by 0.95 per turn, and episodes have at most 8 turns.
+of turns left therefore follows from the map. Targets are means over all visits of a state and action, or over the
+outcomes of a turn and of four forks of it. Both kinds use the same number of environment steps. A tiny model is fitted
+to each kind of target and tested on unseen lakes. There, the model also chooses the best of four actions that the
+policy samples. Values are discounted by 0.95 per turn, and episodes have at most 8 turns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time of the pictures of an episode's turns on the live site: drawn by replay at first, and then from the cache.
+"""Time that the live site takes for the pictures of an episode's turns, first drawn by replay and then from the cache.
 
     python -m benchmarks.ui.pictures [--environment sokoban-v1] [--turns 7] [--episodes 20]
 

@@ -1,11 +1,12 @@
-"""Time of indexing, and of the live site's pages, with many runs, a million episodes, and a long run.
+"""Time for the live site's index and pages, with many runs, a million episodes and a long run.
 
     python -m benchmarks.ui.scale [--runs 1000] [--episodes 1000000] [--iterations 100000] [--folder DIR]
 
-A temporary folder has made-up runs: RUNS small ones; one with EPISODES episodes of three turns, in files of 256 as a
-run writes them; and one with ITERATIONS iterations of sixty metrics. A `starpod ui` process indexes them. Then each
+A temporary folder has made-up runs: RUNS small ones, one with EPISODES episodes of three turns (in files of 256, as
+runs write them), and one with ITERATIONS iterations of sixty metrics. A `starpod ui` process indexes them. Then each
 page is requested five times. The slowest time is reported, together with the site's CPU time per page, since other
-programs delay pages on a machine that is not idle. First pages are measured after a restart with the finished index.
+programs delay pages on a machine that is not idle. The first page is measured after a restart, once the index is
+complete.
 """
 
 from __future__ import annotations

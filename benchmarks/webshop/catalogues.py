@@ -1,11 +1,11 @@
-"""WebShop with growing catalogues: build, start, memory, latency of each kind of step, steps per second. Linux only.
+"""Cost of WebShop by catalogue size: build, start, memory, latency by kind of step, steps per second. Linux only.
 
     python -m benchmarks.webshop.catalogues [--products 1000 100000 1181436] [--store PATH ...] [--seconds 10]
 
 It builds a store of made-up products for each number, or uses stores built by `starpod webshop build`. Servers are
-`starpod serve webshop` with such a store; the client is this process. It plays episodes that a separate process has
-recorded, whose searches no cache can answer. Steps per second are over the wire in observation mode text, and for the
-smallest catalogue also in text_rich and html.
+`starpod serve webshop` with such a store; the client is this process. The client plays episodes that a separate process
+has recorded, whose searches no cache can answer. Steps per second are over the wire in observation mode text, and for
+the smallest catalogue also in text_rich and html.
 """
 
 from __future__ import annotations

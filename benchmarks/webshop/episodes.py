@@ -1,4 +1,4 @@
-"""Episodes of the WebShop benchmark, recorded beforehand, so that choosing actions takes no time in a measurement."""
+"""Episodes of the WebShop benchmark, recorded beforehand so that measurements do not include the choice of actions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def record(store: Store, count: int = COUNT) -> list[Played]:
 
     An episode searches for some words of the instruction, turns a page forth and back, sometimes looks at another
     product, opens a product and its description, chooses one or two options if there are any, and buys. The costs of
-    the original were measured with this mix.
+    the original WebShop were measured with this mix.
     """
     rng, goals = random.Random(0), store.goals("human")
     episodes: list[Played] = []

@@ -29,7 +29,7 @@ STEPS_PER_SECOND = 70.0
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """Costs of the original with one catalogue.
+    """Costs of the original WebShop with one catalogue.
 
     start: range in seconds. resident: MB after the start and after 220 episodes. waits: p50 and p99 in milliseconds.
     """

@@ -20,7 +20,7 @@ from benchmarks.webshop.wire import Load, Memory, Start
 
 MB = 1e6
 LARGE = 1_000_000
-"""Smallest number of products for the targets of the full catalogue."""
+"""Minimum number of products to which the targets for the full catalogue apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def stores(results: Sequence[Result]) -> Sheet:
 
 
 def memory(results: Sequence[Result]) -> Sheet:
-    """Return the private memory of each process; for the original, its resident set."""
+    """Return the private memory of each process; for the original WebShop, its resident set."""
     rows = []
     for situation in results[0].memory:
         cells = [situation]
@@ -158,7 +158,7 @@ def memory(results: Sequence[Result]) -> Sheet:
 
 
 def _sizes(results: Sequence[Result]) -> list[str]:
-    """Return a heading per catalogue, and one for the original if it was measured with that number of products."""
+    """Return a heading per catalogue, and one for the original WebShop if it was measured with as many products."""
     headings = []
     for result in results:
         headings += [f"{result.products:,} products", *(["original"] if result.products in ORIGINAL else [])]

@@ -1,4 +1,4 @@
-"""WebShop's search on growing numbers of documents: build, size and query time, compared with other ways and engines.
+"""Cost of WebShop's search by number of documents (build, size, query time), compared with other ways and engines.
 
     python -m benchmarks.webshop.search [--documents 1000 100000 1180000] [--queries 300]
 
@@ -6,8 +6,8 @@ The documents are made up: words follow a power law, with lengths and repetition
 67 of them distinct, the commonest term in 44 % of the documents; a query touches half as many postings as there are
 documents). Queries are words of a document. `starpod` is the whole search from text to ranking, without the query
 cache. The other ways start from the terms. bm25s and tantivy are measured if installed, up to --peers documents: bm25s
-with our terms and parameters, tantivy with its English analyzer. Times are of one thread; `cpu` omits other programs.
-same_top_10: share of queries whose first ten results are Lucene's, which starpod's always are.
+with our terms and parameters, tantivy with its English analyzer. Times are of one thread, and `cpu` excludes other
+programs. same_top_10: share of queries whose first ten results are Lucene's, which starpod's always are.
 """
 
 from __future__ import annotations

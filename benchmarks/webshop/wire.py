@@ -1,4 +1,4 @@
-"""Measurements of WebShop's server from outside: start, memory, latency of a step, and steps per second."""
+"""Measurements of WebShop's server by a client: start, memory, latency of a step, and steps per second."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Speed of all sessions together, including resets. Latencies are those of a batch; CPU is in seconds per step."""
+    """Speed of all sessions together, including resets. Latencies are per batch, and CPU is in seconds per step."""
 
     steps_per_second: float
     p50: float
@@ -165,7 +165,7 @@ class Group:
         self._source = source
         self._played = [next(source) for _ in sessions]
         self._places = [0] * len(sessions)
-        # The first episodes have different lengths. Otherwise all sessions would search at the same time.
+        # The first episodes have different lengths, because otherwise all sessions would search at the same time.
         self._ends = [1 + place % len(played.actions) for place, played in enumerate(self._played)]
         self._over = list(range(len(sessions)))
 

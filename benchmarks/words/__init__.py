@@ -1,1 +1,1 @@
-"""How well the words of the project are understood."""
+"""Measurement of how easily the project's texts are understood."""

@@ -58,8 +58,7 @@ class Mixture:
         ]
 
     def _saved_start(self, name: str, group: int) -> SavedStart | None:
-        """Return the saved state in which a group begins, chosen by its number alone; None for its seed's start
-        state."""
+        """Return the saved state in which a group begins, chosen by its number; None: its seed's start state."""
         saved, share = self._saved.get(name, ()), self._saved_shares[name]
         turn = math.floor((group + 1) * share)
         return saved[(turn - 1) % len(saved)] if saved and turn > math.floor(group * share) else None
