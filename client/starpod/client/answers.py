@@ -10,7 +10,7 @@ _MOST_BROKEN = 64
 
 
 def split_objects(text: str) -> list[str]:
-    """Split a text at its JSON objects: pieces 1, 3, 5, ... are the objects, the others the text around them."""
+    """Split a text at its JSON objects. Pieces 1, 3, 5, ... are the objects; the other pieces are text."""
     pieces: list[str] = []
     begin = position = broken = 0
     while broken < _MOST_BROKEN and (brace := text.find("{", position)) >= 0:

@@ -30,7 +30,7 @@ Shares = float | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Optional fields of observations. The server computes and sends only the ones set to True."""
+    """Optional fields of observations. The server computes and sends only those that are True."""
 
     valid_actions: bool = False
     """The actions that the environment accepts in this state."""
@@ -98,11 +98,11 @@ class Outcome:
     executed: bool
     """False if the sub-action came after the end or beyond a limit, or is not in the action space."""
     valid: bool
-    """False if the environment could not interpret it."""
+    """False if the environment could not interpret the sub-action."""
     effective: bool
-    """False if it changed nothing."""
+    """False if the sub-action changed nothing."""
     reward: float
-    """Its share of the turn's reward."""
+    """The sub-action's share of the turn's reward."""
 
 
 class Observation:

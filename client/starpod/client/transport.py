@@ -94,7 +94,7 @@ def _read(path: str | Path | None) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """The settings with which channels are made."""
+    """Settings for creating gRPC channels."""
 
     token: str | Path | None = None
     """Bearer token, or the Path of its file. The file is read for each connection, so the token can be rotated."""

@@ -102,7 +102,7 @@ class ServerConfig:
     handshake_seconds: float = 20.0
     """Timeout for establishing a connection, including TLS."""
     token_file: Path | None = None
-    """File with bearer tokens, one per line. None: anybody may call."""
+    """File with bearer tokens, one per line. None: callers need no token."""
     quota: Quota = UNLIMITED
     """Default quota of a token in the file."""
     snapshot_key_file: Path | None = None

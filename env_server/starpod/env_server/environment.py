@@ -153,7 +153,7 @@ class EnvironmentSpec:
     observation_modes: tuple[str, ...] = ()
     """Values of the option `observation`, if the environment has that option."""
     fully_observed: bool = False
-    """True if one observation holds all that matters, so that a policy needs no memory of earlier ones."""
+    """True if each observation contains everything relevant, so that a policy needs no memory."""
     render_modes: tuple[str, ...] = ("text",)
     """Modes of `render`: text, html and png."""
     limits: Limits = Limits()
@@ -167,7 +167,7 @@ class EnvironmentSpec:
     snapshot: bool = True
     """True if a live episode can be serialised by `get_state`."""
     restores: str = ""
-    """Versions besides its own whose snapshots it restores, e.g. ">=1.1.0,<1.4.0"."""
+    """Other versions whose snapshots this version can restore, for example ">=1.1.0,<1.4.0"."""
     slow_reset: bool = False
     """True if `reset` must run on a thread although steps are inline, for example because it searches for a start."""
     slow_render: bool = False

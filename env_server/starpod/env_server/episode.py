@@ -103,7 +103,7 @@ class Transition(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it holds only a text, numbers and flags, so that nobody can change it."""
+        """Whether the transition is immutable: it contains only a text, numbers and flags."""
         return type(self.parts) is str and self.extras is None and self.details is None
 
     @property

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 _REAP_SECONDS = 1.0
 _SHORT_LIVED_CALLS = 1_000
-"""Calls at once in addition to those that have their own limits: calls that are being refused."""
+"""Maximum number of concurrent calls that are being refused, in addition to the calls that have their own limits."""
 _TRIM_BYTES = 16 * 2**20
 """Bytes of large requests after which free memory is returned to the system. Before that, it is returned only once no
 more requests arrive."""

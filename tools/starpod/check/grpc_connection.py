@@ -93,7 +93,7 @@ def over_grpc(connection: Connection) -> GrpcConnection:
 
 @contextlib.asynccontextmanager
 async def open_stream(connection: Connection) -> AsyncIterator[StreamConnection]:
-    """Open a Stream, which is cancelled at the end if it is still open. Raise NotShown without gRPC."""
+    """Open a Stream, and cancel it on exit if it is still open. Raise NotShown for other transports."""
     grpc_connection = over_grpc(connection)
     call = grpc_connection.stub.Stream(metadata=grpc_connection.metadata)
     conversation = StreamConnection(call, connection.seconds, connection.portion)

@@ -162,7 +162,7 @@ class MCPConnection(HTTPConnection):
         return reply, trailer
 
     def _environment(self, name: str) -> str:
-        """Return the environment of a session, or any environment if nobody opened the session."""
+        """Return the environment of a session, or any environment if the session is unknown."""
         environments = self._state.environments
         return environments.get(name) or next(iter(environments.values()), "unknown")
 

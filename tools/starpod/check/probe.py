@@ -282,7 +282,7 @@ class Probe:
         return connection
 
     async def other_process(self) -> Connection:
-        """Connect to another process that hosts the same environment version. Raise NotShown without one."""
+        """Connect to another process that hosts the same environment version. Raise NotShown if there is none."""
         siblings = [self.connection.sibling(endpoint) for endpoint in self.server.endpoints]
         for address in filter(None, (self.target.also, *siblings)):
             connection = self.second_connection(address)
@@ -367,7 +367,7 @@ class Probe:
         return [Handle(handle.connection, session) for session in reply.sessions]
 
     def script(self) -> Script:
-        """Return the target's script. Raise NotShown without one."""
+        """Return the target's script. Raise NotShown if there is none."""
         return self.target.script()
 
     async def after(self, turns: int, **fields: Any) -> tuple[Handle, Script]:

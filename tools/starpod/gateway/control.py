@@ -18,7 +18,7 @@ _TEXTS = ("environment", "version", "task", "instructions")
 _NUMBERS = ("group", "member", "seed")
 _MOST_NUMBER = 2**53 - 1
 _MOST_REWARD = 1e30
-"""Limit of a reward's size, so that sums of rewards stay finite even in single precision."""
+"""Maximum magnitude of a reward, so that sums of rewards stay finite even in single precision."""
 
 
 def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:

@@ -15,7 +15,7 @@ from starpod.trainer.data.episode import Finish
 Role = Literal["system", "user", "assistant", "tool"]
 
 MOST_MESSAGES = 10_000
-"""Limit of messages in a request. For example, 250,000 empty ones would block the event loop for 15 s."""
+"""Maximum number of messages in a request. For example, 250,000 empty ones would block the event loop for 15 s."""
 
 
 class Refused(Exception):
@@ -87,7 +87,7 @@ class Ask:
     one_call: bool = False
     """Whether the reply ends with its first tool call."""
     max_tokens: int | None = None
-    """Limit of the reply's tokens; None: the gateway's limit."""
+    """Maximum number of tokens of the reply; None: the gateway's limit."""
     stop: tuple[str, ...] = ()
     """Texts that end the reply."""
     seed: str = ""
@@ -162,7 +162,7 @@ def _digest(value: object) -> bytes:
 
 
 def _parse_arguments(arguments: str) -> Any:
-    """Parse a call's arguments, so that equal ones compare equal: clients write 1.0 as 1, and {} as an empty text."""
+    """Parse a call's arguments for comparison, because clients write 1.0 as 1, and {} as an empty text."""
     try:
         return json.loads(arguments.strip() or "{}", parse_float=_parse_number, strict=False)
     except ValueError:

@@ -35,9 +35,9 @@ class Serving:
     """Servers of vllm_remote."""
     temperature: float | None = None
     max_tokens: int | None = None
-    """Limit of a reply's tokens."""
+    """Maximum number of tokens of a reply."""
     context: int | None = None
-    """Limit of the tokens of prompt and reply."""
+    """Maximum number of tokens of prompt and reply together."""
     seed: int = 0
 
     @asynccontextmanager

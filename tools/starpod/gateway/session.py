@@ -23,10 +23,11 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Pattern of session names, which are also API keys."""
 
 MOST_REPLIES = 1000
-"""Limit of a session's replies, because an agent may never end."""
+"""Maximum number of replies of a session, because an agent may never stop."""
 
 AT_ONCE = 32
-"""Replies that one session samples at the same time. Its further requests wait, so that other sessions get a share."""
+"""Maximum number of replies that a session samples at the same time. Further requests wait, so that other
+sessions get a share."""
 
 LONG_PROMPT = 20_000
 """Prompts of this many characters or more are encoded in a thread. 100,000 take about 0.15 s, which would block the
@@ -65,11 +66,11 @@ class Replied:
     parent: int
     """Number of the parent reply; 0: none."""
     text: str
-    """See `Node.text`."""
+    """Text of prompt and reply, as in `Node.text`."""
     turn: Turn
     answer: Answer
     prefilled: int = 0
-    """See `Node.prefilled`."""
+    """Number of ids at the end of the prompt that are part of the reply's text."""
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values, from which `from_json` makes an equal object."""
@@ -162,7 +163,7 @@ class Session:
         self.tokens += len(replied.turn.reply)
 
     def close(self, why: str) -> None:
-        """Cancel replies that are being sampled, and refuse all requests but repeated ones that have a reply."""
+        """Cancel replies that are being sampled, and refuse all requests except repetitions that have a reply."""
         self.over = self.over or why
         for future in self._answers.values():
             future.cancel()

@@ -21,7 +21,7 @@ _BLANKS = re.compile(r"\s*")
 _DECODER = json.JSONDecoder(strict=False)
 """Accepts raw newlines in strings, because models write them."""
 _MOST_BROKEN = 64
-"""Limit of opening tags without a valid call. The rest of the reply counts as text, so that the time stays linear."""
+"""Maximum number of opening tags without a valid call. The text after these is not parsed, to keep the time linear."""
 _INCOMPLETE_VALUE = re.compile(r"\s*|-|\.|[eE][-+]?|t|tr|tru|f|fa|fal|fals|n|nu|nul")
 """End of JSON that is cut outside of a string: between two values, or within one."""
 

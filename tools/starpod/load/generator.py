@@ -27,7 +27,7 @@ from starpod.load.sessions import Sessions
 
 CONNECT_SECONDS = 10.0
 REFUSED_SECONDS = 2.0
-"""Connecting is given up after this time if every server has refused."""
+"""Give up connecting after this time if every server has refused."""
 DRAIN_SECONDS = 5.0
 """At the end of a stage, calls that were due in time may still be answered for this long."""
 TICK_SECONDS = 0.02

@@ -71,7 +71,7 @@ class Requirement:
     """One of KNOWN."""
     sign: str
     limit: float
-    """Limit of the value, in seconds if it is a time."""
+    """Value to compare with, in seconds if it is a time."""
 
     @property
     def is_time(self) -> bool:

@@ -31,9 +31,9 @@ class Continuation:
     """The return from the state on."""
     success: bool | None
     name: str = ""
-    """Name shown at its end."""
+    """Name shown at the end of the continuation."""
     link: str = ""
-    """Address of its page."""
+    """Address of the continuation's page."""
 
 
 @dataclass(slots=True)

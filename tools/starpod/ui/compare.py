@@ -62,7 +62,7 @@ class Run:
     config: dict[str, str]
     curve: Curve
     name: str = ""
-    """Letter of its line, with the seed if the line has several runs."""
+    """Letter of the run's line, with the seed if the line has several runs."""
     colour: int = 0
 
     @property

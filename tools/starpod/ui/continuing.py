@@ -24,9 +24,9 @@ MOST_EPISODES = 512
 COUNTS = (4, 8, 16, 32)
 """Numbers of continuations that a visitor can choose from."""
 MOST_JOBS = 50
-"""Number of jobs (TurnValues) that are kept, the newest ones."""
+"""Maximum number of jobs (TurnValues) that are kept. The oldest are dropped first."""
 MOST_TREES = 500
-"""Number of sets of continuations (Branches) that are kept, the newest ones."""
+"""Maximum number of sets of continuations (Branches) that are kept. The oldest are dropped first."""
 
 logger = logging.getLogger(__name__)
 
@@ -356,5 +356,5 @@ def _without_tokens(branch: Branch) -> Episode:
 
 
 def _a_group() -> int:
-    """Return a random group number, so that no two continuations sample the same."""
+    """Return a random group number, so that no two continuations use the same random numbers."""
     return secrets.randbelow(2**31)

@@ -39,7 +39,7 @@ MOST_FRAMES = 32
 MOST_TURNS = 100
 """Maximum number of turns that a policy plays in a session for one request."""
 MOST_STEPS = 1000
-"""Number of step times that are kept per server, the newest ones."""
+"""Maximum number of step times that are kept per server. The oldest are dropped first."""
 SEPARATOR = "||"
 """Separator between the actions of one turn."""
 YOU = "you"
@@ -81,7 +81,7 @@ class Game:
     run: Path | None = None
     """Folder of that episode's run."""
     copied: bool = False
-    """Whether the session was copied from somebody else's, whose earlier turns are not known."""
+    """Whether the session was copied from another client's, whose earlier turns are not known."""
     success: bool | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -103,7 +103,7 @@ class Game:
         return "" if action is None or self.session.done else text_of(action)
 
     def python(self, address: str) -> str:
-        """Return a program that plays the same turns; empty for a copy of somebody else's session."""
+        """Return a program that plays the same turns; empty for a copy of another client's session."""
         if self.copied:
             return ""
         limits = self.session.limits
@@ -308,7 +308,7 @@ class Games:
         return Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0, name))
 
     async def adopt(self, session: Session) -> Game:
-        """Return a new game for a session that was copied from somebody else's. Raises NotPossible, StarpodError."""
+        """Return a new game for a session that was copied from another client's. Raises NotPossible, StarpodError."""
         spec = await self.spec(session.environment_id)
         task = Task(spec.id, limits=session.limits)
         game = Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0), copied=True)

@@ -23,7 +23,7 @@ from starpod.ui.page import Site, number, render
 from starpod.ui.reading import mapping, read_episode
 
 NAMED = 4
-"""Up to this many other members are listed by number; more are only counted."""
+"""Maximum number of other members that are listed by number. If there are more, only their number is shown."""
 
 
 @dataclass(slots=True)

@@ -105,7 +105,7 @@ def mapping(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def read_notes(run: Path, problems: list[str]) -> dict[str, Any]:
-    """Return `tags` and `note` of a run, empty if nobody wrote any."""
+    """Return `tags` and `note` of a run; both are empty if it has none."""
     values = mapping(RunFolder(run).notes, problems)
     tags, note = values.get("tags"), values.get("note")
     words = [tag for tag in tags if isinstance(tag, str) and tag.strip()] if isinstance(tags, list) else []

@@ -25,7 +25,7 @@ class Actions:
     typed: str
     """Name of the model."""
     only_field: str
-    """The model's only required field, for which plain text may be given; empty if it has none or several."""
+    """The model's only required field, which plain text fills; empty if there is none, or several."""
     tools: Mapping[str, Tool]
     """Tools by name. The model is one of them, so that programs find its schema."""
 

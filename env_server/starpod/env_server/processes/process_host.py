@@ -123,7 +123,7 @@ class ProcessHost:
         return data
 
     async def load(self, data: bytes, *, rehearse: bool = False) -> None:
-        """Load a saved episode. Raises StateError if it is not one. A forged state can only break its own process."""
+        """Load a saved episode. Raises StateError for other data. A forged state can only break its own process."""
         await self._call("load", data)
 
     async def fork(self, dynamics_seed: int | None) -> ProcessHost:

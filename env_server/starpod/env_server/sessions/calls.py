@@ -190,7 +190,7 @@ class Calls:
         return response
 
     async def _of_snapshot(self, work: Awaitable[R]) -> R:
-        """Await work on a restored state. Without a snapshot key anybody may have written it: bugs are BAD_ARGUMENT."""
+        """Await work on a restored state. Without a snapshot key, the state is untrusted, so bugs are BAD_ARGUMENT."""
         try:
             return await work
         except EnvironmentBug as bug:

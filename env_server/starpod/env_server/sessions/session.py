@@ -18,7 +18,7 @@ from starpod.env_server.processes.hosts import Host, ResetPlan
 from starpod.v1 import environment_pb2 as pb
 
 SHORT_TEXT = 1_024
-"""Characters up to which a turn's actions are kept as they are. Longer ones are kept as a digest."""
+"""Maximum number of characters of actions that are kept as text. Of longer actions, a digest is kept."""
 _SHORT_BYTES = 64
 
 
@@ -180,7 +180,7 @@ class Session:
         self.last_reply = transition if isinstance(transition, Transition) else transition.SerializeToString()
 
     def out_of_order(self, epoch: int, index: int) -> CallError:
-        """Return EPISODE_OVER if the numbers are the next turn's, else OUT_OF_ORDER with the expected numbers."""
+        """Return EPISODE_OVER if these are the next turn's numbers, else OUT_OF_ORDER with the expected numbers."""
         expected = {"expected_epoch": str(self.epoch), "expected_step_index": str(self.next_index)}
         if (epoch, index) == (self.epoch, self.next_index):
             return CallError("EPISODE_OVER", "the episode is over; reset the session first", expected)

@@ -167,7 +167,7 @@ class ContractAdmission(grpc.GenericRpcHandler):
 class OpenAdmission(grpc.GenericRpcHandler):
     """Limits on calls that need no token: health, reflection, and pages and refusals over HTTP.
 
-    `limit` is the maximum number of open calls that wait (Watch, reflection), and separately of immediate ones (Check).
+    `limit` is the maximum number of open calls that wait (Watch, reflection), and also of immediate calls (Check).
     One address may have a quarter of them and one connection 16, so that a single caller cannot lock out the others.
     """
 

@@ -46,7 +46,7 @@ class Grant:
 
 
 class Authenticator:
-    """A check of the `authorization: Bearer TOKEN` metadata against a token file. Without a file, anybody may call.
+    """Checks the `authorization: Bearer TOKEN` metadata against a token file. Without a file, every caller is accepted.
 
     `default` is the quota of tenants whose line in the file sets none.
     """

@@ -21,7 +21,7 @@ M = TypeVar("M", bound=Message)
 _VALUES_OF_AN_ACTION = 4
 _OTHER_VALUES = 1_024
 _LONG_NUMBER = re.compile(r"[0-9]{16}")
-"""Matches in every whole number of at least 2^53."""
+"""Pattern that occurs in every integer of at least 2^53."""
 STREAM_VALUES = 32_768
 """Maximum number of JSON values in one batch."""
 _ESCAPED = 2
@@ -117,7 +117,7 @@ def _check_options(value: Any, inside: bool = False) -> None:
 
 
 def _spell_numbers(message: Message) -> None:
-    """Replace infinite and NaN numbers of Structs by strings, as ProtoJSON spells them elsewhere."""
+    """Replace infinities and NaN in Structs by the strings that ProtoJSON uses for other fields."""
     if isinstance(message, struct_pb2.Value) and not math.isfinite(number := message.number_value):
         message.string_value = "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
     for field, value in message.ListFields():

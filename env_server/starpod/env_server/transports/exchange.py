@@ -80,7 +80,7 @@ class Exchange:
     # --- the request -----------------------------------------------------------------------------------------------
 
     def check_host(self, names: Iterable[str]) -> None:
-        """Refuse a host name that this server was not given. Addresses are accepted.
+        """Refuse a Host header with an unknown name. IP addresses are accepted.
 
         Another site's page could otherwise let its own name resolve to our address (DNS rebinding), and share our
         origin.

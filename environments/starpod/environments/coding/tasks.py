@@ -17,7 +17,7 @@ class Task(NamedTuple):
     signature: str
     text: str
     program: str
-    """Our own definition of the function; its results are the right ones."""
+    """Reference implementation, whose results are the expected ones."""
     arguments: tuple[Any, ...]
 
 

@@ -33,7 +33,7 @@ class Parsed:
     value: Number | None
     """Value of the expression; None if it has none, as in 1 / 0."""
     claim: int | None
-    """The number after `=`, if there is one."""
+    """The number after `=`, if any."""
 
 
 def parse(text: str) -> Parsed:

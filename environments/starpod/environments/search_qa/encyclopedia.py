@@ -184,7 +184,7 @@ _SENTENCES: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def _write(rng: random.Random, articles: list[Article], article: Article) -> str:
-    """Write the text of an article, with each of its facts once."""
+    """Write the text of an article, which mentions each of its facts once."""
     names = {name: value if isinstance(value, str) else articles[value].title for name, value in article.facts.items()}
     sentences = [rng.choice(forms).format(title=article.title, **names) for forms in _SENTENCES[article.kind]]
     return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)

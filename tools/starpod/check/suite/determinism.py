@@ -1,4 +1,4 @@
-"""Sessions side by side, and the same episode over other connections and in other processes."""
+"""Determinism: concurrent sessions, and the same episode over other connections and in other processes."""
 
 from __future__ import annotations
 

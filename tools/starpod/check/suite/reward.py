@@ -1,4 +1,4 @@
-"""Rewards: tests that they are earned only by doing the task. Simple policies play the same starts and are compared.
+"""Rewards: tests that only doing the task earns them, by comparing simple policies on the same starts.
 
 These requirements are not part of the contract: a server that meets it may host an environment with bad rewards.
 """

@@ -1,4 +1,4 @@
-"""Stream: the same calls as unary ones, many at the same time."""
+"""Stream: the calls that also exist as unary RPCs, many at the same time."""
 
 from __future__ import annotations
 

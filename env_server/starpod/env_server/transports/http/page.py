@@ -28,7 +28,7 @@ curl {url}/v1/sessions:close -H 'content-type: application/json' -d '{{"session_
 
 
 class Page:
-    """The /docs page of a server. It is prepared once, because anybody may request it often."""
+    """The /docs page of a server. It is prepared once, because it is public and may be requested often."""
 
     def __init__(self, environments: Sequence[type[Environment]]) -> None:
         self._pieces = [piece.encode() for piece in _write(environments).split(_URL)]

@@ -112,7 +112,7 @@ class HTTPService:
     async def _refuse(
         self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
     ) -> None:
-        """Refuse a request that anybody can send, within the limits on calls without a token."""
+        """Refuse a request that needs no token, within the limits on such requests."""
         try:
             async with self._open.take_turn(exchange.peer):
                 await exchange.fail(error, status, headers)

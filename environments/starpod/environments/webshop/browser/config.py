@@ -18,9 +18,9 @@ class BrowserConfig:
     """Settings of a process's browsers."""
 
     chromium: str
-    """Path of Chromium."""
+    """Path of the Chromium executable."""
     chromedriver: str
-    """Path of its driver."""
+    """Path of Chromium's driver."""
     browsers: int = 1
     """Maximum number of browsers. They are started when they are needed."""
     queue: int = 16

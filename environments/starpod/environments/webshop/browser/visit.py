@@ -18,7 +18,7 @@ from .loopback import shared_loopback
 from .view import View, look
 
 _SCROLL = 0.8
-"""Share of the window's height that one scroll moves."""
+"""Distance of one scroll, as a share of the window's height."""
 _WAIT_SECONDS = 10.0
 _UNCHANGED = Outcome(effective=False)
 

@@ -42,7 +42,7 @@ class Product:
     attributes: tuple[str, ...]
     image: str
     instruction: str | None
-    """Synthetic instruction, if there is one."""
+    """Synthetic instruction, if any."""
     instruction_attributes: tuple[str, ...]
     human: tuple[HumanInstruction, ...]
 

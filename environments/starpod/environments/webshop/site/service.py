@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A session's page, with its step or an earlier one."""
+    """A session's page, and a step: that of the page or an earlier step."""
 
     place: Place
     html: str

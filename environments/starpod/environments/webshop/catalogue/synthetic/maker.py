@@ -27,7 +27,7 @@ _LINES = 48
 _BRANDS = 512
 """Maximum number of brands per department that are remembered, so that they can get new lines."""
 _INSTRUCTED = 10_000
-"""Half of the first products, up to this number, have human instructions; of the others one in a hundred."""
+"""Half of the products below this index have human instructions. Of the later products, 1 in 100 has them."""
 
 
 @dataclass(slots=True)

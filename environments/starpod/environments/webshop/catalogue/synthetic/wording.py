@@ -66,7 +66,7 @@ class Wording:
             )
             for attribute in kind.attributes
         }
-        """Attribute -> bullets about it."""
+        """Attribute -> bullets about the attribute."""
 
     def text(self, random: Random, count: int) -> list[str]:
         """Draw `count` different sentences. Templates repeat only after all of them were used."""
