@@ -36,7 +36,7 @@ _NO_CONNECTION = {
     "Socket closed": "the server at {address} closes the connection: if it wants TLS, give --ca, and for mTLS "
     "--certificate and --key",
 }
-"""Messages for a failed connection, by a phrase in gRPC's description of the failure."""
+"""Phrase in gRPC's description of a failed connection -> message to the user."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")

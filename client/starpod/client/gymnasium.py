@@ -185,8 +185,9 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
 
     Args:
         autoreset_mode: NEXT_STEP (the next step resets an ended episode and ignores the action), SAME_STEP (the same
-        step resets it and puts the final observation and info into info["final_obs"] and info["final_info"]) or
-        DISABLED (the caller resets with `options={"reset_mask": mask}`). For the other arguments see StarpodEnv.
+            step resets it and puts the final observation and info into info["final_obs"] and info["final_info"]) or
+            DISABLED (the caller resets with `options={"reset_mask": mask}`).
+        addresses, environment_id, options, want, limits, version, render_mode: as in StarpodEnv.
     """
 
     metadata: dict[str, Any] = METADATA

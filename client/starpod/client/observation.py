@@ -30,7 +30,7 @@ Shares = float | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Optional fields of observations. The server computes and sends only those that are True."""
+    """Optional fields of observations. The server only computes and sends fields that are True."""
 
     valid_actions: bool = False
     """The actions that the environment accepts in this state."""

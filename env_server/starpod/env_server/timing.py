@@ -54,7 +54,7 @@ def begin(arrived: float) -> Timing:
 
 @contextmanager
 def environment_works() -> Iterator[None]:
-    """Count the time inside as the environment's work for the call of this context."""
+    """Count the time in this context as the environment's work for the current call."""
     timing, started = _present.get(), clock()
     if timing is not None and not timing.began:
         timing.began = started

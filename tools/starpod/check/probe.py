@@ -295,7 +295,7 @@ class Probe:
     # --- sessions --------------------------------------------------------------------------------------------------
 
     def options(self, **more: Any) -> struct_pb2.Struct:
-        """Return the options of every session with additions."""
+        """Return the options of every session, with `more` added."""
         options = struct_pb2.Struct()
         options.update({**self.target.options, **more})
         return options

@@ -37,7 +37,7 @@ class Refusal:
 
     @property
     def bug(self) -> bool:
-        """Whether the environment or the server failed inside, which must never happen, whatever the request."""
+        """Whether the environment or the server failed internally, which no request may cause."""
         return self.reason == "ENVIRONMENT_BUG" or self.code == "UNKNOWN"
 
     @property

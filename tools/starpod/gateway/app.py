@@ -181,7 +181,7 @@ def key_of(request: Request) -> str:
 
 
 async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[str, Any]:
-    """Return the object in a request's body. Raise Refused, for a long body before it is received."""
+    """Return the object in a request's body. Raise Refused if it is invalid, or too long to be received."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # browsers send this type to another site only if that site allows it
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", "send JSON, with content-type: application/json")

@@ -193,7 +193,7 @@ class Sessions:
         self._issue(session, "close", pb.CloseRequest(session_ids=[session.session_id]))
 
     async def renew_leases(self) -> None:
-        """Renew leases without end, so that servers do not close sessions that pause for long."""
+        """Renew leases until cancelled, so that servers do not close sessions during long pauses."""
         while True:
             await asyncio.sleep(self._lease / 3 if self._lease else 1.0)
             for server in self.servers:

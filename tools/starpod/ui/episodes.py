@@ -28,7 +28,7 @@ from starpod.ui.policies import NotPossible
 from starpod.ui.reading import mapping, read_episode
 
 PAGE = 50
-"""Episodes on a page of the list."""
+"""Number of episodes on a page of the list."""
 MOST_TOKENS = 1000
 """Maximum number of rows in a turn's table of tokens."""
 PICTURE = 260

@@ -55,7 +55,7 @@ class Played:
     """One turn of a game."""
 
     by: str
-    """Who played it: `YOU`, the name of a policy, or "the episode"."""
+    """Who played the turn: `YOU`, the name of a policy, or "the episode"."""
     actions: list[str]
     before: str
     """Observation before the turn."""

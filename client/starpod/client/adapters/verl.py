@@ -5,7 +5,7 @@
       setting: {_target_: starpod.client.adapters.text.Setting, addresses: ..., environment_id: frozen_lake-v1}
 
 The conversation is tokenised by verl, so that exactly the sampled tokens are trained on.
-An infrastructure error is raised: verl's TransferQueue trainer marks the group as failed, its older trainer stops.
+An infrastructure error is raised: verl's TransferQueue trainer marks the group as failed, and its older trainer stops.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def _element(space: Space[Any], value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Check nested lists of whole numbers. A float or bool in them would silently be cut to an integer."""
+    """Check nested lists of whole numbers. A float or bool in them would silently be converted to an integer."""
     if isinstance(value, list):
         return [_whole(item) for item in value]
     return value if type(value) is int else _refuse(value)

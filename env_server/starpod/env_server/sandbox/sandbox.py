@@ -26,8 +26,8 @@ MODES = ("require", "best-effort", "off")
 _SET_NO_NEW_PRIVILEGES, _SET_PARENT_DEATH_SIGNAL = 38, 1
 _MAX_THREADS = 64
 _FIRST_USER, _FIRST_USER_OF_CONTAINER = 1_000_000_000, 10_000
-"""A process's user id is this plus its process id, which no account and no other live process has. Users of rootless
-containers often end at 65,536. There the ids begin lower, and can repeat."""
+"""The user id of a process is this number plus its process id, which no account and no other live process has. Rootless
+containers often have no ids above 65,536. There the ids begin lower, and can repeat."""
 _CAP_KILL = 5
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "OMP_NUM_THREADS"})
 _ITSELF = "/proc/self"

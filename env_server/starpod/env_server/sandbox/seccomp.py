@@ -203,7 +203,7 @@ def _program(architecture: int, column: int, pid: int) -> bytes:
     code += [(_AT_LEAST, 0, 1, _NEXT_NUMBER), absent]
 
     def when(number: int, *body: tuple[int, int, int, int]) -> None:
-        """Add code that runs the body, which must end with a return, for one call."""
+        """Add code that runs the body for one system call. The body must end with a return."""
         if number >= 0:
             code.append((_EQUAL, 0, len(body), number))
             code.extend(body)

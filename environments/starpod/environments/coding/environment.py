@@ -31,7 +31,7 @@ from .tasks import Task, draw_task, expected
 MAX_LENGTH = 20_000
 """Maximum number of characters of a program."""
 SHOWN_TESTS = 2
-"""Number of tests, from the first on, that the agent sees with arguments and results."""
+"""The agent sees the arguments and results of this many tests, the first ones."""
 
 _OPENING = re.compile(r"(^[ \t]*)?(?<!`)(`{3,})(?!`)[^\S\n]*(?:([\w+-]+)[^\S\n]*)?\n", re.MULTILINE)
 _LANGUAGES = ("", "python", "python3", "py")

@@ -1,4 +1,4 @@
-"""Companions of the service: health, reflection, tokens, trace context."""
+"""Health, reflection, tokens and trace context."""
 
 from __future__ import annotations
 

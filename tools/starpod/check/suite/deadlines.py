@@ -23,7 +23,7 @@ IMMEDIATELY = 0.0
 MIN_ABANDONED = 4
 """Number of Steps that must be abandoned before their reply, some early and some late, for the test to count."""
 LOOP_TURNS = 3
-"""Turns of the event loop after which a call is surely sent."""
+"""Number of event-loop iterations after which a call has certainly been sent."""
 
 
 @must(

@@ -26,7 +26,7 @@ from .product import HumanInstruction, Product
 
 LONGEST_ASIN = 10
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
-"""Attributes of a product without known attributes."""
+"""Value of `attributes` for a product whose attributes are unknown."""
 
 _NOT_A_NUMBER = re.compile(r"[^\d.]")
 

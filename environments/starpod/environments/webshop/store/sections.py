@@ -129,7 +129,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, lasting: bool = False) -
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that `write_json` wrote. Raises OSError, or ValueError if it is damaged or another file."""
+    """Read a file that `write_json` wrote. Raises OSError, or ValueError if it is damaged or of another kind."""
     value = json.loads(path.read_bytes())
     if not isinstance(value, dict) or value.pop("checksum", None) != checksum(value):
         raise ValueError("its checksum is wrong")
