@@ -20,7 +20,7 @@ from starpod.v1.values import JSON, Action, Image, Part, ToolCall, action_to_pro
 _DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
 
 EXACT = 2**53
-"""Doubles represent every whole number below this, and no odd one above."""
+"""Doubles represent all integers up to this number exactly, but no odd integer above it."""
 INEXACT = (
     "is a whole number that travels rounded, since options are doubles: below 2^53 it is exact, and as text always"
 )

@@ -260,7 +260,7 @@ class Totals:
     """The sum of all generators' intervals."""
 
     latencies: defaultdict[tuple[str, bool], Histogram] = field(default_factory=lambda: defaultdict(Histogram))
-    """By call name, and whether the latency begins at the sending (see LatencyKey)."""
+    """Latencies by call name and by whether they begin at the sending (see LatencyKey)."""
     replicas: defaultdict[int, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
     """Latencies of steps by server, from when they were due."""
     steps: Counter[int] = field(default_factory=Counter)

@@ -72,10 +72,10 @@ class Plan:
     timeout: float = 30.0
     """Seconds after which a call counts as a missed deadline and is sent again."""
     retry_overload: bool = True
-    """Wait as RetryInfo says and send a refused call again, instead of dropping it."""
+    """Whether to wait as RetryInfo says and send a refused call again, instead of dropping it."""
     processes: int = 1
     record: bool = False
-    """Keep the episodes that are played."""
+    """Whether to keep the episodes that are played."""
 
     @property
     def continuous(self) -> bool:

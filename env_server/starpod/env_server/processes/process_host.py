@@ -321,7 +321,7 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
 
 
 def _confine(sandbox: Sandbox, environment: type[Environment]) -> bytes:
-    """Give up all rights that can be given up, and return the greeting."""
+    """Give up all rights that can be given up, and return the greeting for the parent process."""
     if sandbox.mode == "off":
         return pack_result("off")
     module_file = getattr(sys.modules[environment.__module__], "__file__", None)

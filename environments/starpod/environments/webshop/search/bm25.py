@@ -56,7 +56,7 @@ def length_codes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def length_factors(mean: float) -> NDArray[np.float32]:
-    """Return the factor of a term's frequency by length code, as float32[256]. `mean` is the mean of the exact lengths."""
+    """Return the factor of a term's frequency by length code, as float32[256]. `mean` is the mean exact length."""
     one = np.float32(1)
     return one / (K1 * ((one - B) + B * LENGTHS.astype(np.float32) / np.float32(mean)))
 
