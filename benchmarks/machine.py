@@ -133,8 +133,8 @@ def _loopback_bytes() -> int:
 def only_on(cores: set[int]) -> Iterator[None]:
     """Pin this process to these cores within the context. Processes started within it stay pinned.
 
-    A process that the scheduler moves loses its caches, and wake-ups across cores are slow: without pinning, the same
-    run differs by a fifth from one minute to the next.
+    Without pinning, the same run differs by a fifth from one minute to the next, because a process that the scheduler
+    moves loses its caches, and wake-ups across cores are slow.
     """
     _move_to(cores)
     try:

@@ -247,7 +247,7 @@ def main() -> None:
     results = []
     for servers in arguments.servers:
         task = (servers, arguments.sessions, arguments.group, arguments.clients, arguments.candidates)
-        # One process per run: reused memory from an earlier run would not show as growth.
+        # Use one process per run, because reused memory from an earlier run would not show as growth.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             results.append(process.submit(run, *task).result())
     show(results)

@@ -77,7 +77,7 @@ async def drive(players: Sequence[Player], seconds: float) -> Measurement:
 
 
 def check(place: int, reward: float, over: bool) -> None:
-    """Raise RuntimeError if the result of a step of the walk is wrong: speed counts only with correct results."""
+    """Raise RuntimeError if a step of the walk has a wrong result, because speed counts only with correct results."""
     last = TASK.ends and place == len(WALK)
     if over != last or reward != float(last):
         raise RuntimeError(f"step {place} of {len(WALK)} gave reward {reward}, over {over}")

@@ -5,8 +5,7 @@
 A temporary folder has made-up runs: RUNS small ones, one with EPISODES episodes of three turns (in files of 256, as
 runs write them), and one with ITERATIONS iterations of sixty metrics. A `starpod ui` process indexes them. Then each
 page is requested five times. The slowest time is reported, together with the site's CPU time per page, since other
-programs delay pages on a machine that is not idle. The first page is measured after a restart, once the index is
-complete.
+programs delay pages on a machine that is not idle. The site is restarted with the complete index before the first page.
 """
 
 from __future__ import annotations

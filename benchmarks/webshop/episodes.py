@@ -58,7 +58,7 @@ class Played:
     reward: float
 
     def check(self, place: int, reward: float, over: bool) -> None:
-        """Raise RuntimeError if the result of a step is wrong: speed counts only with correct results."""
+        """Raise RuntimeError if a step has a wrong result, because speed counts only with correct results."""
         last = place == len(self.actions) - 1
         if over != last or not isclose(reward, self.reward if last else 0.0, abs_tol=1e-9):
             raise RuntimeError(f"{self.actions[place]} for goal {self.goal} gave reward {reward}, over {over}")

@@ -159,7 +159,7 @@ def _job(
     expert, own = spec.capabilities.expert_action, spec.limits.max_turns
     lengths = [len(each.episode.turns) for each in played]
     longest = max(lengths)
-    # Allow twice the expert's turns: a policy that is still learning takes detours.
+    # Allow twice the expert's turns, because a policy that is still learning takes detours.
     turns = min(own or _MOST_TURNS, _MOST_TURNS, max(4, 2 * longest) if expert else 2 * longest if longest > 1 else 1)
     reply, turn, usual = _tokens(spec, warm_start, played)
     episode = turns * usual  # an untrained policy uses all turns
@@ -182,7 +182,8 @@ def _job(
         "prompt": {"thinking": False, **prompt},
         "sampling": {"max_reply_tokens": reply, "max_episode_tokens": tokens},
         "collect": {"groups": groups, "group_size": size},
-        # One slot per episode: with fewer, half of all prompts were read again, and collecting took ten times as long.
+        # Use one slot per episode. With fewer, half of all prompts were read again, and collecting took ten times as
+        # long.
         "engine": {"slots": max(groups * size, EngineConfig.model_fields["slots"].default)},
         # Once most groups have equal rewards, the few others would take full steps, and one run fell from 98 % to 44 %.
         # With an entropy bonus of 0.005, that bonus then outweighed the task: replies exceeded their limit, and a run

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Interrupted(Exception):
-    """A signal interrupted something that need not be finished."""
+    """A signal interrupted work that need not be finished."""
 
 
 class Interrupts:
@@ -53,7 +53,7 @@ class Interrupts:
         task = asyncio.ensure_future(work)
         self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
         if self.requested:
-            self._cancel()  # start the task first: it must get the chance to close what it was given
+            self._cancel()  # start the task first, so that it can close what it was given
         try:
             return await task
         except asyncio.CancelledError:

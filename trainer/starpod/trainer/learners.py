@@ -198,7 +198,7 @@ class Learners:
 
 
 def _together(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of each learner, and those over all learners."""
+    """Return each learner's metrics, and their combination over all learners."""
     metrics = {f"agents/{agent}/{name}": value for agent, own in found.items() for name, value in own.items()}
     values: defaultdict[str, list[float]] = defaultdict(list)
     for own in found.values():

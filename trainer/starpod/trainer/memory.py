@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One use of memory."""
+    """One item that uses memory."""
 
     what: str
     size: float
@@ -63,7 +63,7 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """Bytes held permanently plus those of the largest phase."""
+        """Bytes held permanently plus the bytes of the largest phase."""
         return sum(item.size for item in self.items if item.phase in ("", self._widest))
 
     @property

@@ -181,7 +181,7 @@ class Parallel:
         except Exception as raised:
             error = raised
         words = "" if error is None else str(error) or type(error).__name__
-        # Wait in a thread: a rank that waits for the others continues to play.
+        # Wait in a thread, so that a rank that waits for the others continues to play.
         shares = await self.in_thread(self.gather_objects, (result, words))
         for rank, (_, failed) in enumerate(shares):
             if failed:

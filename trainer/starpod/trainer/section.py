@@ -55,7 +55,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _keep_truth_apart(cls, value: Any, info: ValidationInfo) -> Any:
-        # Refuse booleans for numbers: pydantic would accept true as 1.
+        # Refuse booleans for numbers, because pydantic would accept true as 1.
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
             raise ValueError(f"{str(value).lower()} is not a value of this key")
         return value

@@ -117,7 +117,7 @@ class TurnwiseLearner(Learner):
         """
         batch = Batch([turn_alone(episode, turn) for episode in episodes], self.parallel.device)
         rollout, metrics = self.prepare(batch, version)
-        # Use the exact returns of the whole episodes: summing parts in another order changes the last digit.
+        # Use the exact returns of the whole episodes, because summing parts in another order changes the last digit.
         returns = [[0.0] * (len(each.turns[turn].reply) - 1) + [each.total_reward] for each in episodes]
         rollout = replace(rollout, rewards_BT=batch.rows(returns, dtype=torch.float64))
         places = [(episode.group, episode.member) for episode in episodes]

@@ -335,7 +335,7 @@ class Learner:
         self.parallel.load_full_state_dict(self.policy, state, without=self.policy.frozen())
 
     def reference_state(self) -> dict[str, Tensor]:
-        """Return the reference policy's tensors by name on rank 0; with adapters, only these. Collective."""
+        """Return the reference policy's tensors by name on rank 0; with adapters, only the adapters. Collective."""
         if isinstance(self.reference, Policy):
             return self.parallel.full_state_dict(self.reference)
         return {} if self.reference is None else self.reference.state_dict()
@@ -457,8 +457,8 @@ class Learner:
 
     def _step(self) -> dict[str, float]:
         """Clip the gradients and take the optimiser step."""
-        # Clip separately: the critic's gradient can be 100 times the policy's, and a common bound would scale the
-        # policy's to almost 0.
+        # Clip separately, because the critic's gradient can be 100 times the policy's, and a common bound would scale
+        # the policy's to almost 0.
         parts = (list(self.policy.trained_parameters()), list(self.policy.critic_parameters()))
         bound = self.config.max_grad_norm
         norms = [float(self.parallel.clip_grad_norm(part, bound)) if part else 0.0 for part in parts]
@@ -653,8 +653,8 @@ class Sums:
 def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, float]:
     """Return metrics of the differences between sampler and trainer on each fresh token, in nats.
 
-    Raises LogprobGap if the mean or the 0.99 quantile is too large. The maximum is not checked: among many tokens in
-    bfloat16, some exceed any bound by chance.
+    Raises LogprobGap if the mean or the 0.99 quantile is too large. The maximum is not checked, because some of many
+    tokens in bfloat16 exceed any bound by chance.
     """
     metrics = {
         "policy/logprob_gap_mean": gaps_N.mean().item(),

@@ -18,7 +18,7 @@ GROUP, NAME = "starpod.agents", "program"
 
 
 Wrap = Callable[[EngineAgents], EngineAgents]
-"""Function that returns a copy of agents whose moves come from the program."""
+"""Function that returns a copy of the agents that gets its moves from the program."""
 Programs = Callable[[ProgramConfig], AbstractAsyncContextManager[Wrap]]
 
 

@@ -181,7 +181,7 @@ KINDS = {"kl": "where", "turn_clip": "kind", "filter": "strategy", "correction":
 
 
 class AlgorithmConfig(Section):
-    """Conversion of episodes to gradients. Keys that are given override the preset."""
+    """Conversion of episodes to gradients. Keys that are set override those of the preset."""
 
     SHORTHAND: ClassVar[str] = "preset"
 
@@ -441,7 +441,7 @@ def without_unused_keys(values: Mapping[str, Any], kept: Container[str]) -> dict
 
 
 def _nearest_preset(name: str) -> str:
-    """Return a suggestion of presets whose names contain the given one, such as `grpo`, or else are spelt like it."""
+    """Return a suggestion of presets whose names contain the given one, such as `grpo`, or are spelt similarly."""
     holding = [preset for preset in PRESETS if name.lower() in preset]
     return f"; did you mean {' or '.join(holding)}?" if holding and name else nearest(name, list(PRESETS))
 

@@ -35,7 +35,7 @@ class GroupStatistics:
     std_n: Tensor
     """Standard deviation with ddof=1; 0 in a group of one."""
     count_n: Tensor
-    """Number of items, as floats."""
+    """Number of items in the group, as a float."""
     deviation_n: Tensor
     """Value minus mean; exactly 0 if std_n is."""
 
@@ -54,7 +54,7 @@ def group_statistics(values_n: Tensor, groups_n: Tensor) -> GroupStatistics:
     deviation_n = values_n - mean_g[index_n]
     std_g = (total(deviation_n.square()) / (count_g - 1).clamp(min=1)).sqrt()
     largest_g = torch.ones_like(mean_g).scatter_reduce(0, index_n, values_n.abs(), "amax")
-    # Clear deviations that are only rounding: a term that divides by the deviation would make advantages of them.
+    # Clear deviations that are only rounding errors, because dividing by them would turn them into advantages.
     differ_g = std_g > ROUNDING * largest_g
     std_g = torch.where(differ_g, std_g, 0.0)
     deviation_n = torch.where(differ_g[index_n], deviation_n, 0.0)

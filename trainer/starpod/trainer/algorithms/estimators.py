@@ -83,7 +83,7 @@ class ReinforcePlusPlusBaseline(Estimator):
 
 
 class GiGPO(Estimator):
-    """The `gigpo` estimator: episodes are compared within their group, and turns with others in the same state."""
+    """The `gigpo` estimator: episodes are compared within their group, and turns with other turns in the same state."""
 
     gigpo: GiGPOConfig = GiGPOConfig()
 

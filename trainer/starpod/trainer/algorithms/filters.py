@@ -80,7 +80,7 @@ def select(config: FilterConfig, scores: Sequence[float], *, without: Container[
     candidates = [index for index, score in enumerate(scores) if index not in without and score > ZERO]
     ranked = sorted(candidates, key=lambda index: -scores[index])
     if config.strategy == "top_fraction":
-        # Subtract 1e-9: a product such as 0.07 * 100 is slightly above the intended whole number.
+        # Subtract 1e-9, because a product such as 0.07 * 100 is slightly above the intended whole number.
         return sorted(ranked[: math.ceil(config.value * len(scores) - 1e-9)])
     best = [scores[index] for index in ranked]
     return sorted(ranked[: _shortest_prefix(best, config.value * sum(best) - SLACK)])

@@ -64,7 +64,7 @@ def kl_divergence(estimator: Literal["k1", "k2", "k3"], logprobs: Tensor, ref_lo
         return difference
     if estimator == "k2":
         return difference.square() / 2
-    # Use expm1: exp(-d) - 1 is imprecise near d = 0, where the result is about d^2 / 2.
+    # Use expm1, because exp(-d) - 1 is imprecise near d = 0, where the result is about d^2 / 2.
     return (-difference).expm1() + difference
 
 

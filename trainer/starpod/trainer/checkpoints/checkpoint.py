@@ -90,7 +90,7 @@ class Checkpoints:
     ) -> Path:
         """Save the state after iteration `step`, remove surplus checkpoints, and return the new folder.
 
-        Checkpoints of later steps are removed as well: they exist if the run went back to an earlier step.
+        Checkpoints of later steps are removed as well. They exist if the run went back to an earlier step.
 
         Args:
             step: Number of finished iterations.

@@ -1,6 +1,6 @@
 """Resumption of a run, and checks of its configuration.
 
-The model cannot change. The task and the estimator can only change with `--change`.
+A resumed run keeps its model. Its task and estimator can only be changed with `--change`.
 """
 
 from __future__ import annotations

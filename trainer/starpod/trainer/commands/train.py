@@ -125,7 +125,7 @@ def train(
 
 
 def _check_memory(config: Config) -> int:
-    """Print the estimated memory as comments below the configuration. Raises UsageError if it cannot fit."""
+    """Print the estimated memory as comments below the configuration. Raises UsageError if the run cannot fit."""
     import transformers
 
     from starpod.trainer.engines.base import EngineError

@@ -261,7 +261,7 @@ class Batch:
         return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device), images)
 
     def unpack(self, block: Sequence[int]) -> Unpacked:
-        """Return the places of the results of `pack(block)`."""
+        """Return the positions in the batch of the results of `pack(block)`."""
         places = [self._places[index] for index in block]
         rows = sorted({place.row for place in places})
         inside = torch.zeros(len(rows), self.mask_BT.shape[1], dtype=torch.bool)

@@ -77,7 +77,7 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     """The environment's side data."""
     agent_id: str = ""
-    """The speaker."""
+    """Name of the agent that speaks."""
     attempt: int = 0
     """Number of the attempt, from 0. An attempt leads from the episode's start to an end. Only some scripts have
     several."""
@@ -103,7 +103,7 @@ class Turn:
 
     @property
     def reward(self) -> float:
-        """Sum of the parts."""
+        """Sum of the reward's `parts`."""
         return sum(self.parts.values())
 
     @property
@@ -288,7 +288,7 @@ class Spent:
     """Number of forks."""
 
     def add(self, turns: Sequence[Turn], *, sampled: int) -> None:
-        """Count turns that were played. The last `sampled` of them were sampled, and the others repeated."""
+        """Count turns that were played. The last `sampled` of them were sampled, and the others replayed."""
         self.steps += sum(bool(turn.actions) for turn in turns)
         self.tokens += sum(len(turn.reply) for turn in turns[len(turns) - sampled :])
 

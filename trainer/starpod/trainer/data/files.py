@@ -87,7 +87,7 @@ def branching_groups(path: Path | str) -> list[Group]:
 
 
 def episode_files(path: Path | str) -> list[Path]:
-    """Return the file itself; for a folder, all its *.jsonl and *.jsonl.gz by name; for a run, those in its `episodes`.
+    """Return a file itself, all *.jsonl and *.jsonl.gz of a folder sorted by name, or those in a run's `episodes`.
 
     Raises BadEpisodes if there are none.
     """
@@ -104,7 +104,7 @@ def episode_files(path: Path | str) -> list[Path]:
 
 
 def _read(path: Path) -> Iterator[tuple[int, Episode]]:
-    """Yield line numbers and episodes."""
+    """Yield the line number and the episode of each line."""
     number = 0
     try:
         with _open(path, "rt") as file:

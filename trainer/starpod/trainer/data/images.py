@@ -22,7 +22,7 @@ MARK = "\ufffc"
 """Placeholder for an image in a text: Unicode's object replacement character."""
 
 NOT_A_MARK = "\ufffd"
-"""Replacement for that character in texts of environments."""
+"""Replacement for MARK in the texts of environments."""
 
 INDEX_BITS = 12
 """Number of low bits of an id that hold the position in its image. The next 48 bits are from the image's hash. An id is

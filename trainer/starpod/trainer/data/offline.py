@@ -15,7 +15,7 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
     """Return the groups in the files of `replay.offline`.
 
     Args:
-        path: A file or folder of episodes; "": there are none.
+        path: A file or folder of episodes; "" means none.
         seeds: Ranges of seeds, some of which are held out.
 
     Raises:

@@ -41,7 +41,7 @@ class Information:
     deviation: float
     """Standard deviation of log p(Z_i) over samples."""
     z_score: float
-    """Mutual information divided by a deviation."""
+    """Mutual information divided by a standard deviation; see `information`."""
     retrieval: Mapping[int, float]
     """For k = 1, 2, 4, 8, the share of samples whose own prompt is among the k under which they are likeliest."""
     chance: Mapping[int, float]

@@ -157,7 +157,7 @@ def _attempts(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the mean sum per episode of each named reward part; empty if there is only the environment's reward."""
+    """Return the mean over episodes of each reward part's sum; empty if there is only the environment's reward."""
     names = {name for episode in episodes for turn in episode.turns for name in turn.parts}
     if names <= {"environment"}:
         return {}

@@ -216,7 +216,7 @@ class SlotCache:
         return states[:, 0]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the rows' keys and values, [R, key-value heads, 1, width], and return those of all slots."""
+        """Write the rows' keys and values, [R, key-value heads, 1, width], and return all slots' keys and values."""
         cached_keys, cached_values = self.layers[layer]
         for cached, new in ((cached_keys, keys), (cached_values, values)):
             cached.view(-1, self.width).index_copy_(0, self._writes, new.reshape(-1, self.width))
@@ -252,7 +252,7 @@ class SlotCache:
         return out.reshape(rows, self.heads, self.width)
 
     def _one_query(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        """Compute rows of one slot with one query each: rows take the place of heads that share the keys."""
+        """Compute rows of one slot with one query each, by passing rows as heads that share the keys."""
         rows, shared = block.last - block.first, self.heads // self.key_value_heads
         query = query[block.first : block.last].reshape(rows, self.key_value_heads, shared, self.width)
         query = query.transpose(0, 1).reshape(self.key_value_heads, rows * shared, 1, self.width)

@@ -54,8 +54,8 @@ class VllmServer:
     """Client of one server that retries calls and raises readable errors.
 
     Failed calls are retried, because they are idempotent except for those of a broadcast. A call without an answer is
-    not repeated: the server either works on it or hangs. Health checks ask the engine core, which answers between two
-    steps. The server alone would report itself healthy even if its core hangs.
+    not repeated, because the server either works on it or hangs. Health checks ask the engine core, which answers
+    between two steps. The server alone would report itself healthy even if its core hangs.
 
     Attributes:
         breaks: Number of lost connections.

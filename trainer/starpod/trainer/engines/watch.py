@@ -74,7 +74,7 @@ class Watch:
     async def _keep_looking(self) -> NoReturn:
         """Check the process until it fails.
 
-        Time is counted in checks, not by a clock: during a stall of the event loop, answers may arrive unnoticed.
+        Time is counted in checks and not by a clock, because answers may arrive unnoticed while the event loop stalls.
         """
         silent = 0.0
         answer: asyncio.Future[object] | None = None

@@ -108,9 +108,9 @@ def gather(weights: Iterable[tuple[str, Tensor]]) -> None:
 def write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write config.json and safetensors to `folder`, which appears complete or not at all.
 
-    All weights are gathered even if writing fails. Tied weights are written under all of their names: on a CPU, vLLM
-    keeps a reordered copy of the output layer, and renews it only if that layer's name is among the reloaded ones. The
-    dtype is that of `weights_of`.
+    All weights are gathered even if writing fails. Tied weights are written under all of their names, because on a CPU,
+    vLLM keeps a reordered copy of the output layer, and renews it only if that layer's name is among the reloaded ones.
+    The dtype is that of `weights_of`.
     """
     dtype = dtype or compute_dtype(model)
     weights = weights_of(model, dtype)

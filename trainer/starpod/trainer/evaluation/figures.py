@@ -20,9 +20,9 @@ from starpod.trainer.section import ConfigError
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return metrics of episodes as JSON values. A metric without data is None.
 
-    episodes, starts: number of episodes, and of their start states. failed: number of episodes that the infrastructure
-    failed. No other metric includes them. success, success_low, success_high: share of episodes that solved their task,
-    and its 95 % interval (Wilson's;
+    episodes, starts: number of episodes, and of their start states.
+    failed: number of episodes that the infrastructure failed. No other metric includes them.
+    success, success_low, success_high: share of episodes that solved their task, and its 95 % interval (Wilson's;
         with several episodes per start, for the effective number of episodes).
     return_mean, return_low, return_high: mean return of the environment's own reward, and the 95 % interval of the
         mean over starts (Student's).

@@ -123,7 +123,7 @@ def open_eyes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _read_images(trunk: Any, arguments: Any, values: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Embed the ids of a trunk's inputs if there are images among them."""
+    """Embed a trunk's input ids if some of them are of images."""
     ids = values.get("input_ids")
     if ids is None or not (ids < 0).any():
         return None

@@ -193,7 +193,7 @@ class View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or options.max_height
         warnings = self._warnings(width)
-        # Print the address outside the panels: terminals only turn it into a link if no border interrupts it.
+        # Print the address outside the panels, because terminals only turn it into a link if no border interrupts it.
         told = f"live: {self.site}" if self.site else ""
         site = [told[start : start + width] for start in range(0, len(told), width)]
         spent = len(site) + 5 + (len(warnings) + 2 if warnings else 0)

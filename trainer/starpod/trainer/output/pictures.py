@@ -70,7 +70,7 @@ def write_pictures(path: Path, drawn: Mapping[Shown, Sequence[bytes]]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     index = []
     try:
-        # Store without compression: pictures are already compressed.
+        # Store without compression, because pictures are already compressed.
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
             for shown, frames in drawn.items():
                 names = [f"{sha256(frame).hexdigest()[:16]}.png" for frame in frames]

@@ -315,7 +315,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return done.stdout.strip()
 
     try:
-        # Check that git tracks the folder: a package may be installed inside an unrelated repository.
+        # Check that git tracks the folder, because a package may be installed inside an unrelated repository.
         if not git("ls-files", "."):
             return None
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}

@@ -100,7 +100,7 @@ def headline(
 
 
 def wall_seconds(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> float:
-    """Return the seconds recorded at the end of the run, or those until the last line of metrics.
+    """Return the run's duration in seconds, as recorded at its end, or otherwise until the last line of metrics.
 
     An unfinished run is timed from its start; a resumed one from its first line of metrics.
     """
@@ -236,7 +236,7 @@ def evaluation(evaluations: Sequence[Mapping[str, Any]], lines: Sequence[Mapping
 def environments(
     lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], final: Mapping[str, Any] | None
 ) -> str:
-    """Return the section with each of several environments; "" for a run with one."""
+    """Return the section about each environment of the run; "" for a run with only one."""
     measured = [(summary["step"], summary["environments"]) for summary in evaluations if summary.get("environments")]
     if not measured:
         return ""

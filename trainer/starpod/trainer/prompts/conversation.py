@@ -92,14 +92,14 @@ class Template:
         return list(self._first(system, user))
 
     def following(self, user: str, reply: Sequence[int]) -> list[int]:
-        """Return the ids between `reply` and the next one: the user's turn and the generation prompt.
+        """Return the ids between `reply` and the next reply: the user's turn and the generation prompt.
 
         If the reply was cut off before its end token, the ids begin with that token, which is not trained on.
         """
         return self._closing(reply, self._next(user))
 
     def following_messages(self, messages: Sequence[Mapping[str, str]], reply: Sequence[int]) -> list[int]:
-        """Return the ids between `reply` and the next one, with messages of any roles instead of a user's turn."""
+        """Return the ids between `reply` and the next reply, with messages of any roles instead of a user's turn."""
         return self._closing(reply, self._encode_messages(messages))
 
     def following_text(self, before: str, whole: str, reply: Sequence[int]) -> list[int] | None:
@@ -323,7 +323,7 @@ def part_start(turn: int, *, window: int, pinned: int, overlap: int) -> int:
 
 
 class Conversation:
-    """One episode's conversation: `ask`, sample and `answer` are repeated for each turn.
+    """One episode's conversation. For each turn, call `ask`, sample a reply, and call `answer`.
 
     While the context only grows, each prompt extends the previous one by the sampled reply and the next message. With a
     window, a single turn, or a template that rewrites the past, each turn is a fresh sample instead. Past replies are
@@ -391,7 +391,7 @@ class Conversation:
     def answer(self, reply: Sequence[int], finish: Finish, text: str) -> None:
         """Record the sampled ids of a reply and its text, decoded by `Template.decode`.
 
-        Raises ValueError if nothing was asked, or if a reply with finish "stop" does not end with a stop id: the policy
+        Raises ValueError if nothing was asked, or if a reply with finish "stop" does not end with a stop id. The policy
         has to learn that id, so engines must return it.
         """
         if self._asked is None:

@@ -40,7 +40,7 @@ MOST_ACTIONS = 256
 """Default limit of a reply's actions, because servers limit the number of actions per step."""
 
 _MARKERS = (*TAGS, "<|im_start|>", "<|im_end|>")
-"""Deleted from the text between the tags, but not inside JSON objects."""
+"""Markers that are deleted from the text between the tags, but not inside JSON objects."""
 
 
 @dataclass(frozen=True, slots=True)

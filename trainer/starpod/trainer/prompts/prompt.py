@@ -23,8 +23,8 @@ OPENING = "You are an agent in an environment. You act turn by turn, and after e
 
 
 def without_old_window(values: Mapping[str, Any], context: object) -> dict[str, Any]:
-    """Return the values of a prompt section without window, pinned and overlap if `context` (None: unchanged) is a
-    different context."""
+    """Return a prompt section's values without window, pinned and overlap if `context` changes the context; None does
+    not."""
     kept = dict(values)
     if context not in (None, kept.get("context", "full")):
         for name in ("window", "pinned", "overlap"):

@@ -17,7 +17,7 @@ from starpod.trainer.section import Section
 _REPEATED = 5
 """Number of texts in a collection that count as its most repeated ones."""
 _MOSTLY_RIGHT = 0.7
-"""A text with at least this score may be repeated."""
+"""A text with at least this score may be repeated without penalty."""
 
 
 class ReasoningConfig(Section):

@@ -42,7 +42,7 @@ def check_installed(config: EnvironmentConfig) -> None:
 
 
 def server_words(environment: str, serve: Sequence[str]) -> str:
-    """Return the arguments with which `starpod ui` gets a server like that of a run with these `serve` arguments."""
+    """Return arguments that make `starpod ui` start the same server as a run with these `serve` arguments."""
     match serve:
         case []:
             return f"--serve {shlex.quote(environment)}"

@@ -15,8 +15,8 @@ def chance(mass: float, below: float, tries: int) -> float:
 
 
 def weight(mass: float, below: float, tries: int) -> float:
-    """Return p / q of a score, policy over search. It is also the ratio of each reply with this score, because the
-    search does not choose among those."""
+    """Return the weight p / q of a score, policy over search. Each reply with this score has the same weight, because
+    the search does not choose among such replies."""
     return mass / chance(mass, below, tries)
 
 

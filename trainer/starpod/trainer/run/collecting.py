@@ -233,7 +233,7 @@ class Collecting:
         return config.collect.groups * min(steps, max(config.stop.iterations - step, 0))
 
     def _drop_stale(self, collected: Collected, version: int) -> int:
-        """Remove groups that are too old, which occur if a run is resumed with a smaller bound. Return their number."""
+        """Remove and count groups that are too old. They occur if a run is resumed with a smaller bound."""
         oldest = version - self.settings.now.collect.max_staleness
         fresh = [group for group in collected.groups if oldest_version(group, version) >= oldest]
         dropped = len(collected.groups) - len(fresh)

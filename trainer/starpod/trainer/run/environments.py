@@ -45,7 +45,7 @@ class Served:
             if through % 500 == 0:
                 screen.phase(f"demonstration {through:,} of {len(seeds):,}")
 
-        # Read the file first: an unusable one is reported before minutes of play.
+        # Read the file first, so that an unusable one is reported before minutes of play.
         read = await self._read(config)
         collected = await collect_demonstrations(
             self.fleet,

@@ -75,7 +75,7 @@ class Persistence:
         self._finished = self._progress(), self._held.collecting.ahead.admitted
 
     def begin_update(self) -> None:
-        """Stop rescues until the step is over, because its weights are between two versions."""
+        """Disable rescues until the step is over, because the weights are now between two versions."""
         self._weights_are_whole = False
 
     def finish_step(self) -> None:
@@ -103,7 +103,7 @@ class Persistence:
         ahead = held.collecting.ahead
         in_play = [group for share in self._parallel.gather_objects(ahead.state(admitted)) for group in share]
         if self._parallel.is_main:
-            # Omit the score of an older evaluation: it was measured with other weights.
+            # Omit the score of an older evaluation, because it was measured with other weights.
             score = progress["success"] if progress["evaluated"] == step else None
             state = {
                 **progress,
@@ -132,7 +132,7 @@ class Persistence:
     def rescue(self, error: Exception) -> None:
         """Save the last finished step after an error, if the weights are whole.
 
-        With several ranks this needs an error that all of them have, such as RankFailed or CollectionFailed.
+        With several ranks, this only works for an error that all ranks raise, such as RankFailed or CollectionFailed.
         """
         alike = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed)
         if not (self._weights_are_whole and alike):
@@ -146,7 +146,7 @@ class Persistence:
             if isinstance(error, Interrupted):
                 raise  # there is no other error to report
             self._screen.warn(str(problem))
-        # Wait until rank 0 has saved: torchrun kills all ranks if one fails.
+        # Wait until rank 0 has saved, because torchrun kills all ranks if one fails.
         self._parallel.barrier()
 
     # --- resuming -----------------------------------------------------------------------------------------------------

@@ -209,7 +209,8 @@ class Run:
             self.scorer.begin(self.learner.by_agent[""].policy)
         self.warm_start.over = True
         self.persistence.finish_step()
-        # Time limits apply to training: a run whose imitation used up the limit would not be trained at all.
+        # Time limits apply to training, because otherwise imitation could use up the limit and leave nothing for
+        # training.
         self.progress.restart_clock()
 
     def begin_step(self) -> None:

@@ -64,7 +64,7 @@ class WarmStart:
         Raises:
             Interrupted: A signal came. The policies are in the state between two steps.
         """
-        # Play the references first: one that cannot play here is reported before minutes of imitation.
+        # Play the references first, so that one that cannot play here is reported before minutes of imitation.
         self.references = self.references or await self._held_out.play_references()
         if self._config.warm_start.steps:
             await self._imitate()

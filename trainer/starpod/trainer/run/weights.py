@@ -11,7 +11,7 @@ from starpod.trainer.parallel import Parallel
 
 
 class EngineWeights:
-    """Updates of an engine's weights, with pauses of an engine that sleeps during passes of the policy.
+    """Updater of an engine's weights. It also pauses an engine that sleeps while the policy uses the GPU.
 
     Args:
         policy: The policy that is trained.

@@ -24,7 +24,7 @@ class _Ratios(NamedTuple):
     """Log-ratios of scorer to sampler."""
 
     sums_BK: Tensor
-    """Sum over each turn."""
+    """Sum of the log-ratios of each turn."""
     table: TurnTable
     """The turns."""
 

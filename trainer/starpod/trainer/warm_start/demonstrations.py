@@ -332,7 +332,7 @@ class DemonstrationWriter:
             yield replace(next(own[name]), speaker=name)
 
     def _judged(self, demonstration: Demonstration) -> Iterable[Said]:
-        """Return each turn as a proposal with a verdict. A random half are rejected, and the turn is proposed again.
+        """Return each turn as a proposal with a verdict. A random half is rejected and proposed again.
 
         The verdicts only teach the format, because nobody has judged which proposals are right.
         """
