@@ -66,7 +66,7 @@ def environment_works() -> Iterator[None]:
 
 
 def measured(function: Callable[[], R]) -> Callable[[], R]:
-    """Return the function so that its time, on any thread, counts towards the call of this context."""
+    """Wrap the function so that its time, on any thread, counts towards the current call."""
     timing = _present.get()
     if timing is None:
         return function

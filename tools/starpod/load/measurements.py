@@ -147,7 +147,7 @@ ErrorKey = tuple[int, str, str]
 
 @dataclass(slots=True)
 class ServerTime:
-    """Sums over `calls` calls of the times in seconds that servers report about themselves."""
+    """Times that servers report for calls, in seconds, summed over `calls` calls."""
 
     calls: int = 0
     environment: float = 0.0

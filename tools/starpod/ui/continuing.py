@@ -40,7 +40,7 @@ class Branch:
     episode: Episode
     """Record from the start of the episode, including the turns before the continuation."""
     turn: int
-    """Number of turns before the continuation."""
+    """Number of the episode's turns before the continuation."""
     luck: Luck
 
     @property
@@ -71,7 +71,7 @@ class Branches:
     policy: str
     """Description of the policy for readers, such as "random actions"."""
     turn: int
-    """Number of turns before the state."""
+    """Number of the episode's turns before the state."""
     game: Game
     """Game that was forked, or in which the episode was replayed."""
     lines: list[Branch]

@@ -48,7 +48,7 @@ class Member:
 
     @property
     def parent(self) -> tuple[int, int] | None:
-        """Number of the member that a tree search branched off, and how many turns both share; None: no parent."""
+        """Number of the member from which a tree search branched this one, and the number of shared turns, or None."""
         member, turns = self.episode.get("parent") or (None, 0)
         return None if member is None else (member, turns)
 

@@ -33,7 +33,7 @@ class UnsupportedSpace(Exception):
 
 
 def is_picture(space: Space[Any]) -> bool:
-    """Return whether it is a uint8 Box of height x width x 3, and not just a small board of three layers."""
+    """Return whether a space is a uint8 Box of height x width x 3, and not just a small board of three layers."""
     return (
         isinstance(space, Box)
         and space.dtype == np.uint8

@@ -20,8 +20,7 @@ _ARGUMENTS = (16, 24, 32)
 _NEW_THREAD = 0x00010000
 _X32 = 0x40000000
 _NEXT_NUMBER = 470
-"""First call number that Linux 6.18 does not have. Calls of later kernels are absent until somebody has reviewed
-them."""
+"""First call number that Linux 6.18 does not have. Calls of later kernels count as absent until they are reviewed."""
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 # Number of each call on x86_64 and on aarch64 (-1: it does not exist there).

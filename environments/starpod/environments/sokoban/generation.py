@@ -14,8 +14,8 @@ from .solver import search
 MAX_ROOMS = 2_000
 """Maximum number of rooms that one reset tries before it raises OptionsError."""
 MAX_RESET_STATES = 2_500_000
-"""Maximum number of states that the searches of one reset visit before it raises OptionsError: about ten seconds. 2000
-rooms of 6x6 take 100,000 states."""
+"""Maximum number of states that the searches of one reset visit before it raises OptionsError, after about ten seconds.
+2000 rooms of 6x6 take 100,000 states."""
 MAX_REVERSE_STATES = 50_000
 """Maximum number of states of one reverse play. The published rooms need a few hundred. On large boards the play stops
 here, and its room is still solvable."""

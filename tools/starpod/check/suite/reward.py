@@ -309,7 +309,7 @@ async def _expect_less(probe: Probe, policy_name: str, other: PolicyResults) -> 
 
 
 def _exceeds(left: Sequence[float], right: Sequence[float]) -> bool:
-    """Return whether the first returns are significantly higher, start by start."""
+    """Return whether the `left` returns are significantly higher in a comparison start by start."""
     differences = [a - b for a, b in zip(left, right, strict=True)]
     return fmean(differences) > MIN_ERRORS * stdev(differences) / math.sqrt(len(differences)) + 1e-9
 

@@ -45,7 +45,7 @@ class Tagger(Protocol):
 
 
 def load_tagger(name: str = "") -> Tagger:
-    """Return a tagger, whose data is loaded with the first title.
+    """Return a tagger. It loads its data when it tags the first title.
 
     Args:
         name: `textblob` or an installed spaCy model. By default en_core_web_sm if it is installed, else textblob.

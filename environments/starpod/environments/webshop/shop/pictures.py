@@ -1,4 +1,4 @@
-"""Drawn pictures of products, for use without network: two tones, a shape and the category's sign."""
+"""Drawn pictures of products, for use without a network: two tones, a shape and the category's sign."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Maker:
         return has
 
     def _prices(self, line: Line) -> list[float]:
-        """Choose no price, one, or both ends of a range, which a few records list in the wrong order."""
+        """Draw no price, one price, or the ends of a range. A few records list the ends in the wrong order."""
         random = self._random
         drawn = random()
         if drawn < 0.09:
