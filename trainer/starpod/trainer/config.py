@@ -357,7 +357,8 @@ class Config(Section):
 
     @property
     def in_stages(self) -> tuple[Config, ...]:
-        """Configuration of each stage in order, followed by the one that applies after the last stage."""
+        """Configuration of each stage in order, then the unchanged configuration, which applies after the last
+        stage."""
         return (*self._in_stages, self)
 
     @property

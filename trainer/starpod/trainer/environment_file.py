@@ -39,7 +39,7 @@ _IMITATED, _COLLECTED = 12_288, 81_920
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A configuration as plain values, and what was found out about the environment."""
+    """A configuration as plain values, and facts about the environment."""
 
     values: dict[str, Any]
     path: Path

@@ -114,8 +114,8 @@ class Parallel:
     def share(self, blocks: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
         """Yield this rank's blocks, and whether each one counts.
 
-        Passes through a sharded model are collective, so all ranks make the same number. A rank without a block left
-        repeats the first one, and its loss must be multiplied by 0.
+        Passes through a sharded model are collective, so all ranks make the same number of them. A rank without a block
+        left repeats the first one, and its loss must be multiplied by 0.
         """
         for first in range(0, len(blocks), self.world):
             index = first + self.rank
@@ -130,7 +130,8 @@ class Parallel:
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is true on any rank. It makes all ranks act on what one saw, such as a signal."""
+        """Return whether the flag is true on any rank. All ranks can then act on an event that one rank saw, such as a
+        signal."""
         return any(self.gather_objects(flag))
 
     def gather_objects(self, item: Item) -> list[Item]:
@@ -419,7 +420,8 @@ def _sharded(model: nn.Module) -> Iterable[FSDPModule]:
 def reshard(model: nn.Module) -> None:
     """Release the parameters that a pass gathered.
 
-    After a pass without backward, the root's are still gathered, but the optimiser only knows the shards.
+    After a pass without backward, the root module's parameters are still gathered, but the optimiser only knows the
+    shards.
     """
     for module in _sharded(model):
         module.reshard()

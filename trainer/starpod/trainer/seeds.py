@@ -1,7 +1,7 @@
 """Seeds of start states for each purpose, and seeds of random streams.
 
 Training, warm start, selection and final evaluation use ranges of start states that do not overlap. No evaluation
-contains trained start states, and the final one contains none that chose its checkpoint.
+contains trained start states, and the final one contains none that were used to choose its checkpoint.
 """
 
 from __future__ import annotations

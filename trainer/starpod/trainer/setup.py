@@ -160,7 +160,7 @@ async def _build_collectors(
     engine: Engine,
     stack: contextlib.AsyncExitStack,
 ) -> list[Collector[EngineAgents]]:
-    """Return the collector of each stage in order, followed by the one that applies after the last stage."""
+    """Return one collector per stage in order, then one with the unchanged configuration."""
     playing: Wrap = lambda agents: agents  # noqa: E731
     if config.collect.agent.command:
         playing = await stack.enter_async_context(load_programs()(config.collect.agent))
@@ -198,7 +198,7 @@ async def _build_collectors(
 def _want(config: Config, facts: Facts, *, image: bool) -> Want:
     """Return what observations must carry besides text. image: whether the policy sees images.
 
-    Turn scorers pool visits of the same state, and are compared with the environment's scores.
+    Turn scorers pool visits of a state by its key, and their scores are compared with the environment's.
     """
     scorer = config.scorer.kind
     return Want(

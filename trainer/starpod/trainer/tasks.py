@@ -28,7 +28,7 @@ OWN_KEYS = {
 
 
 class MixedEnvironment(EnvironmentConfig):
-    """One of several environments: the keys of `environment`, and what differs for it from the run's other sections."""
+    """One of several environments: the keys of `environment`, and its changes to the run's other sections."""
 
     id: str = Field(description="Name, as `starpod list` shows it.")
     weight: float = Field(

@@ -173,7 +173,7 @@ class Learner:
                 checked.
             scale: Factor of the loss.
             rate: Factor of the learning rates.
-            record: Receives what the update does with each token.
+            record: Receives each token's ratio and clipping.
 
         Raises:
             LogprobGap: Sampler and trainer differ too much.

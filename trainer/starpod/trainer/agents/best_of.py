@@ -34,7 +34,7 @@ class BestOfAgents(EngineAgents):
 
 
 class BestOf(EngineAgent):
-    """Agent that plays the best of several replies. The first reply is the one that plain sampling would give."""
+    """Agent that plays the best of several replies. The first reply equals that of plain sampling."""
 
     _shared: BestOfAgents
 

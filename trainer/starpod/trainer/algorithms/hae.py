@@ -30,7 +30,7 @@ class Hierarchical:
 
 
 def stages(blocks_BT: Tensor) -> Tensor:
-    """Return the stage of each token by its block: int64 [B, T]. An ill-formed reply is all action."""
+    """Return the stage of each token by its block: int64 [B, T]. All tokens of an ill-formed reply act."""
     of_block = torch.tensor([*(_STAGES.get(name, LOW) for name in BLOCKS), LOW], device=blocks_BT.device)
     return of_block[blocks_BT]  # index -1 is the last one
 

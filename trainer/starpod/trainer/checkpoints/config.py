@@ -8,7 +8,7 @@ from starpod.trainer.section import Section
 
 
 class CheckpointConfig(Section):
-    """When checkpoints are saved, and which are kept."""
+    """Interval of checkpoints, and which of them are kept."""
 
     every: int = Field(default=25, ge=1, description="Iterations between checkpoints; the last one is always saved.")
     keep: int = Field(default=2, ge=1, description="Newest ones to keep.")

@@ -97,7 +97,7 @@ def _same(field: FieldInfo, other: FieldInfo | None) -> bool:
 def choices(annotation: Any, default: Any, differs: bool, named: Sequence[str] | None = None) -> str:
     """Return the default, and other possible values if there is a choice.
 
-    differs: whether presets give the key different values. named: choices of a text; None: those of the type.
+    differs: whether presets give the key different values. named: choices for a text; None means those of the type.
     """
     shown = show(default) + (f" in {DEFAULT_PRESET}" if differs else "")
     found = list(named or kinds(annotation))

@@ -210,7 +210,7 @@ class Episode:
 
     @property
     def kind(self) -> str:
-        """Name of the task, or else of the environment. Batch statistics only combine episodes of one kind."""
+        """Name of the task, or otherwise of the environment. Batch statistics only combine episodes of one kind."""
         return self.task or self.environment
 
     @property

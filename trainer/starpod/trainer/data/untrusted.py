@@ -37,7 +37,7 @@ def open_regular(path: Path | str) -> IO[bytes]:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return a file's bytes. Raises OSError as `open_regular`, and BadData for more than `most` bytes."""
+    """Return a file's bytes. Raises OSError like `open_regular`, and BadData for more than `most` bytes."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -46,7 +46,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def open_text(path: Path | str) -> IO[bytes]:
-    """Open a file of lines, decompressed if its name ends in .gz. Raises OSError as `open_regular`."""
+    """Open a file of lines, decompressed if its name ends in .gz. Raises OSError like `open_regular`."""
     file = open_regular(path)
     return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if str(path).endswith(".gz") else file
 

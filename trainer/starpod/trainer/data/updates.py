@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # pages read these records without torch
     from starpod.trainer.data.batch import Batch
 
 TRAINED, BELOW, ABOVE = 1, 2, 4
-"""Marks of a token: it has a weight in the loss; a lower or an upper bound stopped its gradient."""
+"""Marks of tokens with a weight in the loss, and of tokens whose gradient a lower or an upper bound stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class TokenRecord:
 
 
 class UpdateRecord:
-    """Collector of what an update does with each token. With several passes over a token, the last one counts."""
+    """Collector of each token's ratio and clipping in an update. With several passes over a token, the last one
+    counts."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None

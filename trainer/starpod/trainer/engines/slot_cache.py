@@ -102,7 +102,7 @@ class _Block:
     first: int
     last: int
     slot: int
-    """The slot of all rows; in a dense block, the slot of the first row, and each further row has the next slot."""
+    """The slot of all rows; in a dense block, the slot of the first row, and each following row has the next slot."""
     keys: int
     mask: Tensor
     """Mask to add to the attention scores, [rows, keys]."""

@@ -155,7 +155,7 @@ def _under_all_names(weights: Iterable[tuple[str, Tensor]], model: nn.Module) ->
 
 
 def _adapters(layer: Any, weight: Tensor) -> Tensor:
-    """Return the sum of the active PEFT adapters' changes of a layer's weight."""
+    """Return the sum of the active PEFT adapters' changes to a layer's weight."""
     delta = torch.zeros_like(weight, dtype=torch.float32)  # `weight` may have a lower precision
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:

@@ -11,7 +11,7 @@ from starpod.trainer.section import Section
 
 
 class EvaluationConfig(Section):
-    """Interval and size of evaluations, and the reference policies beside them."""
+    """Interval and size of evaluations, and reference policies to compare with."""
 
     every: int = Field(default=25, ge=0, description="Iterations between evaluations; 0: only before and after.")
     episodes: int = Field(

@@ -28,8 +28,7 @@ from starpod.trainer.seeds import Purpose
 class HeldOut:
     """Player of held-out start states with the run's collectors. Raises Interrupted at a signal.
 
-    In all stages, evaluations use the configuration that applies after the last stage. scorer: chooses among replies if
-    `best_of` is on.
+    In all stages, evaluations use the run's unchanged configuration. scorer: chooses among replies if `best_of` is on.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class HeldOut:
         """Play one episode per seed of each task.
 
         Args:
-            purpose: Which held-out seeds.
+            purpose: Purpose whose held-out seeds are played.
             streams: Name of the random streams of the replies. Two evaluations with the same streams differ by their
                 policy, not by chance.
             what: What is evaluated, for the screen.

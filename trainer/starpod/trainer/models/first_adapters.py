@@ -1,4 +1,4 @@
-"""Reference policy of a model with adapters: a copy of its first adapters instead of a second model."""
+"""Reference policy of a model with adapters: a copy of the initial adapters instead of a second model."""
 
 from __future__ import annotations
 

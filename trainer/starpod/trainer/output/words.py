@@ -188,7 +188,7 @@ def final_line(final: Mapping[str, Any]) -> str:
 def after_the_best(
     final: Mapping[str, Any] | None, evaluations: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Return the last evaluation if the run continued after the checkpoint of the final evaluation, else None.
+    """Return the latest evaluation if the run continued after the checkpoint of the final evaluation, else None.
 
     A run that collapses ends far below its best checkpoint. Its final evaluation alone would hide the collapse.
     """

@@ -50,7 +50,7 @@ class Parsed:
     thought: str | None
     """The stripped reasoning; None if the tags are missing or thinking is off."""
     actions: tuple[str, ...]
-    """Actions in order. The environment's own actions are in its spelling, others as they were written."""
+    """Actions in order. The environment's own actions are in its spelling, and others are as they were written."""
     unknown: tuple[str, ...]
     """Actions that the environment does not list; empty if it lists none. They are sent nevertheless, because the
     environment decides whether an action is valid."""

@@ -23,8 +23,7 @@ OPENING = "You are an agent in an environment. You act turn by turn, and after e
 
 
 def without_old_window(values: Mapping[str, Any], context: object) -> dict[str, Any]:
-    """Return a prompt section's values without window, pinned and overlap if `context` changes the context; None does
-    not."""
+    """Return a prompt section's values, without window, pinned and overlap if `context` differs (None: unchanged)."""
     kept = dict(values)
     if context not in (None, kept.get("context", "full")):
         for name in ("window", "pinned", "overlap"):

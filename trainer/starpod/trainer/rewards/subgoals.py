@@ -26,7 +26,7 @@ class SubgoalsConfig(Section):
 
 
 def is_inconsistent(view: TurnView) -> bool:
-    """Return whether a turn claims to keep its subgoal but names another one than the speaker's previous turn."""
+    """Return whether a turn claims to keep its subgoal but names a different one from the speaker's previous turn."""
     turn, before = view.turn, view.previous
     if before is None or turn.switches or "subgoal" not in turn.blocks:
         return False

@@ -15,8 +15,8 @@ def chance(mass: float, below: float, tries: int) -> float:
 
 
 def weight(mass: float, below: float, tries: int) -> float:
-    """Return the weight p / q of a score, policy over search. Each reply with this score has the same weight, because
-    the search does not choose among such replies."""
+    """Return the weight p / q of a score, policy over search. All replies with this score have this weight, because the
+    search does not choose among them."""
     return mass / chance(mass, below, tries)
 
 

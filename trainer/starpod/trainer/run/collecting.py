@@ -65,7 +65,7 @@ class Collecting:
     """Collector of each step's groups: plays them, as early as the staleness bound allows, or takes them from files.
 
     Args:
-        collectors: One per stage in order, followed by the one that applies after the last stage.
+        collectors: One per stage in order, then one with the unchanged configuration.
         offline: If given, take P of these groups per step instead of playing any. They are reshuffled at each pass,
             with the run's seed.
     """
@@ -96,7 +96,7 @@ class Collecting:
 
     @property
     def collector(self) -> Collector[EngineAgents]:
-        """Collector that applies after the last stage."""
+        """Collector with the unchanged configuration, which applies after the last stage."""
         return self.collectors[-1]
 
     @property

@@ -47,7 +47,7 @@ class Settings:
     """The configuration of the current stage.
 
     Attributes:
-        whole: The configuration that applies after the last stage.
+        whole: The unchanged configuration, which applies after the last stage.
     """
 
     def __init__(self, config: Config) -> None:

@@ -29,7 +29,7 @@ class TurnScorer(ABC):
         config: The scorer's configuration.
         model: A policy with the same architecture as the trained one.
         lr: Learning rate.
-        micro_batch_tokens: Maximum number of tokens of a forward pass.
+        micro_batch_tokens: Maximum number of tokens per forward pass.
         temperature: Temperature of sampling.
     """
 
