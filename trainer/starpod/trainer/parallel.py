@@ -130,8 +130,7 @@ class Parallel:
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is true on any rank. All ranks can then act on an event that one rank saw, such as a
-        signal."""
+        """Return whether the flag is true on any rank. All ranks can then act on one rank's signal."""
         return any(self.gather_objects(flag))
 
     def gather_objects(self, item: Item) -> list[Item]:

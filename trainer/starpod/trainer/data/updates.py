@@ -70,8 +70,7 @@ class TokenRecord:
 
 
 class UpdateRecord:
-    """Collector of each token's ratio and clipping in an update. With several passes over a token, the last one
-    counts."""
+    """Collector of each token's ratio and clipping in an update. After several passes over a token, the last counts."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
