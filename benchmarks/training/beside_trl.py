@@ -61,7 +61,7 @@ EPISODES = 128
 EVALUATED = ("step", "success", "success_low", "success_high")
 """Figures of an evaluation that the result file keeps."""
 FOR_EVER = 10_000
-"""Number of iterations of a run that its time limit ends."""
+"""Number of iterations of a run that ends by its time limit."""
 EVERY = 10
 """Number of our iterations between two evaluations."""
 ALONE = 8

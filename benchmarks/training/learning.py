@@ -431,7 +431,7 @@ METRICS = {
     "mixture": (EVALUATION, *(f"{EVALUATION}/{name}" for name in ("bandit", "frozen_lake", "sokoban"))),
     "webshop": (RETURN, EVALUATION),
 }
-"""Metrics of the picture, if success is not enough."""
+"""Metrics to show in the picture, if success alone is not enough."""
 BY_COST = {
     "attempts",
     "blocks",

@@ -7,7 +7,7 @@ The documents are made up: words follow a power law, with lengths and repetition
 documents). Queries are words of a document. `starpod` is the whole search from text to ranking, without the query
 cache. The other ways start from the terms. bm25s and tantivy are measured if installed, up to --peers documents: bm25s
 with our terms and parameters, tantivy with its English analyzer. Times are of one thread, and `cpu` excludes other
-programs. same_top_10: share of queries whose first ten results are Lucene's, which starpod's always are.
+programs. `same_top_10` is the share of queries whose first ten results are Lucene's, which starpod's always are.
 """
 
 from __future__ import annotations

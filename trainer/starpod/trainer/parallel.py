@@ -33,8 +33,8 @@ TIMEOUT = timedelta(hours=2)
 
 _Inbox = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]
 _idle: list[_Inbox] = []
-"""Inboxes of idle threads, which are reused. A fresh thread for each piece of work has its own malloc arena, and the
-process grew by over a gigabyte in each update of SmolLM2."""
+"""Inboxes of idle threads, which are reused. A fresh thread for each piece of work would have its own malloc arena,
+which made the process grow by over a gigabyte in each update of SmolLM2."""
 MOST_IDLE = 4
 """Approximate number of idle threads to keep. It may be exceeded if several finish at once."""
 _under_way: set[Future[Any]] = set()

@@ -55,7 +55,7 @@ class _Rounds:
 
     groups: list[Group] = field(default_factory=list)
     uniform: list[Group] = field(default_factory=list)
-    """Groups that dynamic sampling rejected because all returns are the same."""
+    """Groups that dynamic sampling rejected because all of their returns are equal."""
     collected: list[Collected] = field(default_factory=list)
     stale: int = 0
     """Number of groups that were dropped because they were too old."""
