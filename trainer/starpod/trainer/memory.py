@@ -47,7 +47,7 @@ class Item:
 
     what: str
     size: float
-    """Bytes."""
+    """Size in bytes."""
     keys: str = ""
     """Configuration keys that lower it."""
     phase: str = ""

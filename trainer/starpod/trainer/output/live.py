@@ -250,7 +250,7 @@ class View:
         )
 
     def _progress(self) -> tuple[float, str]:
-        """Return the progress, as the larger of the shares of time and steps, and both in words."""
+        """Return the progress, which is the larger of the shares of time and steps, and a text with both."""
         shares = [0.0]
         parts = [f"step {self.step}" + (f"/{self.total}" if self.total else "")]
         if self.total:

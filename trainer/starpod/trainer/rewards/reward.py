@@ -199,7 +199,8 @@ class Rewards:
     def judge(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
         """Return the reward parts of a verdict that sent another turn's actions.
 
-        It does not get the actions' reward, but the part "verdict" pays for a right decision. Raises RewardError.
+        A verdict does not get the actions' reward, but its part "verdict" pays for a right decision. Raises
+        RewardError.
         """
         parts = self.score(turn, None, episode)
         if self.config.verdict and transition is not None:

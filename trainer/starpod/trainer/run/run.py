@@ -339,7 +339,7 @@ class Run:
         self.persistence.save()
 
     async def evaluate(self) -> None:
-        """Play the start states that choose the best checkpoint, and at step 0 also the reference policies."""
+        """Evaluate on the seeds that select the best checkpoint; at step 0, also evaluate the reference policies."""
         self.interrupts.raise_if_requested()
         await self.sync()
         references = None
