@@ -83,7 +83,7 @@ class Layout:
         return self._refuse_template_errors(lambda: self.template.text(turns, tools if self._takes_tools else ()))
 
     def following(self, messages: Sequence[Message], reply: Sequence[int]) -> list[int]:
-        """Return the ids that follow a reply, for new messages, none of which are the assistant's."""
+        """Return the token ids that append new messages to a reply. None of the messages may be the assistant's."""
         turns = self._merge_roles(
             [("user" if message.role == "system" else message.role, message.text) for message in messages]
         )

@@ -52,7 +52,7 @@ Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def error_class(error: StarpodError) -> str:
-    """Return one of requirements.CLASSES. An error without a reason of the protocol came from the transport."""
+    """Return one of requirements.CLASSES. An error with any other reason, or none, is a transport error."""
     return ERROR_CLASSES.get(error.reason, "transport")
 
 

@@ -1,4 +1,4 @@
-"""A time limit for idle connections of HTTP servers that exceeds the limit in clients' connection pools."""
+"""A time limit for idle HTTP connections. It is longer than the limit of clients' connection pools."""
 
 from __future__ import annotations
 

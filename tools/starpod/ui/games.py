@@ -256,7 +256,12 @@ class Games:
         return list(self._steps.get(address, ()))
 
     async def spec(self, environment: str) -> pb.EnvironmentSpec:
-        """Return the newest version of an environment. Raises NotPossible if no server hosts it, StarpodError."""
+        """Return the spec of an environment's newest version.
+
+        Raises:
+            NotPossible: No server hosts the environment.
+            StarpodError: No server can be reached or used.
+        """
         specs = await (await self.fleet()).describe()
         if not specs:
             raise Unreachable(f"No server at {self.address} can be reached now: is it still running?")

@@ -82,7 +82,7 @@ def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -
 
 
 def check_model(config: Config) -> None:
-    """Refuse a model that cannot be loaded, that the engine does not support, or that cannot see its images.
+    """Refuse a model that cannot be loaded, is unsupported by the engine, or cannot read the images in its prompts.
 
     Raises ConfigError and ModelError.
     """

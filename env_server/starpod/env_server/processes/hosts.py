@@ -164,7 +164,7 @@ def expect_playable(episode: Episode) -> None:
 
 
 def _rehearse(episode: Episode) -> None:
-    """Try on a copy what may be called next: text rendering and all valid actions, beginning with named actions.
+    """Render and play on a copy of the episode: all text modes, then named actions and valid actions.
 
     Experts and scores are not tried, because they may search, and a search in a forged state may not end.
     """

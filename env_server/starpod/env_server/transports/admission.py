@@ -49,7 +49,7 @@ _RETRY_SECONDS = 1.0
 
 
 class OpenCalls:
-    """Count and limit of the contract's open calls over all transports. Calls with a valid token are admitted.
+    """Counter of open contract calls over all transports, with a limit. Only calls with a valid token are admitted.
 
     A call is open once its headers have arrived, even if its request never does. At most `limit` calls are open; if
     several tenants have tokens, each may have half of them.

@@ -121,7 +121,7 @@ class Sokoban(Environment):
         return self._cached_plan[state]
 
     def score(self) -> float:
-        """Return the mean of the share of boxes on targets and of 1 / (1 + lower bound of the remaining pushes)."""
+        """Return half the share of boxes on targets plus half of 1 / (1 + lower bound of the remaining pushes)."""
         board = self.board
         share = len(self.boxes & board.targets) / len(self.boxes)
         pushes = sum(board.pushes.get(box, math.inf) for box in self.boxes)

@@ -182,7 +182,7 @@ class EchoTrap:
         ]
 
     def _take(self, signal: Signal, value: float) -> bool:
-        """Record a value. Return whether the start is complete and there is something to compare."""
+        """Record a value. Return whether there are enough values to compare the latest ones with the start."""
         if not math.isfinite(value):
             if not signal.rises:
                 return False
@@ -197,7 +197,10 @@ class EchoTrap:
         return len(track.latest) == self._config.window
 
     def _ratio(self, name: str) -> float | None:
-        """Return the ratio to the start; None if there is nothing to compare or the start is zero."""
+        """Return the median of a metric's latest values, divided by its mean at the start.
+
+        It is None if there are too few values or the mean at the start is not positive.
+        """
         track = self._tracks[name]
         if len(track.start) < self._config.start_steps or len(track.latest) < self._config.window:
             return None

@@ -252,7 +252,7 @@ class SlotCache:
         return out.reshape(rows, self.heads, self.width)
 
     def _one_query(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        """Compute rows of one slot with one query each, by passing rows as heads that share the keys."""
+        """Compute attention for rows of one slot, with one query each, by passing rows as heads that share the keys."""
         rows, shared = block.last - block.first, self.heads // self.key_value_heads
         query = query[block.first : block.last].reshape(rows, self.key_value_heads, shared, self.width)
         query = query.transpose(0, 1).reshape(self.key_value_heads, rows * shared, 1, self.width)
@@ -265,7 +265,7 @@ class SlotCache:
         return out.reshape(rows, self.heads, self.width)
 
     def _many_queries(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        """Compute rows of one slot as the queries of one sequence."""
+        """Compute attention for rows of one slot by treating their queries as one sequence."""
         shared = self.heads // self.key_value_heads
         query = query[block.first : block.last, :, 0].transpose(0, 1)[None]
         keys, values = (

@@ -167,7 +167,10 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 @torch.no_grad()
 def folds_cleanly(model: nn.Module) -> bool:
-    """Return whether folding keeps the model's states: it must use only full attention and accept masks."""
+    """Return whether the model computes the same states with folding.
+
+    The model must use only full attention and accept masks.
+    """
     config = plain(model).config.get_text_config()
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         return False

@@ -118,7 +118,7 @@ class Policy(nn.Module):
         return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def tokens_read(self, samples: Sequence[list[int]]) -> int:
-        """Return the number of tokens that `score` reads, with padding. A common prefix may count only once."""
+        """Return the number of tokens that `score` reads, with padding. A common prefix counts once if it is folded."""
         if self.folds:
             return tokens_read(samples, width=self.width)
         return len(samples) * max(map(len, samples))

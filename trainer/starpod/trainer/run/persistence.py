@@ -71,7 +71,7 @@ class Persistence:
     # --- when weights are whole ---------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Remember the state of the run. Until the step's first gradient, an error loses no more than this step."""
+        """Remember the state of the run, so that a rescue before the step's first gradient loses only this step."""
         self._finished = self._progress(), self._held.collecting.ahead.admitted
 
     def begin_update(self) -> None:

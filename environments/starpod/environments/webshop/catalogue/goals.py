@@ -58,7 +58,8 @@ class Goals:
     """The goals of one kind, in their final order. The sequence is immutable and safe to use from many threads.
 
     Each instruction is one row of the columns. The row of a synthetic instruction has one goal per combination of its
-    product's options. Goals are made on access, so that a million of them take only megabytes.
+    product's options. Goals are made on access, so that a million of them take only megabytes. As in the
+    original WebShop, goals are shuffled once after they are built.
 
     Args:
         catalogue: the catalogue that the goals were built from.
@@ -66,10 +67,10 @@ class Goals:
         arrays: the columns, which may be memory-mapped:
             product int32[rows]: position in the catalogue.
             record int32[rows]: index of the product's human instruction.
-            first int64[rows + 1]: number of goals in earlier rows, before the shuffle.
+            first int64[rows + 1]: index of the row's first goal before the shuffle.
             cap float64[rows]: price_upper.
             weight float64[rows]: weight of each goal of the row.
-            order uint32[goals]: number of the goal before the shuffle.
+            order uint32[goals]: index of each goal before the shuffle.
             cumulative float64[goals]: cumulative sum of the weights.
             stream uint32: random state after the shuffle, from which selections draw.
     """

@@ -71,7 +71,11 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _pairs(purchased: str, goal: str) -> list[tuple[str, str]]:
-    """Return the pairs among three texts: the common words, and these followed by the other words of either side."""
+    """Return the pairs of texts to compare.
+
+    There are three texts: the common words, the purchased side's words and the goal's words. Each side's text begins
+    with the common words. Pairs with an empty text are left out.
+    """
     ours, theirs = _words(purchased), _words(goal)
     if not ours or not theirs:
         return []
