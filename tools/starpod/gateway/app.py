@@ -233,7 +233,7 @@ def _finite_float(text: str) -> float:
 
 
 class _HostGuard:
-    """ASGI application that refuses unknown host names. A class, because Starlette does not call functions as ASGI."""
+    """ASGI application that refuses unknown host names. Starlette does not call functions as ASGI applications."""
 
     def __init__(self, inner: ASGIApp, hosts: Collection[str]) -> None:
         self._inner = inner

@@ -247,7 +247,7 @@ class Lineage:
         return write_reply(message) if known is None else known.raw
 
     def _encode_anew(self, ask: Ask, text: str) -> list[int]:
-        """Return the prompt as ids. If the template never rewrites replies, known ones have their sampled ids."""
+        """Return the prompt as ids. If the template never rewrites replies, known replies keep their sampled ids."""
         if text:
             return self._template.encode(text)
         first = next((n for n, message in enumerate(ask.messages) if message.role == "assistant"), len(ask.messages))

@@ -71,7 +71,7 @@ class Choice:
     """Whether a reply may or must call a tool."""
 
     kind: Literal["auto", "none", "required"] = "auto"
-    """auto: as the model likes; none: not at all; required: in any case."""
+    """auto: the model decides; none: never; required: always."""
     name: str = ""
     """Name of the tool that must be called; empty: any."""
 
@@ -209,7 +209,7 @@ def count(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def refuse_given(body: Mapping[str, Any], **allowed: object) -> None:
-    """Raise Refused for unsupported fields. `allowed` has the one value of each that is accepted."""
+    """Raise Refused for unsupported fields. `allowed` maps each field to its only accepted value."""
     for name, value in allowed.items():
         if name in body and body[name] is not None and body[name] != value:
             raise bad_request(f"`{name}` is not supported by this gateway; leave it out", "unsupported_parameter")

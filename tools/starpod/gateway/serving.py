@@ -24,7 +24,7 @@ from starpod.trainer.prompts.conversation import Template
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """The settings of a gateway. None means the value of the model's run, or else a run's default."""
+    """The settings of a gateway. None means the value of the model's run, or the default if there is no run."""
 
     model: str
     """A run folder, a checkpoint, a Hugging Face model or smollm2."""

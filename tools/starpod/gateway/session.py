@@ -116,7 +116,7 @@ class Session:
     _lineage: Lineage = field(init=False)
     _answers: dict[bytes, asyncio.Future[Answer]] = field(default_factory=dict)
     _reserved: int = 0
-    """Number of replies that are being sampled or wait for it."""
+    """Number of replies that are being sampled or wait to be sampled."""
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class Session:
         self.tokens += len(replied.turn.reply)
 
     def close(self, why: str) -> None:
-        """Cancel replies that are being sampled, and refuse all requests except repetitions that have a reply."""
+        """Cancel replies that are being sampled, and refuse all requests except repeated ones that have a reply."""
         self.over = self.over or why
         for future in self._answers.values():
             future.cancel()

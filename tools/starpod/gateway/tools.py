@@ -34,7 +34,7 @@ class Parts(NamedTuple):
     """The reply without thought and calls."""
     calls: tuple[Call, ...]
     end: int = 0
-    """Number of characters of the reply up to the end of the last call; 0 without one."""
+    """Number of characters of the reply up to the end of the last call; 0 without calls."""
 
 
 def parse_reply(raw: str, *, tools: bool, most_calls: int | None = None) -> Parts:

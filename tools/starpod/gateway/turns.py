@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class Turns:
-    """Admits a few callers at the same time. Waiting sessions are served in rotation, each one's calls in order.
+    """Admits a few callers at the same time. Waiting sessions are served in rotation, each session's calls in order.
 
     Args:
         at_once: Number of callers that may be inside.

@@ -20,7 +20,7 @@ from starpod.client.errors import StarpodError
 from starpod.load.plan import Stage
 
 MAX_NANOSECONDS = 3_600_000_000_000
-"""The highest latency that a histogram distinguishes (an hour); longer ones count as this."""
+"""The highest latency that a histogram distinguishes (an hour). Longer latencies count as an hour."""
 DIGITS = 3
 
 ANY_TIME = ("open", "close", "renew")
@@ -167,7 +167,7 @@ def _doubles() -> array[float]:
 
 
 LatencyKey = tuple[int, str, bool]
-"""Server number, call name, and where the latency begins: at the sending (True) or when the call was due (False)."""
+"""Server number, call name, and whether the latency begins when the call was sent (True) or due (False)."""
 
 
 @dataclass(slots=True)
@@ -260,7 +260,7 @@ class Totals:
     """The sum of all generators' intervals."""
 
     latencies: defaultdict[tuple[str, bool], Histogram] = field(default_factory=lambda: defaultdict(Histogram))
-    """Latencies by call name and by whether they begin at the sending (see LatencyKey)."""
+    """Latencies by call name and by whether they begin when the call was sent (see LatencyKey)."""
     replicas: defaultdict[int, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
     """Latencies of steps by server, from when they were due."""
     steps: Counter[int] = field(default_factory=Counter)

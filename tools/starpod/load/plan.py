@@ -147,7 +147,7 @@ def arrivals(kind: Arrivals, rate: float, start: float, place: int, places: int,
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """The distribution of pauses before steps. Raises ValueError that lists the possible forms."""
+    """The distribution of pauses before steps. For invalid text, raises a ValueError that lists the valid forms."""
 
     text: str
 
@@ -214,7 +214,7 @@ def _draw_turns(actions: tuple[str, ...], seed: int) -> list[tuple[str]]:
 
 
 class Listed(Policy):
-    """Policy that plays random turns of one list, which all agents share and read from different places."""
+    """Policy that plays random turns of one list. All agents share the list and start at different places."""
 
     def __init__(self, turns: Sequence[tuple[str]], rng: random.Random) -> None:
         self._turns = turns
@@ -237,7 +237,7 @@ class Valid(Policy):
 
 
 class Expert(Policy):
-    """Policy that follows the environment's advice, and another policy where there is no advice."""
+    """Policy that follows the environment's advice, or another policy if there is no advice."""
 
     def __init__(self, fallback: Policy) -> None:
         self._fallback = fallback
@@ -306,7 +306,7 @@ def write_recording(path: Path, environment: str, episodes: Sequence[Mapping[str
 
 
 def read_recording(path: Path, environment: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the episodes of a recording. Raise ValueError if it is none, or one of another environment."""
+    """Return the episodes of a recording. Raise ValueError if it is invalid, or of another environment."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
         head, *episodes = [json.loads(line) for line in lines if line.strip()]

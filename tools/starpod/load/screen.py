@@ -44,7 +44,7 @@ class Screen:
             self._live = None
 
     def watch(self, result: StageResult) -> None:
-        """Show the progress of a stage. To be called several times a second."""
+        """Show the progress of a stage. Call this several times a second."""
         now = time.monotonic()
         if result.stage is not self._stage:
             self._stage, self._last = result.stage, now - LINE_SECONDS + FIRST_LINE_SECONDS

@@ -95,7 +95,7 @@ class Sessions:
             self._loop.call_soon(self.open, session)
 
     def watch(self) -> None:
-        """End the run if no server was connected for a while, and count missed deadlines. To be called often."""
+        """End the run if no server was connected for a while, and count missed deadlines. Call this often."""
         now = clock()
         if any(server.ready for server in self.servers):
             self._unreachable_since = None

@@ -40,7 +40,7 @@ MOST = 50
 AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
 """Quantities that the x axis can show."""
 SMOOTHING = {"light": 30, "none": 0, "medium": 10, "strong": 4}
-"""Moving averages span the number of a curve's points divided by this; 0: no average. The first is the default."""
+"""Moving averages span a curve's number of points, divided by this; 0: no average. The first is the default."""
 METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
 """Metrics that are drawn by default, below the curve of evaluations."""
 SEEDS = 200
@@ -136,7 +136,7 @@ class View:
         return smooth(points, max(len(points) // divisor, 1)) if divisor else list(points)
 
     def query(self, path: str, runs: Sequence[Run], **changed: Any) -> str:
-        """Return the address of a page with these runs and settings. changed: query values that replace those."""
+        """Return the address of a page with these runs and settings. changed: query values to replace."""
         edges = {name: f"{edge:g}" for name, edge in zip(("from", "to"), self.between, strict=True)}
         values = {
             "run": [run.path for run in runs], "over": self.over, "smooth": self.smoothing, "log": list(self.log),
@@ -392,7 +392,7 @@ def _pairs(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _pair(first: Run, second: Run, reports: Sequence[dict[str, Any] | str]) -> dict[str, Any]:
-    """Compare two runs seed by seed. `problem` says why, if they cannot be compared.
+    """Compare two runs seed by seed. If they cannot be compared, `problem` says why.
 
     reports: final evaluation of each run, or why it has none.
     """

@@ -242,7 +242,7 @@ def continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple
 
 
 async def sessions_page(site: Site, request: Request) -> Response:
-    """List the sessions that a run plays now, with links to watch them. It reports them while this page is open."""
+    """List a run's current sessions, with links to watch them. The run reports them while this page is open."""
     run = site.run(request.query_params.get("run", ""))
     told = in_play(site.folder(run["path"])) if run["status"] == "running" else None
     call = ["starpod", "ui", str(site.index.folder), "--address", ",".join(told["servers"])] if told else []

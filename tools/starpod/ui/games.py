@@ -431,7 +431,7 @@ class Games:
 
 
 async def _follow(game: Game, episode: Episode, turns: int, luck: Luck) -> AsyncIterator[Turn]:
-    """Yield each turn that the caller must play in the game's session, and then one without actions.
+    """Yield each turn that the caller must play in the game's session, and then a turn without actions.
 
     Raises NotPossible if an observation of the session differs from that of the episode.
     """

@@ -45,9 +45,9 @@ SPARK = 60
 _SUMMARISED = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "notes.json")
 """Files from which the summary of a run is made."""
 _MOST_INTEGER = 2**62
-"""Maximum of integers in the index: those of SQLite have 64 bits."""
+"""Maximum value of integers in the index, because SQLite's integers have 64 bits."""
 _MOST_FLOAT = 1e300
-"""Maximum of a metric, so that sums of many values are finite."""
+"""Maximum value of a metric, so that sums of many values are finite."""
 
 
 class Indexer(threading.Thread):

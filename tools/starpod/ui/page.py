@@ -1,4 +1,4 @@
-"""Helpers of all pages: the site's state, templates, parsing of queries, and formatting of figures."""
+"""Helpers of all pages: the site's state, templates, parsing of queries, and formatting of numbers."""
 
 from __future__ import annotations
 
