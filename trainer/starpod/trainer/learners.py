@@ -55,7 +55,7 @@ class _Share:
 class Learners:
     """Learners of all agents' policies, each from the agent's own turns, with the interface of `Learner`.
 
-    Advantages are those of whole episodes, as for one policy. Means of the loss and mini-batches only contain the
+    Advantages are computed from whole episodes, as for one policy. Means of the loss and mini-batches only contain the
     agent's own tokens. All learners have the same configuration, without a critic. A metric `agents/<agent>/<metric>`
     belongs to one learner. `<metric>` is the mean over learners, or the maximum if its name ends in `_max`.
     """

@@ -90,10 +90,10 @@ class SeedsConfig(Section):
 
 
 class SeedCursor:
-    """Cursor over the seeds of a range. After the last one it begins again.
+    """Cursor over the seeds of a range. After the last seed it begins again.
 
     Attributes:
-        taken: Number of seeds handed out so far, which is the index of the next one.
+        taken: Number of seeds handed out so far, which is the index of the next seed.
 
     run_seed: offset of the first seed, at `start + run_seed * RUN_STRIDE` modulo the range, so that runs with different
     seeds play different start states.

@@ -14,7 +14,7 @@ import yaml
 MAX_DEPTH = 64
 """Maximum nesting of lists and mappings. PyYAML recurses, so without a limit a file of brackets crashes the process."""
 MAX_NODES = 100_000
-"""Maximum number of values in a document, with aliases expanded, because a bomb of aliases has billions."""
+"""Maximum number of values in a document, with aliases expanded, because nested aliases can expand to billions."""
 
 
 class YamlError(ValueError):

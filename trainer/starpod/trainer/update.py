@@ -189,7 +189,7 @@ class Learner:
         rate: float,
         record: UpdateRecord | None,
     ) -> dict[str, float]:
-        """Take the optimiser steps of an update. Arguments, metrics and exceptions are those of `learn`."""
+        """Take the optimiser steps of an update. Arguments, metrics and exceptions are the same as for `learn`."""
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = parameters["rate"] * rate
         metrics = dict(streams[0].metrics)

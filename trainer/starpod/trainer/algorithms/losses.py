@@ -23,9 +23,9 @@ from starpod.trainer.data.batch import RolloutBatch
 def token_weights(mask_BT: Tensor, average: str, *, max_length: int) -> Tensor:
     """Return float32 weights [B, T], 0 where the mask is False. Rows without a token do not count.
 
-    average: `token-mean`, every token counts the same (DAPO); `seq-mean-token-mean`, every episode does (GRPO);
-    `seq-mean-token-sum`, the mean over episodes of the sum over tokens; `seq-mean-token-sum-norm`, that sum divided by
-    the constant `max_length` (Dr. GRPO). Raises ValueError for another name.
+    average: `token-mean`, every token counts the same (DAPO); `seq-mean-token-mean`, every episode counts the same
+    (GRPO); `seq-mean-token-sum`, the mean over episodes of the sum over tokens; `seq-mean-token-sum-norm`, that sum
+    divided by the constant `max_length` (Dr. GRPO). Raises ValueError for another name.
     """
     weights_BT = mask_BT.float()
     length_B = weights_BT.sum(1, keepdim=True)
@@ -117,7 +117,7 @@ def stretch_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, stretches_BT: Tenso
 def turn_bounds(
     config: TurnClipConfig, clip_low: float, clip_high: float, turns_BT: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return how far each token's ratio may fall below and rise above 1, for kind `decay`: two [B, T].
+    """Return how far each token's ratio may fall below and rise above 1, for kind `decay`: two tensors [B, T].
 
     The bounds of turn k are clip * decay^k, or entry k of a list. Turns beyond a list use its last entry.
     """
@@ -173,7 +173,7 @@ def clipped_loss(
 ) -> PolicyLoss:
     """Return the clipped loss -min(rho A, clip(rho, 1 - low, 1 + high) A) at each token.
 
-    For A < 0 it is at most dual_clip |A| (arXiv 1912.09729). low, high: one number each, or [B, T].
+    For A < 0 it is at most dual_clip |A| (arXiv 1912.09729). low, high: one number each, or tensors [B, T].
     """
     ratio_BT = log_ratio_BT.exp()
     low, high = (bound if isinstance(bound, Tensor) else ratio_BT.new_tensor(bound) for bound in (low, high))

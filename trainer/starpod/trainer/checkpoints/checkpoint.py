@@ -311,7 +311,7 @@ def _check(path: Path, expected: Mapping[str, Any]) -> None:
 
 
 def _scores(folders: Iterable[Path]) -> dict[Path, float]:
-    """Return the scores of the checkpoints that can be read and have one."""
+    """Return the scores of the readable checkpoints that have a score."""
     scores = {}
     for folder in folders:
         with contextlib.suppress(OSError, _Damaged):

@@ -128,7 +128,7 @@ class Turn:
             self.info["reward_parts"] = parts
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values, including the reward for readers. `from_json` is the inverse."""
+        """Return JSON values, including the reward, for people who read them. `from_json` is the inverse."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"reward": self.reward}
         return values | {name: base64.b64encode(getattr(self, name)).decode() for name in ("state_key", "image")}
 
@@ -407,7 +407,7 @@ def episodes_of(groups: Sequence[Group]) -> list[Episode]:
 
 
 def branches_of(groups: Sequence[Group]) -> list[Episode]:
-    """Return the branches that can be trained on: those of states whose branches have different returns."""
+    """Return the branches that can be trained on. The branches of a state must have different returns."""
     kept = []
     for group in groups:
         states = siblings_of(group.branches).values()

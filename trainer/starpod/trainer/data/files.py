@@ -14,7 +14,7 @@ from typing import IO, cast
 from starpod.trainer.data.episode import Episode, Group
 
 LEVEL = 1
-"""Compression level. Compared with 9, it takes a ninth of the time, and files are a sixth larger."""
+"""Compression level. Compared with level 9, it takes a ninth of the time, and files are a sixth larger."""
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
 EVALUATION = ("eval-", "final-")

@@ -1,4 +1,4 @@
-"""Rules that stop a run that no longer learns. The bounds are those of RAGEN-2 (arXiv:2604.06268)."""
+"""Rules that stop a run that no longer learns. The bounds are taken from RAGEN-2 (arXiv:2604.06268)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from starpod.trainer.parallel import reshard, whole
 COMPONENTS = ("task", "entropy", "kl")
 POOLED = CreditTerm(unit="agent", score="reward", scale="std")
 OWN = CreditTerm(unit="agent", score="reward", scale="std", key=("agent",))
-"""Advantages of an agent: its reward compared with that of all agents (POOLED) or with its own rewards (OWN) in the
+"""Advantages of an agent: its reward compared with all agents' rewards (POOLED) or with its own rewards (OWN) in the
 group."""
 
 

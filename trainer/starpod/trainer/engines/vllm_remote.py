@@ -37,7 +37,7 @@ LOOK_SECONDS = 5.0
 """Interval of the health checks of a server with pending calls."""
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
-"""First and longest wait in seconds before a call is retried; each wait is twice as long as the previous one."""
+"""First and longest wait in seconds before a call is retried; each wait is twice as long as the one before."""
 _BUSY = (
     "/collective_rpc",
     "/init_weight_transfer_engine",
@@ -116,7 +116,7 @@ class VllmServer:
         return await self._ask(call, path, 0 if once else self._retries)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """Send a GET request and return the decoded JSON body. Errors are those of `post`."""
+        """Send a GET request and return the decoded JSON body. Raises the same errors as `post`."""
         options: Any = {"params": query or {}}
         return await self._ask(lambda: self._client.get(path, cast_to=object, options=options), path, self._retries)
 

@@ -63,7 +63,8 @@ def lay_out_plainly(tokens_BT: Tensor) -> Layout:
 def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int = SHORTEST) -> Layout:
     """Fold right-padded rows with common prefixes if that is less work; otherwise lay them out separately.
 
-    The estimate depends on `width`, that of the hidden states. `shortest` is the minimum length of a folded prefix.
+    The estimate depends on `width`, the width of the hidden states. `shortest` is the minimum length of a
+    folded prefix.
     """
     padded = tokens_BT.tolist()
     rows = [ids[:length] for ids, length in zip(padded, lengths_B.tolist(), strict=True)]

@@ -88,7 +88,7 @@ class Policy(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """Size of the output layer; at least that of the tokenizer."""
+        """Size of the output layer. It is at least the size of the tokenizer's vocabulary."""
         return int(plain(self.model).config.get_text_config().vocab_size)
 
     @property
@@ -134,7 +134,7 @@ class Policy(nn.Module):
         entropy: bool = False,
         values: bool = False,
     ) -> Scores:
-        """Score the sampled tokens of sequences. Common prefixes are computed once if that pays (see folding.py).
+        """Score the sampled tokens of sequences. Common prefixes are computed once if that saves time (see folding.py).
 
         Args:
             tokens_BL: Token ids, right-padded.

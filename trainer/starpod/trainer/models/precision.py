@@ -42,7 +42,7 @@ def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = F
 
 
 def compute_dtype(model: nn.Module) -> torch.dtype:
-    """Return the type in which passes run: the one set by `compute_in`, otherwise that of the weights."""
+    """Return the type in which passes run: the one set by `compute_in`, otherwise the type of the weights."""
     dtype: torch.dtype = getattr(plain(model), "compute_dtype", None) or next(model.parameters()).dtype
     return dtype
 
@@ -67,7 +67,7 @@ def output_layer(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def kept_in_float32(model: nn.Module) -> set[int]:
-    """Return the Python ids of the weights that are not rounded: those of a float32 output layer."""
+    """Return the Python ids of the weights that are not rounded, which belong to a float32 output layer."""
     float32 = getattr(plain(model), "float32_logits", False)
     return {id(parameter) for parameter in head_of(model).parameters()} if float32 else set()
 

@@ -56,7 +56,7 @@ def patches(image: bytes, pixels: int) -> Tensor:
 class ImageEmbedding(nn.Embedding):
     """Embedding of tokens and patches. A patch is embedded as an MLP of its pixels plus a learned position.
 
-    Raises ValueError if an image is not among those of `showing`.
+    Raises ValueError if `showing` does not provide an image.
     """
 
     def __init__(self, tokens: int, hidden: int, image: ImageConfig) -> None:
@@ -123,7 +123,7 @@ def open_eyes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _read_images(trunk: Any, arguments: Any, values: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Embed a trunk's input ids if some of them are of images."""
+    """Embed a trunk's input ids if some of them refer to images."""
     ids = values.get("input_ids")
     if ids is None or not (ids < 0).any():
         return None

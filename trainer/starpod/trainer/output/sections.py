@@ -171,7 +171,7 @@ PHONE = 344
 
 
 def for_each_width(draw: Callable[[int], str], *, widest: int = 1072) -> str:
-    """Return a chart in two widths, `widest` and that of a phone. The page's CSS chooses between them."""
+    """Return a chart in two widths: `widest`, and the width of a phone. The page's CSS chooses between them."""
     wide, narrow = draw(widest), draw(PHONE)
     return wide and f'<div class="roomy">{wide}</div><div class="tight">{narrow}</div>'
 

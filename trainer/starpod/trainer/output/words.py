@@ -163,7 +163,7 @@ def with_interval(summary: Mapping[str, Any]) -> str:
 
 
 def return_with_interval(summary: Mapping[str, Any]) -> str:
-    """Return the return of an evaluation, such as `0.61 (0.58 to 0.64)`."""
+    """Return the mean return of an evaluation, such as `0.61 (0.58 to 0.64)`."""
     text = show(summary.get("return_mean"))
     low, high = summary.get("return_low"), summary.get("return_high")
     return f"{text} ({show(low)} to {show(high)})" if low is not None and high is not None else text

@@ -66,7 +66,7 @@ class RewardError(Exception):
 
 
 class ShapingConfig(Section):
-    """A shaping function. A bare number is its weight, and the key FILE.py:NAME means the key NAME with that file."""
+    """A shaping function. A bare number is its weight. The key FILE.py:NAME means the key NAME with that file."""
 
     file: str = Field(default="", description="File that defines it; empty: an installed package registers it.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of its value.")

@@ -33,7 +33,7 @@ class Start:
     task: str = ""
     """Name of its task; "" if the run has only one."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options that replace those of the task."""
+    """Options that replace the task's options."""
     saved: SavedStart | None = None
     """State in which the episodes begin; None begins at the start state of `seed`."""
 

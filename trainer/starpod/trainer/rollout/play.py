@@ -16,7 +16,7 @@ MOST_TURNS = 1000
 """Maximum number of turns if neither the environment nor the task has a limit."""
 
 OWN_REWARD = Rewards(RewardConfig(format_penalty=0.0))
-"""The environment's own reward, with no penalty and no shaping."""
+"""The environment's own reward, without penalties and shaping."""
 
 
 async def play(

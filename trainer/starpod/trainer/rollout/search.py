@@ -245,7 +245,7 @@ class Beams:
     async def _score(
         self, brancher: Brancher, line: Line, others: Sequence[Line], depth: int
     ) -> tuple[float, Turn] | None:
-        """Play a reply and return its mean score with it; None if that failed. `others` replay it with other seeds."""
+        """Play a reply and return its mean score with it; None if this fails. `others` replay it with other seeds."""
         before = len(line.episode.turns)
         await brancher.play(line, 1)
         if len(line.episode.turns) == before or line.episode.failed:

@@ -1,4 +1,7 @@
-"""Importance weights of replies that a search chose: their probability under the policy over that under the search."""
+"""Importance weights of replies that a search chose.
+
+A weight is the reply's probability under the policy, divided by its probability under the search.
+"""
 
 from __future__ import annotations
 

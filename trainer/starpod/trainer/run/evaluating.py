@@ -59,7 +59,7 @@ class Evaluating:
         return self._config.checkpoint.keep_best and self._best_at == step
 
     async def play(self, progress: Progress, references: Mapping[str, Any] | None = None) -> None:
-        """Play the start states by which the best checkpoint is chosen.
+        """Play the start states that are used to choose the best checkpoint.
 
         references: metrics of reference policies by task and policy, for the first evaluation.
         """

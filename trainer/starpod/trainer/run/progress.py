@@ -20,7 +20,7 @@ class Progress:
     version: int = 0
     """Version of the policy; each update adds 1."""
     tokens: int = 0
-    """Number of tokens sampled in training, including those of a search."""
+    """Number of tokens sampled in training, including tokens that a search sampled."""
     _earlier: float = 0.0
     _since: float = field(default_factory=perf_counter)
 

@@ -53,7 +53,7 @@ class Parts:
     """The parts that a run is built from."""
 
     collectors: Sequence[Collector[EngineAgents]]
-    """One per stage in order, then one with the unchanged configuration."""
+    """One collector per stage in order, then one with the unchanged configuration."""
     learner: Learner | Learners
     sampler: Policy | Policies
     """The policy that the engine samples from. It is a copy if the policy is sharded, or updated while the engine

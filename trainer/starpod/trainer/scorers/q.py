@@ -68,7 +68,7 @@ class QScorer(TurnScorer):
         return {"scorer/loss": loss, "scorer/target_error": squared, "scorer/grad_norm": self._step()}
 
     def _read(self, batch: Batch, table: TurnTable, block: list[int]) -> tuple[list[int], Tensor, Tensor]:
-        """Return the rows with a part in a block, their turns' logits [R, K], and whether each turn is in the block."""
+        """Return a block's rows, their turns' logits [R, K], and whether each turn is in the block."""
         scores = self.model.score(*batch.pack(block), temperature=self.temperature, values=True)
         assert scores.values_N is not None
         unpacked = batch.unpack(block)
