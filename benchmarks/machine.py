@@ -73,7 +73,7 @@ def _commit() -> str:
 class Usage:
     """Resources used so far: CPU seconds of this process (own) and its descendants, and loopback bytes (wire).
 
-    The bytes are those of the whole machine in both directions, including headers.
+    The whole machine's bytes in both directions count, including headers.
     """
 
     own: float

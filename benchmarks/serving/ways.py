@@ -287,7 +287,7 @@ def _load(arguments: Sequence[str], options: Mapping[str, Any]) -> Run:
 async def _march(
     sessions: int, seconds: float, reset: Callable[[], Awaitable[None]], step: Callable[[int, str], Awaitable[None]]
 ) -> Measurement:
-    """Step all sessions together. The latency of a step is that of its batch; the first resets are not timed."""
+    """Step all sessions together. A step's latency is its batch's latency; the first resets are not timed."""
     await reset()
     waits: list[float] = []
     start = perf_counter()

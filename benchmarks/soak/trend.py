@@ -29,7 +29,7 @@ class Trend:
     mean: float
     slope: float  # of a least-squares line, per hour
     rise: float  # of that line from beginning to end
-    settled_rise: float  # from the median of the first quarter to that of the last one
+    settled_rise: float  # from the median of the first quarter to the median of the last quarter
     tolerance: float
     grows: bool
     """Both rises exceed the tolerance, and no quarter's median is below the previous one's by more than it."""

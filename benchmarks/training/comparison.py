@@ -23,7 +23,7 @@ from starpod.trainer.output.sections import curve
 from starpod.trainer.output.words import metric
 
 EVALUATION = "evaluation/success"
-"""Name, among metrics, of the success in evaluations.jsonl. `evaluation/success/NAME` is that of one environment."""
+"""Metric of the success in evaluations.jsonl. `evaluation/success/NAME` is the success in one environment."""
 RETURN = "evaluation/return"
 """Name, among metrics, of the environment's own return in evaluations.jsonl, such as the grade of a purchase."""
 _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "return")}

@@ -19,7 +19,7 @@ FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of every docstring of the sources, those of fields included."""
+    """Yield the place and the text of every docstring of the sources, including docstrings of fields."""
     for component in COMPONENTS:
         for file in sorted((ROOT / component / "starpod").rglob("*.py")):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""Fleet, the entry point of the client: opens sessions on many servers and recovers those of a lost server."""
+"""Fleet, the entry point of the client: opens sessions on many servers and recovers the sessions of a lost server."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ class Fleet:
         Args:
             sessions: the sessions to reset.
             seeds: one seed per session; None, for one or for all, lets the server draw it.
-            options: options of the environment; None keeps those of each session.
+            options: options of the environment; None keeps each session's options.
 
         Returns:
             The first observations, in order.

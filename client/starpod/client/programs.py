@@ -42,7 +42,7 @@ def started(what: str, *words: str, again: bool = False, variables: Mapping[str,
         words: the command and its options. The command must accept --end-with-stdin and print one line that ends with
             its address.
         again: restart the program at the same address if it ends early. The command must accept --port.
-        variables: environment variables to add to those of this process.
+        variables: environment variables to add to this process's variables.
 
     Raises:
         ServiceRefused: the program rejected its command line.

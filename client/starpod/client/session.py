@@ -139,7 +139,7 @@ class Session:
 
         Args:
             actions: one action, or several to execute in order until one ends the episode.
-            want: optional fields of the reply to this turn; None uses those of the session.
+            want: optional fields of the reply to this turn; None uses the session's fields.
 
         Returns:
             The transition. An action that the environment rejects is an outcome with `valid=False`, not an error.

@@ -78,8 +78,8 @@ def _place_of_class(environment: type[Environment]) -> str:
 
 
 Reference = tuple[str, ...]
-"""Location of a class for another process: module (or its file) and qualified name. If arguments follow, the name is
-that of a function that returns the class for these arguments."""
+"""Location of a class for another process: module (or its file) and qualified name. If arguments follow, they are
+for a function of this name, which returns the class."""
 
 
 def reference_to(environment: type[Environment]) -> Reference:

@@ -76,7 +76,7 @@ def expect_same(expected: Message, got: Message, what: str, fix: str = "") -> No
 
 
 def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, fix: str = "") -> None:
-    """Raise Unmet, naming the turn, unless the transitions are those of the undisturbed episode.
+    """Raise Unmet, naming the turn, unless the transitions equal the undisturbed episode's.
 
     `info` is not compared: a server may report in it how long a turn took.
     """

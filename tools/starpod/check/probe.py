@@ -439,7 +439,7 @@ class Probe:
     async def expect_script(
         self, handle: Handle, what: str, fix: str = "", before: Callable[[Turn], Awaitable[object]] | None = None
     ) -> None:
-        """Play the rest of the script. Raise Unmet unless the transitions are those of the undisturbed episode.
+        """Play the rest of the script. Raise Unmet unless the transitions equal the undisturbed episode's.
 
         before: is awaited with each turn before it is played, and may disturb the session.
         """

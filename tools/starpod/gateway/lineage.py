@@ -1,7 +1,7 @@
 """The token stream of a session: prompts extend the sampled tokens, and an edited history begins a branch.
 
 Every reply is a node. Its stream consists of the ids of its prompt and of its own ids as they were sampled. A request
-whose messages begin with those of a node and its reply extends that stream: only the new messages are encoded, and no
+whose messages begin with a node's messages and reply extends that stream: only the new messages are encoded, and no
 sampled id is decoded and encoded again. A request with another history begins a stream from its first id. Streams that
 share a beginning form a tree, and each sampled id is trained on only in the turn that sampled it.
 """

@@ -48,7 +48,7 @@ class Sampler:
     sampling: SamplingConfig
     seed: int = 0
     temperature: float | None = None
-    """Temperature of sampling; None: that of `sampling`."""
+    """Temperature of sampling; None: the temperature in `sampling`."""
 
     @property
     def template(self) -> Template:

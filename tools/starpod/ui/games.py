@@ -372,7 +372,7 @@ class Games:
             by: returns who played the turn with a given number.
 
         Raises:
-            NotPossible: the server's observations differ from those of the episode.
+            NotPossible: the server's observations differ from the episode's.
         """
         if episode.begun_at:
             raise NotPossible("The environment's expert began this episode, and its moves are not in the record.")
@@ -433,7 +433,7 @@ class Games:
 async def _follow(game: Game, episode: Episode, turns: int, luck: Luck) -> AsyncIterator[Turn]:
     """Yield each turn that the caller must play in the game's session, and then a turn without actions.
 
-    Raises NotPossible if an observation of the session differs from that of the episode.
+    Raises NotPossible if an observation of the session differs from the episode's observation.
     """
     reseeded, end = dict(luck), Turn(fresh=False, observation=episode.final_observation)
     for number, turn in enumerate([*episode.turns, end][: turns + 1]):

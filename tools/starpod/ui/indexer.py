@@ -214,7 +214,7 @@ def _stamps(folder: Path, locks: set[int]) -> list[Any]:
 
 @dataclass(slots=True)
 class _Bucket:
-    """The iterations of one point of the curves. Fields without a comment are those of the last iteration."""
+    """The iterations of one point of the curves. Fields without a docstring have the values of the last iteration."""
 
     count: int = 0
     """Number of iterations."""

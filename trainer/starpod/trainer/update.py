@@ -490,7 +490,7 @@ class Learner:
             scale: Factor of the loss.
             components: Components of the loss to include.
             single: Whether the update has only this step. Then this pass itself computes the log-probabilities that
-                ratios and corrections refer to, and those of `rollout` are not used.
+                ratios and corrections refer to, and `rollout`'s are not used.
             record: See `learn`.
         """
         algorithm = self.algorithm

@@ -48,7 +48,7 @@ class Step:
     Attributes:
         session_id, epoch, step_index: what the server expects; the owner keeps them up to date.
         actions: the actions of the turn.
-        want: optional fields of this turn's reply; None means those of the session.
+        want: optional fields of this turn's reply; None means the session's fields.
         plain: whether all actions are texts and `want` is None, so that the turn can travel as a row of columns.
     """
 

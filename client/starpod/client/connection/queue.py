@@ -282,7 +282,7 @@ class CallQueue:
         self._next_id += count
 
     def _refuse_unsendable(self, count: int) -> None:
-        """Remove and fail those of the first `count` ready steps whose text cannot be encoded as UTF-8."""
+        """Of the first `count` ready steps, remove and fail each one whose text cannot be encoded as UTF-8."""
         sendable, refused = [], []
         for step in self.ready_steps[:count]:
             try:

@@ -27,7 +27,7 @@ logger = logging.getLogger("starpod.client")
 class ServerPool:
     """The servers of a fleet: those at the given addresses and names, and the siblings that they list.
 
-    The arguments are those of Fleet.
+    The arguments are the same as for `Fleet`.
     """
 
     def __init__(

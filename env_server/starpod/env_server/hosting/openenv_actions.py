@@ -18,7 +18,7 @@ from starpod.v1.values import JSON, Action, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """Converter from Starpod's actions to those of the environment."""
+    """Converter from Starpod's actions to the environment's actions."""
 
     model: TypeAdapter[Any] | None
     """Type that its `step` takes; None if it takes only tool calls."""

@@ -138,7 +138,7 @@ def _told(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def _find(request: HostingRequest) -> str:
-    """Return the registered id, or that of `MODULE:ID` if a module registers it."""
+    """Return the registered id. For `MODULE:ID`, it is the id that the module registers."""
     module, _, name = request.name.rpartition(":")
     if module:
         import_named(request, module)

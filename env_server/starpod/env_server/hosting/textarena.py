@@ -119,7 +119,7 @@ class TextArenaEnvironment(Hosted):
 
 
 class TwoPlayerEnvironment(TextArenaEnvironment):
-    """Environment of two players in turn. A turn's reward is that of its player; at the end `info` has both."""
+    """Environment of two players in turn. A turn's reward is its player's; at the end `info` has both."""
 
     def agent_id(self) -> str:
         game = self.game

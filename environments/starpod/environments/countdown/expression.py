@@ -39,7 +39,7 @@ class Parsed:
 def parse(text: str) -> Parsed:
     """Parse `expression` or `expression = integer`. Raises Malformed.
 
-    Expressions are those of Python, but only with integers, + - * / // % **, signs and parentheses.
+    Expressions have Python's syntax, but only with integers, + - * / // % **, signs and parentheses.
     """
     if len(text) > MAX_LENGTH:
         raise Malformed(f"longer than {MAX_LENGTH} characters")

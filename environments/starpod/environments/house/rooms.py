@@ -108,7 +108,7 @@ def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: in
         rng: random state.
         tasks: the tasks to choose from.
         furniture: number of pieces of furniture besides fridge, microwave, sink, desk and target.
-        things: number of things besides those of the task.
+        things: number of things besides the task's things.
     """
     task = rng.choice(tasks)
     kinds = [*_ALWAYS, *rng.choices(_FURNITURE, k=furniture)]

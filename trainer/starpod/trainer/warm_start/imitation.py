@@ -53,8 +53,8 @@ class Imitation:
     def run(self, progress: Callable[[int, float], None] = lambda step, loss: None) -> None:
         """Take the remaining steps.
 
-        progress: called after each step with its number and its loss in nats per token. An exception from it ends the
-        run between two steps.
+        progress: called after each step with its number and its loss in nats per token. If it raises an
+        exception, the run ends between two steps.
         """
         while self.step < self._config.steps:
             loss = self._take_step()

@@ -1,4 +1,4 @@
-"""Alternative formats of a page: those of programs built on the original WebShop, and a compact one."""
+"""Alternative formats of a page: a compact format, and formats of programs built on the original WebShop."""
 
 from __future__ import annotations
 

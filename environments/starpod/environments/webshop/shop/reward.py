@@ -43,7 +43,7 @@ class Grade:
     """Name of the tagger that found the nouns."""
 
     def as_info(self) -> dict[str, Any]:
-        """Return the parts under the original WebShop's names; those of options only if the goal has options."""
+        """Return the parts under the original WebShop's names; option parts only if the goal has options."""
         names = ("r_type", "r_att", "w_att", "query_match", "category_match", "title_score")
         options = ("r_option", "w_option") if self.r_option is not None else ()
         return {name: getattr(self, name) for name in (*names, *options, "r_price", "w_price")}

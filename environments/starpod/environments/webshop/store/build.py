@@ -100,7 +100,7 @@ def _read_present(out: Path) -> Manifest | None:
 
 
 def _build_folder(out: Path, present: Manifest | None, key: str) -> Path:
-    """Return the folder to build in: that of an unfinished build with the same key, or a new one."""
+    """Return the folder to build in: the folder of an unfinished build with the same key, or a new one."""
     folder = out / ("data-2" if present is not None and present.data == "data-1" else "data-1")
     if _key_of(folder) != key:
         shutil.rmtree(folder, ignore_errors=True)
