@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -10,12 +11,8 @@ import pytest
 
 from starpod.env_server.temporary import LOCKED_WITHIN_SECONDS, PREFIX, _lock, remove_left_over
 
-KILLED = """
-import os, signal
-from starpod.env_server.processes.forking import warm_up
-warm_up()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+WARM = "from starpod.env_server.processes.forking import warm_up; warm_up()"
+KILLED = f"{WARM}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
 def aged(folder: Path) -> Path:
@@ -24,15 +21,21 @@ def aged(folder: Path) -> Path:
     return folder
 
 
-def test_a_killed_server_leaves_one_folder_and_the_next_one_removes_it(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(PREFIX) and list(left.iterdir()), "the fork server had its socket there"
-    remove_left_over(tmp_path)
-    assert left.exists(), "another process may be about to lock it"
-    while left.exists():  # the fork server holds the lock until it sees that its parent is gone
-        remove_left_over(aged(left).parent)
-        time.sleep(0.01)
+def test_a_killed_server_leaves_one_folder_and_the_next_one_removes_it() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": parent}, check=False)
+        (left,) = Path(parent).iterdir()
+        assert left.name.startswith(PREFIX) and list(left.iterdir()), "the fork server had its socket there"
+        remove_left_over(left.parent)
+        assert left.exists(), "another process may be about to lock it"
+        while left.exists():  # the fork server holds the lock until it sees that its parent is gone
+            remove_left_over(aged(left).parent)
+            time.sleep(0.01)
+
+
+def test_sockets_fit_beside_a_long_folder_of_temporary_files(tmp_path: Path) -> None:
+    (long := tmp_path / ("x" * 70)).mkdir()
+    subprocess.run([sys.executable, "-c", WARM], env={**os.environ, "TMPDIR": str(long)}, check=True)
 
 
 def test_folders_of_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

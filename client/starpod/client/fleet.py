@@ -22,7 +22,7 @@ from starpod.client.recovery.reset import PendingReset
 from starpod.client.recovery.state import BatchResult, SessionState
 from starpod.client.session import CLOSE_SECONDS, Session, options_struct
 from starpod.client.snapshot import Snapshot
-from starpod.client.transport import TLS, Backoff, Transport, as_addresses, expect_own_grpc
+from starpod.client.transport import TLS, Backoff, Transport, as_addresses, expect_own_grpc, note_fleet
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import Action
 
@@ -116,6 +116,7 @@ class Fleet:
     async def start(self) -> None:
         """Connect to the servers. If none of them can be used, raise their common error, or Unreachable."""
         expect_own_grpc()
+        note_fleet(self, is_open=True)
         self.loop = asyncio.get_running_loop()
         try:
             await self.pool.start(self.recovery)
@@ -135,6 +136,7 @@ class Fleet:
             await asyncio.wait(closing, timeout=CLOSE_SECONDS)
         await self.recovery.close()
         await self.pool.close()
+        note_fleet(self, is_open=False)
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
         """Return the spec of every hosted environment version, sorted by id, newest version first."""

@@ -8,6 +8,7 @@ import os
 import random
 import ssl
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +22,41 @@ FORKED = (
 )
 _GRPC_THREADS = frozenset(("event_engine", "grpc_global_tim", "lifeguard"))
 """Names of the threads that gRPC runs while there is any channel or server. A fork does not copy them."""
+_SETTLE_SECONDS = 5.0
+"""Maximum wait for gRPC's threads to end after the last fleet was closed. They usually take a few milliseconds."""
+_open_fleets: set[int] = set()
+_settled_by = 0.0
 _forks_grpc = _forked = False
+
+
+def note_fleet(fleet: object, *, is_open: bool) -> None:
+    """Note that a fleet was opened or closed, because a fork waits for gRPC to end after the last one was closed."""
+    global _settled_by
+    if is_open:
+        _open_fleets.add(id(fleet))
+    elif id(fleet) in _open_fleets:
+        _open_fleets.discard(id(fleet))
+        _settled_by = time.monotonic() + _SETTLE_SECONDS
+
+
+def _runs_grpc() -> bool:
+    for task in Path("/proc/self/task").iterdir() if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):  # a thread that has ended
+            if (task / "comm").read_text().strip() in _GRPC_THREADS:
+                return True
+    return False
 
 
 def _look_before_fork() -> None:
     global _forks_grpc
-    _forks_grpc = False
-    for task in Path("/proc/self/task").iterdir() if sys.platform == "linux" else ():
-        with contextlib.suppress(OSError):  # a thread that has ended
-            _forks_grpc |= (task / "comm").read_text().strip() in _GRPC_THREADS
+    while (_forks_grpc := _runs_grpc()) and not _open_fleets and time.monotonic() < _settled_by:
+        time.sleep(0.005)
 
 
 def _note_fork() -> None:
     global _forked
     _forked |= _forks_grpc
+    _open_fleets.clear()
 
 
 if sys.platform != "win32":

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 PREFIX = "starpod-server-"
+MAX_PARENT_BYTES = 64
+"""Longest name of the parent folder. The path of a Unix socket in the folder may have 107 bytes."""
 LOCKED_WITHIN_SECONDS = 60.0
 """A younger folder without a lock may belong to a process that is about to lock it."""
 
@@ -23,8 +25,11 @@ def own_folder() -> Path:
 
     A lock on the folder shows that its process is alive. Forked children share the folder and the lock.
     """
-    remove_left_over(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    parent = Path(tempfile.gettempdir())
+    if len(os.fsencode(parent)) > MAX_PARENT_BYTES:
+        parent = Path("/tmp")
+    remove_left_over(parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     _lock(folder)  # held until this process ends
     atexit.register(_remove, folder, os.getpid())
     return folder
