@@ -51,7 +51,7 @@ def check_tokens(path: str, groups: Sequence[Group], templates: Mapping[str, Tem
     for episode in episodes_of(groups):
         template = templates.get(episode.task) or next(iter(templates.values()))
         for number, turn in enumerate(episode.turns, 1):
-            # Compare only the end, because the beginning may be prefilled, such as that of a tool call.
+            # Compare only the end, because the beginning may be prefilled, for example in a tool call.
             if turn.reply and not turn.text.endswith(text := template.decode(turn.reply)):
                 raise ConfigError(
                     f"replay.offline {path} was sampled with another tokenizer or prompt: the tokens of turn {number} "

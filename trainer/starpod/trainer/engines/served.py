@@ -59,7 +59,7 @@ class ServedEngine(ABC):
         self._max_context = max_context
         self._vocabulary = vocabulary
         self._version = 0
-        # Together they are the cache salt, unique among the server's clients and among the weights loaded by this one.
+        # Together they are the cache salt, unique among the server's clients and this client's weights.
         self._name = f"starpod-{uuid4().hex[:12]}"
         self._loads = 0
         self._open = asyncio.Event()

@@ -93,7 +93,7 @@ class Evaluating:
         step: step whose weights the engine has.
         """
         began = perf_counter()
-        # Use the random streams of `starpod eval`, and not those of evaluations that chose the checkpoint.
+        # Use the random streams of `starpod eval`, not the streams of the evaluations that chose the checkpoint.
         played = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
         summary: dict[str, Any] = {
             "step": step,
