@@ -92,8 +92,8 @@ class Run:
     def compare(self, other: Run | Path | str) -> DataFrame:
         """Compare the final evaluations of two runs, paired by seed, with a row per environment.
 
-        Differences are the other's minus this one's, with their 95 % interval. p_value is McNemar's exact test. Raises
-        NotComparable if seeds or environments differ.
+        Differences are the other run's value minus this run's, with their 95 % interval. p_value is McNemar's exact
+        test. Raises NotComparable if seeds or environments differ.
         """
         paths = self.path, other.path if isinstance(other, Run) else Path(other)
         compared = compare(*(read_evaluation(path) for path in paths))

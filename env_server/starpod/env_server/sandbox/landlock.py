@@ -12,7 +12,7 @@ from collections.abc import Iterable
 _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 _GET_VERSION, _PATH_BENEATH = 1, 1
 _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1 << 1, 1 << 2, 1 << 3
-# Rights on files that each version of the interface knows. All except the granted ones are given up.
+# Rights on files that each version of the interface knows. All except the granted rights are given up.
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _NETWORK, _SCOPES = 0b11, 0b11  # TCP bind and connect; abstract sockets and signals
 

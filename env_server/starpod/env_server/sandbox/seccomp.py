@@ -98,7 +98,7 @@ _REFUSED = {
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
-    # Landlock does not cover mode, owner, times and attributes of files, not even of read-only ones.
+    # Landlock does not cover mode, owner, times and attributes of files, not even of read-only files.
     "chmod": (90, -1),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),

@@ -151,7 +151,7 @@ class SolverVerifier(Agent):
 
 
 class Attempts(Agent):
-    """Agent that plays the same start state several times. Each attempt sees the previous ones but not their success.
+    """Agent that plays a start state several times. Each attempt sees the previous attempts but not their success.
 
     `play` plays all attempts except the last one on forks.
     """

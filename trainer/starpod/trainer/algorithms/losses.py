@@ -69,7 +69,7 @@ def kl_divergence(estimator: Literal["k1", "k2", "k3"], logprobs: Tensor, ref_lo
 
 
 def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
-    """Return the factor of the divergence: one number, or [B, T] if agents have different ones."""
+    """Return the factor of the divergence: one number, or [B, T] if agents have different factors."""
     if not config.agents:
         return config.coefficient
     own = [[config.agents.get(agent, config.coefficient) for agent in agents] for agents in rollout.agents]

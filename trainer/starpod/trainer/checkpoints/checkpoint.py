@@ -322,7 +322,7 @@ def _scores(folders: Iterable[Path]) -> dict[Path, float]:
 
 def _best(newest_first: list[Path]) -> Path | None:
     scores = _scores(newest_first)
-    return max(scores, key=lambda path: scores[path], default=None)  # the newest of equal ones
+    return max(scores, key=lambda path: scores[path], default=None)  # the newest if several are best
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def images_within(ids: Sequence[int], count: int) -> list[tuple[int, int]]:
 
 
 def by_key(images: Iterable[bytes]) -> dict[int, bytes]:
-    """Return images by their keys, without empty ones."""
+    """Return images by their keys, without empty images."""
     return {image_key(image): image for image in images if image}
 
 

@@ -33,7 +33,7 @@ class Information:
     mutual_information: float
     """Estimate of I(X; Z), at most `bound`."""
     bound: float
-    """Entropy of the prompts; log N for N equally frequent ones."""
+    """Entropy of the prompts; log N for N equally frequent prompts."""
     conditional_entropy: float
     """H(Z | X)."""
     entropy: float

@@ -77,7 +77,7 @@ def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def tokens_spent(groups: Sequence[Group]) -> int:
-    """Return the number of tokens sampled for the groups, including discarded ones of a search."""
+    """Return the number of tokens sampled for the groups, including tokens that a search discarded."""
     return sum(
         group.spent.tokens if group.spent is not None else sum(episode.sampled_tokens for episode in group.members)
         for group in groups

@@ -201,7 +201,7 @@ class LocalVllm(ServedEngine):
     async def _halt(self) -> None:
         await self._ask(self._llm.pause_generation(mode="abort"), "a pause")
         if self._sleeps and not self._asleep:
-            # Level 1 keeps the weights in main memory, so they can be restored if no new ones are handed over.
+            # Level 1 keeps the weights in main memory, so they can be restored if no new weights are handed over.
             await self._ask(self._llm.sleep(1), "falling asleep", loads=True)
             self._asleep = True
 

@@ -53,7 +53,7 @@ def own_session() -> Iterator[None]:
 def run_core(*arguments: Any, **named: Any) -> None:
     """Run the engine core's program in its own session and kill it when the trainer ends for any reason."""
     os.setsid()
-    # Ignoring a signal discards pending ones, which were meant for the trainer.
+    # Ignoring a signal discards pending signals, which were meant for the trainer.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -13,8 +13,8 @@ CONFIDENCE = 0.95
 def wilson_interval(successes: float, count: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the score interval of a share (Wilson 1927). It stays within 0 and 1, and is valid for few trials or none.
 
-    Counts may be fractions, such as the effective ones of `clustered_interval`. Raises ValueError unless 0 <= successes
-    <= count.
+    Counts may be fractions, such as the effective counts of `clustered_interval`. Raises ValueError unless
+    0 <= successes <= count.
     """
     if not 0 <= successes <= count:
         raise ValueError(f"{successes} successes of {count} trials")

@@ -46,7 +46,7 @@ class Policies(nn.Module):
 
 
 def copy_trained(model: Model) -> Model:
-    """Copy a model's trained parameters and share the frozen ones."""
+    """Copy a model's trained parameters and share the frozen parameters."""
     return copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
 
 

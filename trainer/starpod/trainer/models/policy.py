@@ -255,7 +255,7 @@ def build_shape(config: ModelConfig) -> nn.Module:
 def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
     """Load a folder written by `Policy.save`, or one with any model of transformers (then without a critic).
 
-    The RUN_TIME keys of `given` replace the saved ones. Raises ModelError.
+    The RUN_TIME keys of `given` replace the saved keys. Raises ModelError.
     """
     config, critic, heads = ModelConfig(name=str(folder)), "none", 1
     if (folder / _VALUES).exists():

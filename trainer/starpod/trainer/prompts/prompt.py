@@ -275,7 +275,7 @@ def fold(past: Sequence[tuple[str, str]], turns: int, user: str) -> str:
 
 
 def capped(observation: str, characters: int | None) -> str:
-    """Cut off an observation after `characters`, and append the number of omitted ones; None keeps all of it."""
+    """Cut off an observation after `characters`, and append the number of omitted characters; None keeps all of it."""
     if characters is None or len(observation) <= characters:
         return observation
     return f"{observation[:characters]}\n[The other {len(observation) - characters} characters are not shown.]"

@@ -15,7 +15,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.section import Section
 
 _REPEATED = 5
-"""Number of texts in a collection that count as its most repeated ones."""
+"""Number of texts that count as a collection's most repeated texts."""
 _MOSTLY_RIGHT = 0.7
 """A text with at least this score may be repeated without penalty."""
 

@@ -81,7 +81,7 @@ class Ahead:
         return found
 
     async def take(self, starts: Sequence[Start], *, min_size: int = 1) -> Collected:
-        """Wait until these groups are over, remove them and return the ones that this rank played.
+        """Wait until these groups are over, remove them and return the groups that this rank played.
 
         `Collector.deadline` bounds the wait for an episode, and the fleet's patience the wait for a server. Errors are
         raised as by `Collector.collect`.

@@ -31,7 +31,7 @@ from starpod.trainer.seeds import derive
 
 Result = TypeVar("Result")
 WON, LOST = 2.0, -1.0
-"""Scores of won and lost episodes. They are above and below the scores of unfinished ones, which are in [0, 1]."""
+"""Scores of won and lost episodes. They are above and below the scores of unfinished episodes, which are in [0, 1]."""
 
 
 class Search:
@@ -290,7 +290,7 @@ def unsuccessful(episode: Episode) -> bool:
 
 
 async def _go_on(brancher: Brancher, line: Line, replies: Sequence[Turn | None]) -> list[Line]:
-    """Continue the line and branches of it by one turn each, one line per reply. A reply of None is sampled."""
+    """Continue the line and its branches by one turn each, one line per reply. A reply of None is sampled."""
     member, turn = line.episode.member, len(line.episode.turns)
     names = [derive(member, "line", turn, number) for number in range(1, len(replies))]
     lines = [line, *(await brancher.grow(line, turn, names) if names else ())]

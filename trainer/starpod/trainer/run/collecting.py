@@ -156,7 +156,7 @@ class Collecting:
         return Collection(rounds.groups, played, rounds.uniform, metrics, tokens_spent(played))
 
     async def _play_rounds(self, progress: Progress) -> _Rounds:
-        """Take the oldest groups, and play replacements for lost or uniform ones, round by round."""
+        """Take the oldest groups, and play replacements for lost or uniform groups, round by round."""
         config, dynamic = self.settings.now.collect, self.settings.now.algorithm.dynamic_sampling
         rounds = _Rounds()
         room = config.groups + self._early(progress.step) - len(self.ahead)
@@ -249,7 +249,7 @@ class Collecting:
         return [self.offline[index] for index in order[batch * size : (batch + 1) * size]]
 
     def with_replayed(self, groups: list[Group], progress: Progress) -> tuple[list[Group], Mapping[str, float]]:
-        """Return the fresh groups plus older ones from the replay buffer if replay is on, and metrics.
+        """Return the fresh groups plus older groups from the replay buffer if replay is on, and metrics.
 
         Call it last in a step, because the buffer is not part of `parts`.
         """

@@ -32,7 +32,7 @@ class Diagnosis:
         self._parallel = parallel
 
     async def measure(self, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
-        """Return metrics of all groups of a step, including dropped ones, because collapsed groups are among these.
+        """Return metrics of all groups of a step, including dropped groups, because these may have collapsed.
 
         version: see `Learner.learn`.
         """

@@ -226,7 +226,7 @@ class Run:
             self.metrics["time/sync"] = seconds
 
     async def collect(self) -> list[Group]:
-        """Return the groups of a step from `Collecting.collect`, plus older ones if replay is on."""
+        """Return the groups of a step from `Collecting.collect`, plus older groups if replay is on."""
         collection = await self.collecting.collect(self.progress)
         self.metrics |= collection.metrics
         self.progress.tokens += collection.tokens

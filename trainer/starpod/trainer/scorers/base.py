@@ -122,7 +122,7 @@ def score_and_fit(scorer: TurnScorer, groups: Sequence[Group]) -> dict[str, floa
 
 
 def pay(episodes: Sequence[Episode], scores: Sequence[Sequence[float]]) -> None:
-    """Write scores to the reward part `process` of the turns, replacing earlier ones.
+    """Write scores to the reward part `process` of the turns, replacing earlier scores.
 
     Turns that an episode shares with its parent are rewarded in the parent.
     """

@@ -112,7 +112,7 @@ async def collect_demonstrations(
         StarpodError: An episode failed.
     """
     _, want = REFERENCES[config.actions]
-    if config.noise and not task.actions:  # without fixed actions, the environment must list the ones to choose from
+    if config.noise and not task.actions:  # without fixed actions, the environment must list valid actions
         want = replace(want, valid_actions=True)
     want = replace(want, image=images)
     through = 0
