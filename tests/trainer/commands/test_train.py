@@ -6,8 +6,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from starpod.trainer.commands.train import train
-from starpod.trainer.config import load_config
+from starpod.trainer.commands.train import further, train
+from starpod.trainer.config import StopConfig, load_config
 from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.hf import load_tokenizer
 
@@ -116,3 +116,16 @@ def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ModelError, match=r"'nonexist' is no folder here .* the hub cannot be reached: no route"):
         load_tokenizer(ModelConfig(name="nonexist"))
     assert asked == ["nonexist"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("iteration 20 of 20 done", " stop.iterations=40"),
+        ("the time is up: stop.minutes=1.5", " stop.minutes=3.0"),
+        ("900 tokens were sampled: stop.tokens=800", " stop.tokens=1600"),
+        ("stopped by SIGINT and saved", ""),
+    ],
+)
+def test_the_way_on_from_a_limit_is_told_with_a_higher_one(outcome: str, words: str) -> None:
+    assert further(StopConfig(iterations=20, minutes=1.5, tokens=800), outcome) == words

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 if TYPE_CHECKING:
-    from starpod.trainer.config import Config
+    from starpod.trainer.config import Config, StopConfig
     from starpod.trainer.output.screen import Screen
     from starpod.trainer.run.run import Run
 
@@ -236,7 +236,9 @@ def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[st
     if last := after_the_best(final, folder.read_evaluations()):
         said["last"] = f"success {with_interval(last)} at step {last['step']}, on the selection seeds"
     said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
-    return {**said, "report": str(report), **commands(path, config.to_dict())}
+    how = commands(path, config.to_dict())
+    how["go on"] += further(config.stop, outcome)
+    return {**said, "report": str(report), **how}
 
 
 @contextmanager
@@ -292,6 +294,16 @@ def _next(path: Path, config: Config) -> str:
     if RunFolder(path).exists:
         return f"{once}go on with: {commands(path, config.to_dict())['go on']}"
     return f"{once}give the same command again: nothing was trained yet"
+
+
+def further(stop: StopConfig, outcome: str) -> str:
+    """Return the words that double the limit that ended a run, or "" if no limit did.
+
+    Without them, `--resume` would only evaluate the run again and stop.
+    """
+    reached = {key: f"stop.{key}=" in outcome for key in ("minutes", "tokens")}
+    reached["iterations"] = outcome.startswith("iteration ")
+    return "".join(f" stop.{key}={2 * getattr(stop, key)}" for key, is_reached in reached.items() if is_reached)
 
 
 def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

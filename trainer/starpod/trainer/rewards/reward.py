@@ -20,6 +20,7 @@ import functools
 import inspect
 import math
 import numbers
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -280,7 +281,9 @@ def _shape(name: str, function: Shaping, transition: Transition | None, view: Tu
     try:
         value = function(view.turn, transition, view)
     except Exception as error:
-        raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}, line {frame.lineno}"
+        raise RewardError(f"{where}: {type(error).__name__}: {error} ({place})") from error
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise RewardError(f"{where}: it returned {value!r}, which is not a finite number")
     return float(value)
