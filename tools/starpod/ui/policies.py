@@ -100,7 +100,7 @@ class Policies:
 
     @asynccontextmanager
     async def agents(self, policy: str, run: Path | None) -> AsyncIterator[Agents]:
-        """Yield the agents of a checkpoint or an endpoint. Agents in use stay loaded, and so do the latest ones.
+        """Yield the agents of a checkpoint or an endpoint. Agents in use and those last requested stay loaded.
 
         Raises NotPossible, also if an agent refuses within the context.
         """
