@@ -160,9 +160,9 @@ class LoopShare:
     """Fair division of the event loop's time among tenants that call concurrently.
 
     If others call too, heavy tenants take turns of one slice each, and the tenant that has used least goes next. gRPC
-    accepts one call per round of the event loop, so the loop accepts all calls that have arrived before each turn. A
-    light tenant therefore waits for few turns of others, however many calls came before. A single tenant gets the whole
-    loop.
+    accepts one call per round of the event loop. Rounds therefore pass before each turn until all calls that have
+    arrived are accepted. A light tenant then waits for few turns of others, however many calls came before. A single
+    tenant gets the whole loop.
     """
 
     _WINDOW_SECONDS = 0.1

@@ -199,7 +199,7 @@ class StreamConnection:
 
 
 def columns_of(requests: Mapping[int, pb.StepRequest]) -> pb.StepColumns:
-    """Return Steps with text actions, by call id, as rows of columns."""
+    """Return the columns of Steps with text actions, one row per Step. `requests` maps call ids to Steps."""
     columns = pb.StepColumns(call_ids=requests)
     for request in requests.values():
         columns.session_ids.append(request.session_id)

@@ -215,7 +215,7 @@ class Generator:
             self.sessions.step(session, None)
 
     async def _drain(self, seconds: float) -> int:
-        """Wait for steps that were due in time, and return how many of them were never sent."""
+        """Wait up to `seconds` for steps that were due before the end, and return how many of them were never sent."""
         sessions = self.sessions
         self._next_due = NEVER
         if self._timer is not None:

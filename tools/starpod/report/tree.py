@@ -167,7 +167,7 @@ def _draw_edge(node: _Node, child: _Node) -> str:
 
 
 def _draw_dot(node: _Node) -> str:
-    """Return a node's dot and caption. A dot is greener if more continuations succeed. Ends link to their pages."""
+    """Return a node's dot and caption, greener if more continuations succeed. A node at an end links to its page."""
     ends = not node.shown
     # The caption is below the incoming branch, except at the root and at ends.
     anchor, x, y = ("start", DOT, 4) if ends else ("end", -DOT, 15 if node.path else 4)

@@ -209,7 +209,8 @@ def checkpoints(run: Path) -> list[dict[str, Any]]:
 def in_play(run: Path) -> dict[str, Any] | None:
     """Ask a run that is training to report its sessions, and return its latest report; None if there is none.
 
-    The run answers within about a second. `sessions` is None if its report is older than _FRESH_SECONDS.
+    The run answers within about a second. In the report, the key `sessions` is None if the report is older than
+    _FRESH_SECONDS.
     """
     folder = RunFolder(run)
     with contextlib.suppress(OSError):  # in a read-only folder the run cannot be asked

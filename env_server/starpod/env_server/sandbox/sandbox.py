@@ -157,7 +157,7 @@ def _own_namespaces(report: Report, paths: list[str], began: str) -> str:
 
 
 def _scrub() -> None:
-    """Remove the server's environment variables, also from the memory where the kernel shows the original ones."""
+    """Remove the server's environment variables, and overwrite the memory that /proc/PID/environ shows."""
     for name in set(os.environ) - _KEPT_VARIABLES:
         del os.environ[name]
     with contextlib.suppress(OSError, ValueError, IndexError):

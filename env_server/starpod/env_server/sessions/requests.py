@@ -283,7 +283,7 @@ def count_json(text: str, most: int) -> int:
 
 
 def _marks(text: str, first: int, last: int, most: int) -> int:
-    """Count the characters that precede a value other than the first. Counting stops beyond `most`."""
+    """Count the commas, colons and opening brackets in text[first:last]. Stop if the count exceeds `most`."""
     count = 0
     for start in range(first, last, _CHUNK):
         stop = min(start + _CHUNK, last)

@@ -1,4 +1,4 @@
-"""Requests and replies as JSON (ProtoJSON). The work per byte of a request is bounded before it is parsed."""
+"""Requests and replies as JSON (ProtoJSON). Requests that mean too much work are refused before they are parsed."""
 
 from __future__ import annotations
 

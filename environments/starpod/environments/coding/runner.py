@@ -122,7 +122,7 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
         raise error
 
     def check() -> None:
-        """End a program that may have run without being counted."""
+        """End the program if some of its instructions may not have been counted."""
         if tampered or gettrace() is not enter:
             finish(limits["uncounted"])
 

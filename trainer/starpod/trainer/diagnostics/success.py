@@ -30,7 +30,7 @@ class SuccessTrack:
         """Whether the task is solved. This ends only if success falls well below its bound."""
 
     def update(self, value: float | None) -> None:
-        """Process the success of a step; None if the environment does not say."""
+        """Add the success of one step. `value` is None if the environment does not report success."""
         if value is None:
             return
         config = self._config

@@ -285,7 +285,7 @@ def _recomputed_layers(model: nn.Module) -> list[Any]:
 
 
 def _checkpoint_without_dropout(layer: nn.Module, run: Callable[..., Any], *inputs: Any) -> Any:
-    """Checkpoint a layer's forward method `run`, in evaluation mode now and when the backward pass repeats it."""
+    """Call `run`, a layer's forward method, with gradient checkpointing, both times in evaluation mode."""
 
     def evaluate(*inputs: Any) -> Any:
         before, layer.training = layer.training, False

@@ -20,7 +20,7 @@ class Element:
     field: str
     """Name of a field; "" for other elements."""
     sends: bool
-    """Whether a click sends a form in its current state."""
+    """Whether a click on the element, in its current state, submits a form."""
     disabled: bool
 
 
