@@ -24,9 +24,9 @@ from starpod.trainer.algorithms.estimators import (
     BilevelGAE,
     CriticEstimator,
     Estimator,
+    EstimatorSettings,
     GiGPO,
     ReinforcePlusPlus,
-    Settings,
     Terms,
     TokenEstimator,
     UserEstimator,
@@ -36,6 +36,7 @@ from starpod.trainer.algorithms.objectives import (
     OBJECTIVES,
     PPO,
     ClippedObjective,
+    LossInputs,
     Objective,
     UserObjective,
 )
@@ -294,9 +295,9 @@ class AlgorithmConfig(Section):
         return max(1, self.estimator.heads)
 
     @property
-    def estimator_settings(self) -> Settings:
+    def estimator_settings(self) -> EstimatorSettings:
         """Keys that an estimator needs in addition to its own."""
-        return Settings(self.advantage, self.credit_terms, self.whiten)
+        return EstimatorSettings(self.advantage, self.credit_terms, self.whiten)
 
     def policy_loss(
         self,
@@ -307,9 +308,9 @@ class AlgorithmConfig(Section):
         mask_BT: Tensor,
         turns_BT: Tensor,
     ) -> PolicyLoss:
-        """Return the loss of each token; see Objective.per_token. Gradients only flow through logprobs_BT."""
-        tensors = (logprobs_BT, old_logprobs_BT.detach(), advantages_BT.detach())
-        return self.objective.per_token(self.loss, *tensors, mask_BT=mask_BT, turns_BT=turns_BT)
+        """Return the loss of each token; see LossInputs. Gradients only flow through logprobs_BT."""
+        inputs = LossInputs(logprobs_BT, old_logprobs_BT.detach(), advantages_BT.detach(), mask_BT, turns_BT)
+        return self.objective.per_token(self.loss, inputs)
 
     # --- validation --------------------------------------------------------------------------------------------------
 

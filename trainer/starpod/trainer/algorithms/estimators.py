@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EstimatorSettings:
     """Keys of the section `algorithm` that estimators share."""
 
     source: str
@@ -51,7 +51,7 @@ class Estimator(Section):
         """Return the credit terms; none for a critic or a user's file. table: terms listed for this estimator."""
         return table
 
-    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         """Return advantages, not whitened unless `whitens_itself`.
 
         Args:
@@ -124,7 +124,7 @@ class UserEstimator(Estimator):
     def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
         return ()
 
-    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         from starpod.trainer.data.batch import Advantages
 
         function = load("algorithm.advantage", settings.source)
@@ -169,7 +169,7 @@ class GAE(TokenEstimator):
             )
         return self
 
-    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         from starpod.trainer.algorithms.gae import first_token, gae, trajectory_baseline
         from starpod.trainer.data.batch import Advantages
 
@@ -189,7 +189,7 @@ class BilevelGAE(TokenEstimator):
     turn_gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
     turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn.")
 
-    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         from starpod.trainer.algorithms.gae import bilevel_gae
         from starpod.trainer.data.batch import Advantages
 
@@ -219,7 +219,7 @@ class HAE(CriticEstimator):
     turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn.")
     segment_lam: float = Field(default=0.95, ge=0, le=1, description="Lambda per segment.")
 
-    def estimate(self, settings: Settings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
         from starpod.trainer.algorithms.hae import hae
         from starpod.trainer.data.batch import Advantages
 

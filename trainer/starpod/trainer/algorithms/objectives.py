@@ -5,7 +5,7 @@ The keys of a loss belong to the configuration's `algorithm`, and are refused wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from starpod.trainer.algorithms.losses import PolicyLoss
 
 
+class LossInputs(NamedTuple):
+    """Tensors from which a loss is computed, of whole episodes."""
+
+    logprobs_BT: Tensor
+    """Log-probabilities under the policy that learns, with gradients."""
+    old_logprobs_BT: Tensor
+    """Log-probabilities under the policy that ratios refer to, detached."""
+    advantages_BT: Tensor
+    """Advantages of tokens, detached."""
+    mask_BT: Tensor
+    """Mask of the sampled tokens (bool)."""
+    turns_BT: Tensor
+    """Turn of each token; see RolloutBatch."""
+
+
 class Objective(Section):
     """A loss of the policy."""
 
@@ -28,25 +43,8 @@ class Objective(Section):
     couples_turns: ClassVar[bool] = True
     """Whether a token's loss depends on the current log-probabilities of other turns of its episode."""
 
-    def per_token(
-        self,
-        source: str,
-        logprobs_BT: Tensor,
-        old_logprobs_BT: Tensor,
-        advantages_BT: Tensor,
-        *,
-        mask_BT: Tensor,
-        turns_BT: Tensor,
-    ) -> PolicyLoss:
-        """Return the loss of each token.
-
-        Args:
-            source: `algorithm.loss`, the loss's name or FILE.py:NAME.
-            logprobs_BT: Log-probabilities of whole episodes under the policy that learns, with gradients.
-            old_logprobs_BT: Log-probabilities under the policy that ratios refer to, detached.
-            advantages_BT: Advantages of tokens, detached.
-            mask_BT: Mask of the sampled tokens (bool).
-            turns_BT: See RolloutBatch.
+    def per_token(self, source: str, inputs: LossInputs) -> PolicyLoss:
+        """Return the loss of each token. `source` is `algorithm.loss`: the loss's name or FILE.py:NAME.
 
         Raises:
             ConfigError: A loss from a user's file cannot be loaded.
@@ -71,24 +69,19 @@ class PPO(ClippedObjective):
 
     turn_clip: TurnClipConfig = TurnClipConfig()
 
-    def per_token(
-        self,
-        source: str,
-        logprobs_BT: Tensor,
-        old_logprobs_BT: Tensor,
-        advantages_BT: Tensor,
-        *,
-        mask_BT: Tensor,
-        turns_BT: Tensor,
-    ) -> PolicyLoss:
+    def per_token(self, source: str, inputs: LossInputs) -> PolicyLoss:
         from starpod.trainer.algorithms.losses import clipped_loss, masked_log_ratio, turn_bounds
 
         low: Tensor | float = self.clip_low
         high: Tensor | float = self.clip_high
         if self.turn_clip.kind == "decay":
-            low, high = turn_bounds(self.turn_clip, self.clip_low, self.clip_high, turns_BT, logprobs_BT.dtype)
-        log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
-        return clipped_loss(log_ratio_BT, advantages_BT, mask_BT, low=low, high=high, dual_clip=self.dual_clip)
+            low, high = turn_bounds(
+                self.turn_clip, self.clip_low, self.clip_high, inputs.turns_BT, inputs.logprobs_BT.dtype
+            )
+        log_ratio_BT = masked_log_ratio(inputs.logprobs_BT, inputs.old_logprobs_BT, inputs.mask_BT)
+        return clipped_loss(
+            log_ratio_BT, inputs.advantages_BT, inputs.mask_BT, low=low, high=high, dual_clip=self.dual_clip
+        )
 
 
 class GSPO(ClippedObjective):
@@ -99,21 +92,14 @@ class GSPO(ClippedObjective):
     clip_low: float = Field(default=3e-4, ge=0, lt=1, description="Lower bound of ratios: 1 - clip_low.")
     clip_high: float = Field(default=4e-4, ge=0, description="Upper bound of ratios: 1 + clip_high.")
 
-    def per_token(
-        self,
-        source: str,
-        logprobs_BT: Tensor,
-        old_logprobs_BT: Tensor,
-        advantages_BT: Tensor,
-        *,
-        mask_BT: Tensor,
-        turns_BT: Tensor,
-    ) -> PolicyLoss:
+    def per_token(self, source: str, inputs: LossInputs) -> PolicyLoss:
         from starpod.trainer.algorithms.losses import clipped_loss, episode_log_ratio
 
-        log_ratio_BT = episode_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
+        log_ratio_BT = episode_log_ratio(inputs.logprobs_BT, inputs.old_logprobs_BT, inputs.mask_BT)
         low, high = self.clip_low, self.clip_high
-        return clipped_loss(log_ratio_BT, advantages_BT, mask_BT, low=low, high=high, dual_clip=self.dual_clip)
+        return clipped_loss(
+            log_ratio_BT, inputs.advantages_BT, inputs.mask_BT, low=low, high=high, dual_clip=self.dual_clip
+        )
 
 
 class UserObjective(Objective):
@@ -121,18 +107,9 @@ class UserObjective(Objective):
 
     loss_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
 
-    def per_token(
-        self,
-        source: str,
-        logprobs_BT: Tensor,
-        old_logprobs_BT: Tensor,
-        advantages_BT: Tensor,
-        *,
-        mask_BT: Tensor,
-        turns_BT: Tensor,
-    ) -> PolicyLoss:
+    def per_token(self, source: str, inputs: LossInputs) -> PolicyLoss:
         function = load("algorithm.loss", source)
-        tensors = (logprobs_BT, old_logprobs_BT, advantages_BT)
+        *tensors, mask_BT, turns_BT = inputs
         loss: PolicyLoss = function(*tensors, mask_BT=mask_BT, turns_BT=turns_BT, **self.loss_parameters)
         return loss
 

@@ -8,7 +8,7 @@
     ) -> PolicyLoss
 
 An estimator returns advantages [B, T]. Its rewards_BT are the rollout's, minus the KL penalty if `algorithm.kl.where`
-is reward. A loss follows `Objective.per_token`. The parameters are `algorithm.advantage_parameters` and
+is reward. A loss gets the tensors of `LossInputs`. The parameters are `algorithm.advantage_parameters` and
 `loss_parameters`. examples/own_methods.py has one of each.
 """
 
