@@ -19,7 +19,7 @@ from typing import Any
 from starpod.report.charts import smooth
 from starpod.trainer.data.untrusted import open_regular, read_json
 from starpod.trainer.diagnostics.metrics import spent_in
-from starpod.trainer.output.words import standing
+from starpod.trainer.output.words import after_the_best, standing
 from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word, spread
 from starpod.ui.reading import (
     DAMAGED,
@@ -395,9 +395,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     environment, stop = _part(config, "environment"), _part(config, "stop")
     environments = ", ".join(str(_part(tasks, name).get("id") or name) for name in tasks)
     shown = final or (evaluations[-1] if evaluations else {})
-    last = evaluations[-1] if final and evaluations else {}
-    if (_number(last.get("step")) or 0) <= (_number(final.get("step")) or 0):
-        last = {}  # the final evaluation measured the last policy, so there is only one result to show
+    last = after_the_best(final, evaluations)
     state = status(folder, facts, locks, written)
     seconds = points[-1]["seconds"] if points else 0.0
     return {
@@ -421,7 +419,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         if _number(shown.get("success")) is not None
         else None,
         "final": bool(final),
-        "last": {name: _number(last[name]) for name in ("step", "success")} if last else None,
+        "last": last and {name: _number(last[name]) for name in ("step", "success")},
         "spark": [round(y, 4) for _, y in smooth([(x, y) for x, y in spread(success, SPARK)])],
         "warnings": len(warned),
         "last_warning": list(warned[-1]) if warned else None,

@@ -192,8 +192,13 @@ def after_the_best(
 
     A run that collapses ends far below its best checkpoint. Its final evaluation alone would hide the collapse.
     """
-    last = evaluations[-1] if final and evaluations else None
-    return last if final and last and last["step"] > final["step"] else None
+    if not (final and evaluations):
+        return None
+    best, last = final.get("step"), evaluations[-1].get("step")
+    # The site reads files that others wrote, where a step may be anything.
+    if isinstance(best, int | float) and isinstance(last, int | float) and last > best:
+        return evaluations[-1]
+    return None
 
 
 def short(summary: Mapping[str, Any], graded: bool) -> str:
