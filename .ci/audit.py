@@ -1,8 +1,8 @@
-"""`make audit`: whether the locked dependencies are known to be vulnerable, as far as anybody can be asked here.
+"""Check whether the locked dependencies are known to be vulnerable (`make audit`).
 
-pip-audit asks PyPI about every pin of the lock. Where it gets no answer (an index without that service, no network) it
-calls all well, so what was really looked at is counted here. Then what remains is checked at least: the
-packages of the client and the server come from the index with just the hashes that the lock has.
+pip-audit asks PyPI about every pin of the lock, and reports no problem if it gets no answer, for example from an index
+without that service. This program therefore counts the pins that were really checked. For the others, it checks that
+the client's and the server's packages come from the index with exactly the hashes in the lock.
 
 Exit status: 0 nothing known, 1 a vulnerability or another hash, 2 the call was wrong.
 """

@@ -47,9 +47,14 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def undocumented(parent: Any, *, whole: bool) -> list[str]:
-    """Return the paths of public names without a docstring. whole: also of those that are not exported by name.
+    """Return the paths of public names in a module or class that have no docstring.
 
-    A field may also be documented in its class's docstring. What `__init__` assigns belongs to the implementation.
+    A field may also be documented in its class's docstring. Attributes assigned in `__init__` are not checked, because
+    they belong to the implementation.
+
+    Args:
+        parent: griffe's module or class.
+        whole: Whether to skip imported names: true for classes, and for modules without `__all__`.
     """
     told = parent.docstring.value if parent.has_docstring and parent.is_class else ""
     init = parent.members.get("__init__")

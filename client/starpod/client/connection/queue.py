@@ -282,7 +282,7 @@ class CallQueue:
         self._next_id += count
 
     def _refuse_unsendable(self, count: int) -> None:
-        """Of the first `count` ready steps, remove and fail each one whose text cannot be encoded as UTF-8."""
+        """Remove and fail the steps, among the first `count` ready ones, whose text cannot be encoded as UTF-8."""
         sendable, refused = [], []
         for step in self.ready_steps[:count]:
             try:
