@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -114,7 +115,8 @@ def test_ranges_are_comparators_only(text: str) -> None:
         parse_version_range(text)
 
 
-def test_environments_from_a_file(tmp_path: Path) -> None:
+def test_environments_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = tmp_path / "mine.py"
     file.write_text(
         "from starpod.env_server import Environment, EnvironmentSpec, Outcome\n"
@@ -128,6 +130,10 @@ def test_environments_from_a_file(tmp_path: Path) -> None:
     registry.add_module(str(file))
     (mine,) = registry
     assert load_class(reference_to(mine)).spec == mine.spec
+    saved = file.stat()
+    file.write_text(file.read_text().replace("title='Mine'", "title='Ours'"))
+    os.utime(file, ns=(saved.st_atime_ns, saved.st_mtime_ns))  # saved twice within one tick of the clock
+    assert load_class(reference_to(mine)).spec.title == "Ours"
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(RegistryError, match="defines no Environment"):
         registry.add_module(str(tmp_path / "empty.py"))

@@ -11,9 +11,10 @@ import logging
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -45,6 +46,16 @@ def _means(name: str, id: str) -> bool:
     return name in (id, id.rpartition("-v")[0])
 
 
+class _UncachedLoader(SourceFileLoader):
+    """Loader that compiles a user's file each time it is loaded.
+
+    Python's cache compares size and seconds: a file saved twice within a second, with equal size, looks unchanged.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _load_module(source: str) -> ModuleType:
     """Load a module by dotted name, or a Python file or package by path. Raises RegistryError if there is none."""
     path = Path(source)
@@ -56,7 +67,7 @@ def _load_module(source: str) -> ModuleType:
         except ModuleNotFoundError as error:
             raise RegistryError(f"cannot import {source!r}: {error}; the path of a file ends in .py") from error
     name = _LOADED_PREFIX + (path.parent.resolve().name if path.name == "__init__.py" else path.stem)
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_UncachedLoader(name, str(path)))
     if spec is None or spec.loader is None or not path.is_file():
         raise RegistryError(f"no such file: {source}")
     module = importlib.util.module_from_spec(spec)
