@@ -106,7 +106,7 @@ async def open_groups(fleet: Fleet, sessions: int, group: int) -> list[Session]:
     return opened
 
 
-async def found(fleet: Fleet, servers: Iterable[Server]) -> None:
+async def connected_to(fleet: Fleet, servers: Iterable[Server]) -> None:
     """Wait until the fleet is connected to exactly these servers."""
     wanted = {server.address for server in servers}
     while {replica.address for replica in fleet.replicas if replica.ready} != wanted:
@@ -119,7 +119,7 @@ async def one_client(result: Result) -> None:
     with result.part("find the servers", "server", result.servers):
         fleet = make_fleet(cluster, result.health_seconds)
         await fleet.start()
-        await found(fleet, cluster.living)
+        await connected_to(fleet, cluster.living)
     try:
         with result.part(f"open groups of {result.group}", "session", result.sessions) as part:
             sessions = await open_groups(fleet, result.sessions, result.group)
@@ -143,7 +143,7 @@ async def one_client(result: Result) -> None:
         result.counts["a tenth lost"] = counts(cluster)
         cluster.start(len(lost))
         with result.part("find as many new ones", "server", len(lost)):
-            await found(fleet, cluster.living)
+            await connected_to(fleet, cluster.living)
         more = result.sessions // 5
         with result.part(f"open {more:,} more", "session", more) as part:
             sessions += await open_groups(fleet, more, result.group)

@@ -131,7 +131,7 @@ async def check_engine(
     mean_bound, bound = AGREE[arguments.dtype]
     checks: list[Check] = []
 
-    def compare(what: str, requests: Sequence[Request], replies: Sequence[Reply], keep: int | None = None) -> None:
+    def check_gaps(what: str, requests: Sequence[Request], replies: Sequence[Reply], keep: int | None = None) -> None:
         """Add a check of these replies. keep: compare only tokens of this version; None: all."""
         gaps = gaps_of(policy, requests, replies, keep)
         mean, largest = statistics.fmean(gaps), max(gaps)
@@ -141,7 +141,7 @@ async def check_engine(
     try:
         requests = make_requests(arguments, policy.vocabulary, 1)
         replies = await sample(engine, requests)
-        compare("first weights", requests, replies)
+        check_gaps("first weights", requests, replies)
         began = perf_counter()
         again = await sample(engine, requests)
         generating = perf_counter() - began
@@ -151,7 +151,7 @@ async def check_engine(
         stale = statistics.fmean(gaps_of(policy, requests, replies))
         seconds = await hand_over(engine, policy, 1)
         replies = await sample(engine, requests)
-        compare("weights handed over", requests, replies)
+        check_gaps("weights handed over", requests, replies)
         # Otherwise this check could not distinguish old weights from new ones.
         checks.append(Check(f"{label}: the change of weights shows", stale, stale, stale > 2 * mean_bound))
 
@@ -163,7 +163,7 @@ async def check_engine(
         await engine.resume()
         replies = await asyncio.gather(*calls)
         if any(len(set(reply.versions)) > 1 for reply in replies):
-            compare("the new part of replies that a pause cut", requests, replies, keep=2)
+            check_gaps("the new part of replies that a pause cut", requests, replies, keep=2)
     finally:
         await engine.close()
     speeds = [Speed(f"{label}: generation (sampled tokens)", rate)]

@@ -82,7 +82,7 @@ def main() -> None:
     results: list[Result] = []
     for name, turns, lengths in (("one turn", 1, (16, 16)), (f"{arguments.turns} turns", arguments.turns, (4, 32))):
         work = make_workload(arguments.conversations, turns, lengths, policy.vocabulary)
-        results += compare(
+        results += measure_ways(
             f"generation, {name}, replies of {lengths[0]} to {lengths[1]}",
             "sampled tokens",
             work.sampled,
@@ -94,7 +94,7 @@ def main() -> None:
         )
     episodes = asyncio.run(generate(policy, work))
     batch = Batch(episodes)
-    results += compare(
+    results += measure_ways(
         f"update pass, {name}",
         "context tokens",
         sum(len(sample.tokens) for row in batch.samples for sample in row),
@@ -130,7 +130,7 @@ def make_workload(conversations: int, turns: int, lengths: tuple[int, int], voca
     )
 
 
-def compare(part: str, of: str, tokens: int, ways: dict[str, Callable[[], object]], rounds: int) -> list[Result]:
+def measure_ways(part: str, of: str, tokens: int, ways: dict[str, Callable[[], object]], rounds: int) -> list[Result]:
     """Measure all ways in turn, `rounds` times after a warm-up."""
     rates: dict[str, list[float]] = {way: [] for way in ways}
     for place in range(rounds + 1):

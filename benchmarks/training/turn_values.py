@@ -114,7 +114,7 @@ def walk_of(seed: int, success_rate: float) -> Walk:
 
 
 @dataclass(slots=True)
-class Played:
+class ScoredEpisodes:
     """Episodes, exact values and targets of their turns, and the number of environment steps used."""
 
     episodes: list[Episode] = field(default_factory=list)
@@ -123,9 +123,9 @@ class Played:
     steps: int = 0
 
 
-def play(seeds: range, steps: int, success_rate: float, forked: bool, rng: random.Random) -> Played:
+def play(seeds: range, steps: int, success_rate: float, forked: bool, rng: random.Random) -> ScoredEpisodes:
     """Play the lakes of these seeds in turn, until the steps are used up."""
-    played = Played()
+    played = ScoredEpisodes()
     while played.steps < steps:
         seed = seeds[len(played.episodes) % len(seeds)]
         walk = walk_of(seed, success_rate)

@@ -34,7 +34,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.machine import origin, peak_bytes
 from benchmarks.webshop import episodes, wire
-from benchmarks.webshop.episodes import Played, Waits
+from benchmarks.webshop.episodes import ShopEpisode, Waits
 from benchmarks.webshop.original import CLICKS
 from benchmarks.webshop.report import Build, Result, Steps, Wait, print_tables, write
 from starpod.environments.webshop.store.store import Manifest
@@ -155,7 +155,7 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
 
 
 async def memory_of_workers(
-    store: Path, warm_up: Sequence[Played], timed: Sequence[Played]
+    store: Path, warm_up: Sequence[ShopEpisode], timed: Sequence[ShopEpisode]
 ) -> dict[str, list[wire.Memory]]:
     """Return the memory of each worker of one server. All workers play the same episodes."""
     server = wire.serve(store, "--workers", str(WORKERS))

@@ -49,7 +49,7 @@ Waits = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ShopEpisode:
     """An episode: index of its goal, its actions and their kinds, and the reward of the last action, which buys."""
 
     goal: int
@@ -64,7 +64,7 @@ class Played:
             raise RuntimeError(f"{self.actions[place]} for goal {self.goal} gave reward {reward}, over {over}")
 
 
-def record(store: Store, count: int = COUNT) -> list[Played]:
+def record(store: Store, count: int = COUNT) -> list[ShopEpisode]:
     """Record `count` episodes on human goals, all with different searches. They are the same in every run.
 
     An episode searches for some words of the instruction, turns a page forth and back, sometimes looks at another
@@ -72,7 +72,7 @@ def record(store: Store, count: int = COUNT) -> list[Played]:
     the original WebShop were measured with this mix.
     """
     rng, goals = random.Random(0), store.goals("human")
-    episodes: list[Played] = []
+    episodes: list[ShopEpisode] = []
     queries: set[str] = set()
     while len(episodes) < count:
         goal = rng.randrange(len(goals))
@@ -91,7 +91,7 @@ def _query(instruction: str, rng: random.Random) -> str:
     return actions.search(" ".join(words[place] for place in sorted(rng.sample(range(len(words)), kept)))) or ""
 
 
-def _play(shop: Shop, query: str, rng: random.Random) -> Played | None:
+def _play(shop: Shop, query: str, rng: random.Random) -> ShopEpisode | None:
     """Play an episode; None if its search finds nothing, or if a page refuses a planned click."""
     done: list[tuple[str, str]] = []
 
@@ -119,15 +119,15 @@ def _play(shop: Shop, query: str, rng: random.Random) -> Played | None:
     if shop.state.page != "done" or shop.state.reward is None:
         return None
     kinds, played = zip(*done, strict=True)
-    return Played(shop.state.goal, played, kinds, shop.state.reward)
+    return ShopEpisode(shop.state.goal, played, kinds, shop.state.reward)
 
 
-def record_at(path: Path, count: int = COUNT) -> list[Played]:
+def record_at(path: Path, count: int = COUNT) -> list[ShopEpisode]:
     """Record episodes on the store at a path."""
     return record(Store.open(path, NAME), count)
 
 
-def inside(path: Path, warm_up: Sequence[Played], episodes: Sequence[Played]) -> Waits:
+def inside(path: Path, warm_up: Sequence[ShopEpisode], episodes: Sequence[ShopEpisode]) -> Waits:
     """Measure steps of the environment in this process, with text observations, but without server and wire.
 
     The store at the path becomes the store of this process.

@@ -14,7 +14,7 @@ import grpc
 
 from benchmarks.machine import cpu_seconds
 from benchmarks.serving.measure import summarise
-from benchmarks.webshop.episodes import ENVIRONMENT, KINDS, NAME, OPTIONS, RESET, Played, Waits
+from benchmarks.webshop.episodes import ENVIRONMENT, KINDS, NAME, OPTIONS, RESET, ShopEpisode, Waits
 from starpod.client import Fleet, Limits, Session
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -89,7 +89,7 @@ async def endpoints_of(server: ServerProcess) -> list[str]:
         return list((await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())).endpoints)
 
 
-async def one_by_one(address: str, warm_up: Sequence[Played], episodes: Sequence[Played]) -> Waits:
+async def one_by_one(address: str, warm_up: Sequence[ShopEpisode], episodes: Sequence[ShopEpisode]) -> Waits:
     """Measure the latencies of one session's steps, with one unary call each."""
     waits: Waits = {kind: [] for kind in (*KINDS, RESET)}
     async with grpc.aio.insecure_channel(address) as channel:
@@ -123,7 +123,7 @@ async def _open(stub: EnvironmentServiceStub) -> pb.Session:
 
 
 async def all_at_once(
-    server: ServerProcess, episodes: Sequence[Played], sessions: int, seconds: float, rounds: int, observation: str
+    server: ServerProcess, episodes: Sequence[ShopEpisode], sessions: int, seconds: float, rounds: int, observation: str
 ) -> list[Load]:
     """Measure Fleet.step_many on two groups, each with half the sessions. Returns a measurement per round."""
     loads = []
@@ -159,7 +159,7 @@ async def all_at_once(
 class Group:
     """Sessions that step together. Those whose episode has ended are reset first. source: the episodes to play."""
 
-    def __init__(self, fleet: Fleet, sessions: Sequence[Session], source: Iterator[Played]) -> None:
+    def __init__(self, fleet: Fleet, sessions: Sequence[Session], source: Iterator[ShopEpisode]) -> None:
         self.sessions = sessions
         self._fleet = fleet
         self._source = source

@@ -86,7 +86,7 @@ async def test_a_rendered_pod_serves_is_probed_and_drains(
         (session,) = await fleet.open("bandit-v1", seed=1)
         snapshot = await session.snapshot()
         seal = SnapshotSeal(files / "server" / "snapshots" / "keys")
-        assert seal.open(snapshot.environment_id, snapshot.environment_version, snapshot.state) != snapshot.state
+        assert seal.unseal(snapshot.environment_id, snapshot.environment_version, snapshot.state) != snapshot.state
         os.kill(server.pid, signal.SIGTERM)
         async with asyncio.timeout(30):
             while (await probe.Check(health_pb2.HealthCheckRequest())).status == 1:

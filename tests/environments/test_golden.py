@@ -126,7 +126,7 @@ def turns(
         yield f"{record['id']} step {number}", step, action, transition
 
 
-def compare(parity: Parity, where: str, step: Any, transition: Transition, **deviations: str) -> None:
+def compare_transitions(parity: Parity, where: str, step: Any, transition: Transition, **deviations: str) -> None:
     """Compares a step with its record, part by part. deviations: by part, the deliberate one that may change it."""
     outcome, info = transition.outcomes[0], step["info"]
     assert outcome is not None
@@ -164,7 +164,7 @@ def replay_bandit(record: Any, parity: Parity) -> None:
     for where, step, _, transition in turns(record, episode, parity, before):
         assert bandit._dynamics.left == [], where
         assert not transition.truncated, where
-        compare(parity, where, step, transition)
+        compare_transitions(parity, where, step, transition)
 
 
 def replay_frozen_lake(record: Any, parity: Parity) -> None:
@@ -183,7 +183,7 @@ def replay_frozen_lake(record: Any, parity: Parity) -> None:
         parity.equal(where, lake._dynamics.left, [], "" if rate < 1 else "no-draw-without-slip")
         parity.equal(where, lake.position, step["state_after"])
         assert not transition.truncated, where
-        compare(parity, where, step, transition)
+        compare_transitions(parity, where, step, transition)
 
 
 def replay_countdown(record: Any, parity: Parity) -> None:
@@ -208,7 +208,7 @@ def replay_countdown(record: Any, parity: Parity) -> None:
         assert transition.outcomes[0].valid is not malformed, (where, action)
         assert not transition.truncated, where
         earned = dict.fromkeys(("shown", "reward", "success", "effective"), name)
-        compare(parity, where, step, transition, valid="malformed-is-invalid", **earned)
+        compare_transitions(parity, where, step, transition, valid="malformed-is-invalid", **earned)
 
 
 def replay_sokoban(record: Any, parity: Parity) -> None:
@@ -256,7 +256,7 @@ def replay_sokoban(record: Any, parity: Parity) -> None:
             if step["done"]:
                 return
             continue
-        compare(parity, where, step, transition, shown=drawn(transition.parts, step["obs"], where))
+        compare_transitions(parity, where, step, transition, shown=drawn(transition.parts, step["obs"], where))
         parity.equal(f"{where} grid", sokoban.render("text"), step.get("grid", step["obs"]))
         parity.equal(f"{where} on target", len(sokoban.boxes & sokoban.board.targets), step["boxes_on_target"])
         parity.equal(f"{where} steps", sokoban.steps, step["num_env_steps"])
@@ -290,7 +290,7 @@ def replay_sudoku(record: Any, parity: Parity) -> None:
         overwritten = any(was and was != now for was, now in zip(grid, sudoku.grid, strict=True))
         late = sudoku.steps >= config["max_steps"] and not outcome.valid
         repeat = "same-digit-again" if "already" in said.get("error", "") else ""
-        compare(
+        compare_transitions(
             parity,
             where,
             step,
@@ -332,7 +332,7 @@ def replay_2048(record: Any, parity: Parity) -> None:
     game._dynamics = draws
     parity.equal(record["id"], game.observe(), start["obs"])
     for where, step, _, transition in turns(record, episode, parity):
-        compare(parity, where, step, transition)
+        compare_transitions(parity, where, step, transition)
         parity.equal(f"{where} score", game.points, step["info"]["score"])
         valid = [name for name, open_ in zip(game.spec.actions, step["info"]["action_mask"], strict=True) if open_]
         parity.equal(f"{where} valid actions", game.valid_actions(), valid)
@@ -356,7 +356,7 @@ def replay_cube(record: Any, parity: Parity) -> None:
                 swapped[one], swapped[other] = swapped[other], swapped[one]
                 cube.cube = bytes(swapped)
         parity.equal(f"{where} stickers", list(cube.cube), step["state_after"])
-        compare(parity, where, step, transition, shown=torn)
+        compare_transitions(parity, where, step, transition, shown=torn)
 
 
 REPLAYS: dict[type[Environment], Callable[[Any, Parity], None]] = {

@@ -159,7 +159,7 @@ async def undisturbed(address: str, played: Played) -> list[list[Episode]]:
         return await play_all(fleet, await open_all(fleet, played.groups, **played.options), counts, 0.0, over)
 
 
-async def compare(address: str, played: Played, fault: str) -> Count:
+async def compare_with_undisturbed(address: str, played: Played, fault: str) -> Count:
     """Holds every turn against the undisturbed run on the server at `address`, and counts under the fault's name."""
     expected = await undisturbed(address, played)
     count = TALLY.setdefault(fault, Count())

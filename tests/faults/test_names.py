@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.episodes import ENVIRONMENTS, compare
+from tests.faults.episodes import ENVIRONMENTS, compare_with_undisturbed
 from tests.faults.program import client_program
 from tests.support import ServerProcess, start_server
 
@@ -40,5 +40,5 @@ async def test_a_name_that_changes(server: ServerProcess, tmp_path: Path) -> Non
         hosts.write_text(f"127.0.0.3 {NAME}\n")  # the same file: it is mounted
         old.kill()
         played = await asyncio.to_thread(program.finish)
-    await compare(server.address, played, "name that changes (DNS)")
+    await compare_with_undisturbed(server.address, played, "name that changes (DNS)")
     assert played.recoveries >= 16

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from starpod.client import DeadlineExceeded, Fleet
-from tests.faults.episodes import ENVIRONMENTS, QUICK, busiest, compare, disturbed, live_sessions
+from tests.faults.episodes import ENVIRONMENTS, QUICK, busiest, compare_with_undisturbed, disturbed, live_sessions
 from tests.faults.program import client_program
 from tests.support import ServerProcess, start_server
 from tests.waiting import eventually
@@ -31,7 +31,7 @@ async def test_a_stopped_server_is_given_up_and_used_again(pair: list[ServerProc
 
     # Leases of their own, should the fleet end before it could close what the server held when it was stopped.
     played = await disturbed([server.address for server in pair], stop, opened_with={"lease_seconds": 10.0})
-    await compare(pair[0].address, played, "SIGSTOP, SIGCONT")
+    await compare_with_undisturbed(pair[0].address, played, "SIGSTOP, SIGCONT")
     assert played.recoveries > 0
 
 
@@ -60,7 +60,7 @@ async def test_leases_stand_still_while_the_server_does(pair: list[ServerProcess
         await asyncio.sleep(2)  # the reaper's round
 
     played = await disturbed(pair[1].address, stop, opened_with={"lease_seconds": 2.0}, timeout=60.0)
-    await compare(pair[0].address, played, "SIGSTOP for longer than the lease")
+    await compare_with_undisturbed(pair[0].address, played, "SIGSTOP for longer than the lease")
     assert played.recoveries == 0
 
 
@@ -77,7 +77,7 @@ async def test_a_client_that_sleeps_longer_than_its_leases(pair: list[ServerProc
         program.process.send_signal(signal.SIGCONT)
         await asyncio.sleep(1)
         played = await asyncio.to_thread(program.finish)
-    await compare(pair[0].address, played, "client stopped for longer than its leases")
+    await compare_with_undisturbed(pair[0].address, played, "client stopped for longer than its leases")
     assert played.recoveries > 0
 
 
@@ -94,5 +94,5 @@ async def test_servers_are_drained_one_after_the_other(server: ServerProcess) ->
                 await eventually(lambda: all(replica.ready for replica in fleet.replicas))
 
         played = await disturbed([each.address for each in rolling], roll)
-    await compare(server.address, played, "SIGTERM with drain, one server after the other")
+    await compare_with_undisturbed(server.address, played, "SIGTERM with drain, one server after the other")
     assert played.recoveries >= 16

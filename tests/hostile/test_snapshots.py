@@ -293,13 +293,15 @@ def test_seals(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(lines))
     old, both, new = (SnapshotSeal(tmp_path / name) for name in ("old", "both", "new"))
     state = encode({"a": 1})
-    sealed = old.close("walk-v1", "1.0.0", state)
-    assert both.open("walk-v1", "1.0.0", sealed) == state
-    assert old.open("walk-v1", "1.0.0", sealed) == state
-    assert SnapshotSeal().open("walk-v1", "1.0.0", sealed) == SnapshotSeal().open("walk-v1", "1.0.0", state) == state
+    sealed = old.seal("walk-v1", "1.0.0", state)
+    assert both.unseal("walk-v1", "1.0.0", sealed) == state
+    assert old.unseal("walk-v1", "1.0.0", sealed) == state
+    assert (
+        SnapshotSeal().unseal("walk-v1", "1.0.0", sealed) == SnapshotSeal().unseal("walk-v1", "1.0.0", state) == state
+    )
     for seal, id, version, data in (
         (new, "walk-v1", "1.0.0", sealed),
-        (old, "walk-v1", "1.0.0", both.close("walk-v1", "1.0.0", state)),
+        (old, "walk-v1", "1.0.0", both.seal("walk-v1", "1.0.0", state)),
         (old, "walk-v2", "1.0.0", sealed),
         (old, "walk-v1", "1.0.1", sealed),
         (old, "walk-v1", "1.0.0", state),
@@ -307,7 +309,7 @@ def test_seals(tmp_path: Path) -> None:
         (old, "walk-v1", "1.0.0", b""),
     ):
         with pytest.raises(Exception, match="was not written by a server"):
-            seal.open(id, version, data)
+            seal.unseal(id, version, data)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ def test_a_byte_order_mark_is_no_part_of_a_token_or_key(tmp_path: Path) -> None:
     ((_, sent),) = Transport(token=path).metadata()
     assert sent == "Bearer " + "k" * 40
     assert Authenticator(path).identify([("authorization", sent)]).tenant
-    marked, plain = SnapshotSeal(path).close("e-v1", "1.0.0", b"state"), tmp_path / "plain"
+    marked, plain = SnapshotSeal(path).seal("e-v1", "1.0.0", b"state"), tmp_path / "plain"
     plain.write_text("k" * 40)
-    assert marked == SnapshotSeal(plain).close("e-v1", "1.0.0", b"state")
+    assert marked == SnapshotSeal(plain).seal("e-v1", "1.0.0", b"state")
 
 
 @pytest.mark.parametrize("end", LINE_ENDS)

@@ -9,7 +9,7 @@ import pytest
 from starpod.trainer.data.files import BadEpisodes
 from starpod.trainer.evaluation.compare import NotComparable
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.results import Run
+from starpod.trainer.results import RunResults
 from tests.trainer.diagnostics.synthetic import episode
 
 pd = pytest.importorskip("pandas")
@@ -49,32 +49,32 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_metrics_are_a_row_per_step_and_evaluations_have_dotted_names_below(folder: RunFolder) -> None:
-    metrics = Run(folder.path).metrics
+    metrics = RunResults(folder.path).metrics
     assert list(metrics.index) == [1, 2]
     assert list(metrics["success"]) == [0.25, 0.5]
     assert pd.isna(metrics.loc[1, "entropy"]) and metrics.loc[2, "entropy"] == 1.5
     assert list(metrics["warnings"]) == [[], ["fell"]]
 
-    evaluations = Run(folder.path).evaluations
+    evaluations = RunResults(folder.path).evaluations
     assert dict(evaluations["success"]) == {0: 0.1, 2: 0.5}
     assert evaluations.loc[0, "reference.random.success"] == 0.05
 
 
 def test_a_run_that_has_just_begun_has_no_rows(tmp_path: Path) -> None:
-    run = Run(RunFolder.create(tmp_path / "new").begin({}).path)
+    run = RunResults(RunFolder.create(tmp_path / "new").begin({}).path)
     assert (len(run.metrics), len(run.evaluations), run.final) == (0, 0, None)
     assert "not yet" in run._repr_html_()
     with pytest.raises(BadEpisodes):
         run.episodes()
     with pytest.raises(FileNotFoundError, match="holds no run"):
-        Run(tmp_path)
+        RunResults(tmp_path)
 
 
 def test_episodes_are_those_of_the_last_evaluation_unless_another_is_named(folder: RunFolder) -> None:
     for step, kind, count in ((0, "eval", 1), (2, "eval", 2), (2, "final", 3)):
         played = [episode(0, solved=number > 0, member=number) for number in range(count)]
         folder.write_episodes(step, played, kind)
-    run = Run(folder.path)
+    run = RunResults(folder.path)
     assert (len(run.episodes()), len(run.episodes(kind="eval")), len(run.episodes(kind="eval", step=0))) == (3, 2, 1)
     assert [each.member for each in run.episodes(solved=True)] == [1, 2]
     assert [each.member for each in run.episodes(solved=False)] == [0]
@@ -87,17 +87,17 @@ def test_episodes_are_those_of_the_last_evaluation_unless_another_is_named(folde
 def test_runs_are_paired_as_the_site_pairs_them(folder: RunFolder, tmp_path: Path) -> None:
     other = RunFolder.create(tmp_path / "other").begin({})
     other.write_final(final([True, True, True, True]))
-    row = Run(folder.path).compare(str(other.path)).loc["walk-v1"]
+    row = RunResults(folder.path).compare(str(other.path)).loc["walk-v1"]
     assert (row["pairs"], row["only_first"], row["only_second"]) == (4, 0, 1)
     assert (row["success_first"], row["success_second"], row["success_difference"]) == (0.75, 1.0, 0.25)
     assert row["success_difference_low"] < 0.25 < row["success_difference_high"]
     other.write_final(final([True] * 4, version="2.0.0"))
     with pytest.raises(NotComparable, match="version"):
-        Run(folder.path).compare(Run(other.path))
+        RunResults(folder.path).compare(RunResults(other.path))
 
 
 def test_it_shows_itself_and_nothing_of_what_it_shows_is_markup(folder: RunFolder) -> None:
-    shown = Run(folder.path)._repr_html_()
+    shown = RunResults(folder.path)._repr_html_()
     assert "A &lt;walk&gt;" in shown and "walk-v1" in shown and "75 % of 4 episodes" in shown
     record = episode(0, solved=True)
     record.final_observation = "<script>"
@@ -107,4 +107,4 @@ def test_it_shows_itself_and_nothing_of_what_it_shows_is_markup(folder: RunFolde
 def test_without_pandas_it_says_what_is_missing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[notebook\]'"):
-        _ = Run(folder.path).metrics
+        _ = RunResults(folder.path).metrics

@@ -40,12 +40,12 @@ class Want:
     image: bool = False
     """Rendered picture, appended to the observation's parts."""
 
-    plain: bool = field(init=False)
+    text_only: bool = field(init=False)
     """Whether at most the state key is wanted, which is the common case."""
 
     def __post_init__(self) -> None:
-        plain = not (self.valid_actions or self.expert_action or self.score or self.image)
-        object.__setattr__(self, "plain", plain)
+        text_only = not (self.valid_actions or self.expert_action or self.score or self.image)
+        object.__setattr__(self, "text_only", text_only)
 
 
 class Extras(NamedTuple):
@@ -102,7 +102,7 @@ class Transition(NamedTuple):
     details: Details | None = None
 
     @property
-    def plain(self) -> bool:
+    def is_immutable(self) -> bool:
         """Whether the transition is immutable: it contains only a text, numbers and flags."""
         return type(self.parts) is str and self.extras is None and self.details is None
 
@@ -233,7 +233,7 @@ class Episode:
             else:
                 success = None
             state_key = environment.state_key() if want.state_key else b""
-            if want.plain and not self.several:
+            if want.text_only and not self.several:
                 parts, extras = environment.observe(), None
             else:
                 parts, extras = self._extras(want)
@@ -279,7 +279,7 @@ class Episode:
         """
         environment = self.environment
         state_key = environment.state_key() if want.state_key else b""
-        if want.plain and not self.several:
+        if want.text_only and not self.several:
             return Observation(environment.observe(), state_key)
         parts, extras = self._extras(want, pictures)
         return Observation(parts, state_key, extras)

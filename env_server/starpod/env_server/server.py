@@ -30,7 +30,7 @@ from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.seal import SnapshotSeal
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.tracing import OpenTelemetryTracer, Tracer
-from starpod.env_server.transports.admission import ContractAdmission, OpenAdmission, OpenCalls
+from starpod.env_server.transports.admission import CallsInFlight, ContractAdmission, OpenAdmission
 from starpod.env_server.transports.auth import Authenticator
 from starpod.env_server.transports.connections import Connections, address_of
 from starpod.env_server.transports.service import EnvironmentService
@@ -90,7 +90,7 @@ class EnvironmentServer:
         self._tracer: Tracer = OpenTelemetryTracer(config.otlp_endpoint) if config.otlp_endpoint else Tracer()
         self._service = EnvironmentService(self.calls, self._authenticator, self._tracer, config.endpoints)
         self._calls_limit = config.limits.max_calls_in_flight + config.limits.max_streams
-        self._open_calls = OpenCalls(self._authenticator, self.worker.share, self._calls_limit)
+        self._open_calls = CallsInFlight(self._authenticator, self.worker.share, self._calls_limit)
         self.metrics.tenants = self._authenticator
         self._health = health.aio.HealthServicer()
         self._open = OpenAdmission(config.limits.max_health_calls)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from starpod.env_server.episode import Want
 from starpod.environments.search_qa import SearchQA
-from starpod.environments.search_qa.answers import exact_match, f1, plain
+from starpod.environments.search_qa.answers import exact_match, f1, normalise_answer
 from starpod.environments.search_qa.encyclopedia import encyclopedia
 from tests.environments import episodes
 
@@ -65,7 +65,7 @@ def test_the_expert_finds_the_answer_and_its_score_rises(seed: int) -> None:
 def test_answers_are_compared_as_in_squad(answer: str, truth: str, exact: bool, overlap: float) -> None:
     assert exact_match(answer, truth) is exact
     assert f1(answer, truth) == pytest.approx(overlap)
-    assert plain(plain(answer)) == plain(answer)
+    assert normalise_answer(normalise_answer(answer)) == normalise_answer(answer)
 
 
 def test_an_answer_pays_for_the_words_that_are_right() -> None:

@@ -11,7 +11,15 @@ from starpod.env_server.episode import Episode, Transition, Want
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import EnvironmentServer
 from starpod.environments.tic_tac_toe import TicTacToe
-from starpod.environments.tic_tac_toe.board import EMPTY, best_cells, free_cells, is_over, place, value, winning_line
+from starpod.environments.tic_tac_toe.board import (
+    EMPTY,
+    best_cells,
+    free_cells,
+    is_over,
+    take,
+    value,
+    winning_line,
+)
 from starpod.v1.values import EndReason
 from tests.environments import episodes
 
@@ -55,7 +63,7 @@ def test_against_an_opponent_there_is_one_agent_and_a_loss_is_fined() -> None:
     lost = start(opponent="expert", opening=0)
     while not lost.end_reason:
         board = lost.environment.board
-        worst = min(free_cells(board), key=lambda cell: -value(place(board, cell)))
+        worst = min(free_cells(board), key=lambda cell: -value(take(board, cell)))
         last = lost.turn([str(worst + 1)], EXTRAS)
     assert last.reward == -1 and last.success is False and last.extras is not None and last.extras.score == 0
     episode = start(opponent="random", side="X")
@@ -86,16 +94,16 @@ def test_perfect_play_is_that_of_a_plain_search() -> None:
     def plain(board: str) -> int:
         if winning_line(board):
             return -1
-        return max((-plain(place(board, cell)) for cell in free_cells(board)), default=0)
+        return max((-plain(take(board, cell)) for cell in free_cells(board)), default=0)
 
     reached, fresh = {EMPTY}, {EMPTY}
     while fresh:
-        fresh = {place(board, cell) for board in fresh if not is_over(board) for cell in free_cells(board)} - reached
+        fresh = {take(board, cell) for board in fresh if not is_over(board) for cell in free_cells(board)} - reached
         reached |= fresh
     assert len(reached) == 5478
     for board in reached:
         assert (value(board) > 0) - (value(board) < 0) == plain(board)
-        assert all(-plain(place(board, cell)) == plain(board) for cell in best_cells(board))
+        assert all(-plain(take(board, cell)) == plain(board) for cell in best_cells(board))
         assert bool(best_cells(board)) is not is_over(board)
 
 

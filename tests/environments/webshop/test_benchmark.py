@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.webshop.episodes import BUY, KINDS, OPTIONS, SEARCH, Played, record
+from benchmarks.webshop.episodes import BUY, KINDS, OPTIONS, SEARCH, ShopEpisode, record
 from benchmarks.webshop.original import CLICKS, ORIGINAL
 from benchmarks.webshop.report import Build, Result, Steps, Wait, aims, sheets
 from benchmarks.webshop.wire import Memory, Start
@@ -19,7 +19,7 @@ COUNT = 60
 
 
 @cache
-def episodes() -> list[Played]:
+def episodes() -> list[ShopEpisode]:
     return record(synthetic_store("human"), COUNT)  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ def test_an_episode_recorded_or_played_again_goes_as_recorded(monkeypatch: pytes
 
 
 def test_a_wrong_answer_stops_the_benchmark() -> None:
-    played = Played(0, ("search[a]", "click[buy now]"), (SEARCH, BUY), 0.5)
+    played = ShopEpisode(0, ("search[a]", "click[buy now]"), (SEARCH, BUY), 0.5)
     played.check(0, 0.0, False)
     played.check(1, 0.5, True)
     for reward, over in ((0.7, True), (0.5, False)):

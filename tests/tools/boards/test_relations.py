@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.boards.relations import Relation, compare, describe_turn, description, read_relations
+from starpod.boards.relations import Relation, describe_turn, description, read_relations, relations_f1
 from starpod.boards.scene import legend_of
 from starpod.client import EndReason, Transition
 from starpod.trainer.data.episode import Episode, Turn
@@ -41,7 +41,7 @@ IN_ROOM = {"target": [LEFT], "box": [UP_RIGHT]}
     ],
 )
 def test_relations_are_compared_by_f1(family: str, said: Told, true: Told, expected: float) -> None:
-    assert compare(family, said, true) == pytest.approx(expected, abs=1e-6)
+    assert relations_f1(family, said, true) == pytest.approx(expected, abs=1e-6)
 
 
 _AXES = st.sampled_from(["Up", "-", "Down"]), st.sampled_from(["Left", "-", "Right"])
@@ -56,7 +56,7 @@ def test_no_pairing_is_better(said: list[Relation], true: list[Relation]) -> Non
     few, many = sorted((said, true), key=len)
     best = max(sum(map(alike, few, order)) for order in itertools.permutations(many, len(few)))
     expected = 2 * best / (len(said) + len(true)) if said or true else 1.0
-    assert compare("frozen_lake", {"hole": said}, {"hole": true}) == pytest.approx(expected)
+    assert relations_f1("frozen_lake", {"hole": said}, {"hole": true}) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

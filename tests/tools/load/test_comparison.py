@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from starpod.load.measurements import Histogram
-from starpod.load.report import FEWEST, compare, figures, intervals_of
+from starpod.load.report import FEWEST, compare_loads, figures, intervals_of
 
 
 def report(seed: int, *, slower: float = 1.0, intervals: int = 20, calls: int = 300, name: str = "64 sessions") -> Any:
@@ -37,7 +37,7 @@ def report(seed: int, *, slower: float = 1.0, intervals: int = 20, calls: int = 
 
 
 def verdicts(before: Any, after: Any) -> dict[str, str]:
-    return {change.name: change.verdict for change in compare(before, after).changes}
+    return {change.name: change.verdict for change in compare_loads(before, after).changes}
 
 
 @pytest.mark.parametrize("seed", [1, 20])
@@ -85,11 +85,11 @@ def test_other_settings_are_told() -> None:
     before, after = report(1), report(2)
     after["plan"]["processes"] = 4
     after["stages"][0]["warnings"].append("ended early")
-    remarks = compare(before, after).remarks
+    remarks = compare_loads(before, after).remarks
     assert "processes: 1 and 4" in remarks
     assert "64 sessions, second: ended early" in remarks
 
 
 def test_reports_without_a_common_stage_cannot_be_compared() -> None:
     with pytest.raises(ValueError, match="no stage in common: 64 sessions and 8 sessions"):
-        compare(report(1), report(2, name="8 sessions"))
+        compare_loads(report(1), report(2, name="8 sessions"))

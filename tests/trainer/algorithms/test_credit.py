@@ -15,7 +15,7 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.credit import compare, credit
+from starpod.trainer.algorithms.credit import compare_with_peers, credit
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 from starpod.trainer.data.batch import Batch, RolloutBatch
 from starpod.trainer.data.episode import Episode
@@ -28,7 +28,9 @@ ESTIMATORS = sorted({*get_args(AlgorithmConfig.model_fields["advantage"].annotat
 def of(name: str, returns: list[float], groups: list[int]) -> list[float]:
     """The estimator's only term on these returns."""
     (term,) = TERMS[name]
-    items: list[float] = compare(term, torch.tensor(returns, dtype=torch.float64), torch.tensor(groups)).tolist()
+    items: list[float] = compare_with_peers(
+        term, torch.tensor(returns, dtype=torch.float64), torch.tensor(groups)
+    ).tolist()
     return items
 
 
@@ -307,7 +309,9 @@ scores = st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=12)
 
 
 def compared(term: CreditTerm, values: list[float], peers: list[int]) -> list[float]:
-    items: list[float] = compare(term, torch.tensor(values, dtype=torch.float64), torch.tensor(peers)).tolist()
+    items: list[float] = compare_with_peers(
+        term, torch.tensor(values, dtype=torch.float64), torch.tensor(peers)
+    ).tolist()
     return items
 
 

@@ -61,7 +61,7 @@ def test_any_cut_into_micro_batches_gives_every_token_once_in_order_and_its_rewa
         packed, unpacked = batch.pack(block), batch.unpack(block)
         assert packed.tokens_SL.numel() <= budget or len(block) == 1
         # What a model would give: here, the sampled ids themselves.
-        rebuilt[unpacked.rows] += unpacked.place(packed.tokens_SL[packed.sampled_SL])
+        rebuilt[unpacked.rows] += unpacked.in_rows(packed.tokens_SL[packed.sampled_SL])
         seen[unpacked.rows] += unpacked.inside_RT
     assert torch.equal(seen.bool(), batch.mask_BT) and seen.max() == 1
     assert torch.equal(rebuilt.float(), -logprobs_BT)
@@ -106,7 +106,7 @@ def test_gradients_flow_back_to_their_tokens() -> None:
     batch = Batch([Episode(0, 0, "lake", turns=[a_turn([1, 2])]), Episode(0, 1, "lake", turns=[a_turn([3])])])
     flat = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     weights = torch.tensor([[10.0, 20.0], [30.0, 40.0]])
-    (batch.unpack([0, 1]).place(flat) * weights).sum().backward()
+    (batch.unpack([0, 1]).in_rows(flat) * weights).sum().backward()
     assert flat.grad is not None
     assert flat.grad.tolist() == [10.0, 20.0, 30.0]
 

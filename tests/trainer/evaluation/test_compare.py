@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from starpod.trainer.commands.eval import evaluate
-from starpod.trainer.evaluation.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
 from starpod.trainer.evaluation.figures import episode_results
 from starpod.trainer.evaluation.statistics import mcnemar, mean_interval, paired_share_interval
 from starpod.trainer.output.run_folder import RunFolder
@@ -49,10 +49,10 @@ def test_the_interval_of_paired_shares_by_hand() -> None:
 
 def test_the_same_episodes_are_no_difference_and_a_shift_is_one() -> None:
     wins = [n % 3 == 0 for n in range(60)]
-    same = compare(report(wins), report(wins))["lake-v1"]
+    same = compare_evaluations(report(wins), report(wins))["lake-v1"]
     assert (same["pairs"], same["success_difference"][0], same["p_value"]) == (60, 0.0, 1.0)
     better = [won or n % 3 == 1 for n, won in enumerate(wins)]
-    told = compare(report(wins), report(better))["lake-v1"]
+    told = compare_evaluations(report(wins), report(better))["lake-v1"]
     assert told["success"] == pytest.approx([1 / 3, 2 / 3])
     assert (told["only_first"], told["only_second"], told["p_value"]) == (0, 20, 2 / 2**20)
     assert told["success_difference"] == pytest.approx([1 / 3, *paired_share_interval(0, 20, 60)])
@@ -62,7 +62,7 @@ def test_the_same_episodes_are_no_difference_and_a_shift_is_one() -> None:
 
 def test_several_episodes_from_a_start_count_as_one() -> None:
     first, second = [False, False, True, False] * 10, [True, True, True, False] * 10
-    told = compare(report(first, samples=2), report(second, samples=2))["lake-v1"]
+    told = compare_evaluations(report(first, samples=2), report(second, samples=2))["lake-v1"]
     assert (told["pairs"], told["starts"], told["p_value"]) == (40, 20, None)
     assert told["success_difference"] == pytest.approx([0.5, *mean_interval([1.0, 0.0] * 10)])
 
@@ -71,11 +71,11 @@ def test_what_failed_in_either_is_left_out() -> None:
     one, other = report([True] * 4), report([False] * 4)
     for column in other["environments"]["lake-v1"]["results"].values():
         column.pop(1)
-    told = compare(one, other)["lake-v1"]
+    told = compare_evaluations(one, other)["lake-v1"]
     assert (told["pairs"], told["success"], told["only_first"]) == (3, [1.0, 0.0], 3)
     for column in other["environments"]["lake-v1"]["results"].values():
         column.clear()
-    nothing = compare(one, other)["lake-v1"]
+    nothing = compare_evaluations(one, other)["lake-v1"]
     assert (nothing["pairs"], nothing["success_difference"], nothing["return_difference"]) == (0, None, None)
 
 
@@ -96,7 +96,7 @@ WINS = [True, False]
 )
 def test_what_does_not_pair_is_refused(other: dict[str, Any], words: str) -> None:
     with pytest.raises(NotComparable) as refused:
-        compare(report(WINS), other)
+        compare_evaluations(report(WINS), other)
     assert words in str(refused.value)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, OPTConfi
 from starpod.trainer.models import hf
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
 from starpod.trainer.models.policy import CriticKind, Policy, Scores, build_policy, load_policy
-from starpod.trainer.models.trunk import plain
+from starpod.trainer.models.trunk import unwrapped
 from tests.trainer.models.tiny_policy import TEXTS, tiny_policy
 
 POLICY = tiny_policy()
@@ -35,7 +35,7 @@ def formulas(
     policy: Policy, tokens_BL: torch.Tensor, sampled_BL: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies the long way."""
-    log_p = (plain(policy.model)(tokens_BL).logits / temperature).log_softmax(-1)[:, :-1]
+    log_p = (unwrapped(policy.model)(tokens_BL).logits / temperature).log_softmax(-1)[:, :-1]
     chosen = log_p.gather(-1, tokens_BL[:, 1:, None])[..., 0]
     entropy = -(log_p.exp() * log_p).sum(-1)
     return chosen[sampled_BL[:, 1:]], entropy[sampled_BL[:, 1:]]

@@ -56,7 +56,7 @@ def _score(block: str, turn: Turn, scene: Scene, view: TurnView) -> float:
     if not turn.well_formed:
         return 0.0
     told = read_relations(turn.blocks.get(block, ""), family, legend_of(family, view.instructions))
-    return compare(family, told, relations(scene, family))
+    return relations_f1(family, told, relations(scene, family))
 
 
 def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
@@ -133,7 +133,7 @@ def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]])
     }
 
 
-def compare(family: str, said: Mapping[str, Sequence[Relation]], true: Mapping[str, Sequence[Relation]]) -> float:
+def relations_f1(family: str, said: Mapping[str, Sequence[Relation]], true: Mapping[str, Sequence[Relation]]) -> float:
     """Return the mean F1 over kinds of things, weighted as in _KINDS. Kinds that occur on neither side are left out.
 
     In Frozen Lake, a relation that is right on one axis counts as half, and relations are paired for the highest score.
@@ -159,16 +159,16 @@ def _half_right(told: list[Relation], there: list[Relation]) -> int:
     """
     partner: dict[int, int] = {}
 
-    def place(one: int, tried: set[int]) -> bool:
+    def pair(one: int, tried: set[int]) -> bool:
         for other, true in enumerate(there):
             if other not in tried and any(map(str.__eq__, told[one], true)):
                 tried.add(other)
-                if other not in partner or place(partner[other], tried):
+                if other not in partner or pair(partner[other], tried):
                     partner[other] = one
                     return True
         return False
 
-    return sum(place(one, set()) for one in range(len(told)))
+    return sum(pair(one, set()) for one in range(len(told)))
 
 
 def _sign(number: int) -> int:

@@ -22,7 +22,7 @@ from starpod.load.generator import GeneratorProcesses, RunFailed
 from starpod.load.measurements import StageResult
 from starpod.load.page import write_page
 from starpod.load.plan import EXTRAS, Plan, Stage, Think, parse_duration, write_recording
-from starpod.load.report import FORMAT, compare, document, judge, stage_report
+from starpod.load.report import FORMAT, compare_loads, document, judge, stage_report
 from starpod.load.requirements import find_rate, parse_requirement
 from starpod.load.screen import Screen
 from starpod.report.console import safe_console
@@ -286,7 +286,7 @@ class _StageRunner:
 
 def _compare(console: Console, before: Mapping[str, Any], after: Mapping[str, Any], *, json_file: str) -> None:
     try:
-        comparison = compare(before, after)
+        comparison = compare_loads(before, after)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     Screen(console).comparison(comparison)

@@ -195,7 +195,7 @@ FORMAT = "starpod-load-recording"
 _DRAWN_TURNS = 1 << 16
 
 
-class Policy(ABC):
+class SessionPolicy(ABC):
     """An agent that chooses the actions of one session."""
 
     def begin(self) -> tuple[int | None, int | None]:
@@ -213,8 +213,8 @@ def _draw_turns(actions: tuple[str, ...], seed: int) -> list[tuple[str]]:
     return [(action,) for action in random.Random(seed).choices(actions, k=_DRAWN_TURNS)]
 
 
-class Listed(Policy):
-    """Policy that plays random turns of one list. All agents share the list and start at different places."""
+class Listed(SessionPolicy):
+    """SessionPolicy that plays random turns of one list. All agents share the list and start at different places."""
 
     def __init__(self, turns: Sequence[tuple[str]], rng: random.Random) -> None:
         self._turns = turns
@@ -225,8 +225,8 @@ class Listed(Policy):
         return self._turns[self._place]
 
 
-class Valid(Policy):
-    """Policy that plays a random valid action of the observation, or an empty turn if it lists none."""
+class Valid(SessionPolicy):
+    """SessionPolicy that plays a random valid action of the observation, or an empty turn if it lists none."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -236,10 +236,10 @@ class Valid(Policy):
         return as_turn([self._rng.choice(valid)]) if valid else ()
 
 
-class Expert(Policy):
-    """Policy that follows the environment's advice, or another policy if there is no advice."""
+class Expert(SessionPolicy):
+    """SessionPolicy that follows the environment's advice, or another policy if there is no advice."""
 
-    def __init__(self, fallback: Policy) -> None:
+    def __init__(self, fallback: SessionPolicy) -> None:
         self._fallback = fallback
 
     def next(self, observation: pb.Observation | None) -> Turn | None:
@@ -248,8 +248,8 @@ class Expert(Policy):
         return self._fallback.next(observation)
 
 
-class Recorded(Policy):
-    """Policy that plays the episodes of a recording in order, again and again, starting at index `place`."""
+class Recorded(SessionPolicy):
+    """SessionPolicy that plays the episodes of a recording in order, again and again, starting at index `place`."""
 
     def __init__(self, episodes: Sequence[Mapping[str, Any]], place: int) -> None:
         self._episodes = episodes
@@ -266,7 +266,7 @@ class Recorded(Policy):
         return next(self._turns, None)
 
 
-def make_policy(turns: Turns, place: int, seed: int) -> Policy:
+def make_policy(turns: Turns, place: int, seed: int) -> SessionPolicy:
     """Return the policy of the session with number `place`."""
     rng = random.Random(f"{seed}/{place}")
     if turns.kind == "recorded":

@@ -377,7 +377,7 @@ class Comparison:
         return {"format": "starpod-load-comparison", "changes": changes, "remarks": self.remarks}
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
+def compare_loads(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     """Compare the stages that have the same name in both reports. Raise ValueError if there are none."""
     stages = {stage["name"]: stage for stage in after["stages"]}
     pairs = [(stage, stages[stage["name"]]) for stage in before["stages"] if stage["name"] in stages]

@@ -11,7 +11,7 @@ from starpod.client.connection import METHODS, Call, Connection, Method, Step, S
 from starpod.client.errors import StarpodError
 from starpod.client.transport import Backoff
 from starpod.load.measurements import ServerTime
-from starpod.load.plan import Place, Plan, Policy
+from starpod.load.plan import Place, Plan, SessionPolicy
 from starpod.v1 import environment_pb2 as pb
 
 HOLD_SECONDS = 0.001
@@ -59,7 +59,7 @@ class LoadSession(Step):
         "server",
     )
 
-    def __init__(self, number: int, policy: Policy) -> None:
+    def __init__(self, number: int, policy: SessionPolicy) -> None:
         super().__init__("", 0, 0)
         self.number = number
         self.policy = policy

@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starpod.report import page as shared
 from starpod.report.charts import COLOURS, Mark, Point, Series, line_chart, smooth
 from starpod.report.figures import Kind, show
-from starpod.trainer.evaluation.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
 from starpod.trainer.evaluation.statistics import CONFIDENCE, mean_interval, t_quantile
 from starpod.trainer.output.report import STYLE as RUN_STYLE
 from starpod.trainer.output.sections import curve as curve_of
@@ -54,7 +54,7 @@ POINTS = 200
 
 
 @dataclass(slots=True)
-class Run:
+class RunCurves:
     """A run that is compared."""
 
     summary: dict[str, Any]
@@ -80,7 +80,7 @@ class Line:
 
     letter: str
     colour: int
-    runs: list[Run]
+    runs: list[RunCurves]
 
     @property
     def label(self) -> str:
@@ -135,7 +135,7 @@ class View:
         divisor = SMOOTHING[self.smoothing]
         return smooth(points, max(len(points) // divisor, 1)) if divisor else list(points)
 
-    def query(self, path: str, runs: Sequence[Run], **changed: Any) -> str:
+    def query(self, path: str, runs: Sequence[RunCurves], **changed: Any) -> str:
         """Return the address of a page with these runs and settings. changed: query values to replace."""
         edges = {name: f"{edge:g}" for name, edge in zip(("from", "to"), self.between, strict=True)}
         values = {
@@ -198,14 +198,14 @@ def _comparison(site: Site, request: Request) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run(site: Site, summary: dict[str, Any], metrics: Sequence[str]) -> Run:
+def _run(site: Site, summary: dict[str, Any], metrics: Sequence[str]) -> RunCurves:
     folder = site.folder(summary["path"])
     try:
         known = (folder / "config.yaml").stat()
         config = _config(folder / "config.yaml", (known.st_ino, known.st_mtime_ns, known.st_size))
     except OSError:
         config = {}
-    return Run(summary, folder, config, site.index.curve(summary["run"], metrics))
+    return RunCurves(summary, folder, config, site.index.curve(summary["run"], metrics))
 
 
 @lru_cache(maxsize=256)
@@ -224,9 +224,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _lines(runs: Sequence[Run], together: bool) -> list[Line]:
+def _lines(runs: Sequence[RunCurves], together: bool) -> list[Line]:
     """Group runs into lines, in order, with letters and colours. Raises HTTPException 400 for too many lines."""
-    groups: dict[Any, list[Run]] = {}
+    groups: dict[Any, list[RunCurves]] = {}
     for run in runs:
         rest = frozenset((key, value) for key, value in run.config.items() if key != "seed")
         groups.setdefault(rest if together and rest else run.path, []).append(run)
@@ -257,7 +257,7 @@ def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def _warnings(runs: Sequence[Run], axis: str) -> list[Mark]:
+def _warnings(runs: Sequence[RunCurves], axis: str) -> list[Mark]:
     """Return the warnings of all runs, each labelled with its run and placed on the x axis."""
     found = []
     for run in runs:
@@ -367,7 +367,7 @@ def _chart(title: str, series: Sequence[Series], kind: Kind, view: View, marks: 
     )
 
 
-def _differing(runs: Sequence[Run], lines: Sequence[Line]) -> list[tuple[str, list[str]]]:
+def _differing(runs: Sequence[RunCurves], lines: Sequence[Line]) -> list[tuple[str, list[str]]]:
     """Return the dotted keys whose values differ between runs, each with the values of every line."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     return [
@@ -377,7 +377,7 @@ def _differing(runs: Sequence[Run], lines: Sequence[Line]) -> list[tuple[str, li
     ]
 
 
-def _pairs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _pairs(runs: Sequence[RunCurves]) -> list[dict[str, Any]]:
     """Compare the final evaluations of each pair of runs."""
     reports: list[dict[str, Any] | str] = []
     for run in runs:
@@ -391,7 +391,7 @@ def _pairs(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _pair(first: Run, second: Run, reports: Sequence[dict[str, Any] | str]) -> dict[str, Any]:
+def _pair(first: RunCurves, second: RunCurves, reports: Sequence[dict[str, Any] | str]) -> dict[str, Any]:
     """Compare two runs seed by seed. If they cannot be compared, `problem` says why.
 
     reports: final evaluation of each run, or why it has none.
@@ -402,7 +402,7 @@ def _pair(first: Run, second: Run, reports: Sequence[dict[str, Any] | str]) -> d
         pair["problem"] = one if isinstance(one, str) else other
         return pair
     try:
-        compared = compare(one, other)
+        compared = compare_evaluations(one, other)
     except (NotComparable, *DAMAGED) as error:
         pair["problem"] = str(error)
         return pair
@@ -437,7 +437,7 @@ def _signed_share(value: float) -> str:
     return f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}") + " points"
 
 
-def _verdict(difference: Sequence[float] | None, first: Run, second: Run) -> str:
+def _verdict(difference: Sequence[float] | None, first: RunCurves, second: RunCurves) -> str:
     if difference is None:
         return ""
     if difference[1] > 0:

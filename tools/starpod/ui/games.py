@@ -51,7 +51,7 @@ Luck = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class GameTurn:
     """One turn of a game."""
 
     by: str
@@ -74,7 +74,7 @@ class Game:
     spec: pb.EnvironmentSpec
     task: Task
     episode: Episode
-    turns: list[Played] = field(default_factory=list)
+    turns: list[GameTurn] = field(default_factory=list)
     luck: Luck = ()
     origin: str = ""
     """Link of the episode and turn from which the game was forked."""
@@ -128,7 +128,7 @@ class Game:
             f"    print(session.observation.text)\n{body}"
         )
 
-    def _action(self, turn: Played, text: str) -> Action:
+    def _action(self, turn: GameTurn, text: str) -> Action:
         """Return an action as it was sent: typed text is parsed, because it may be a tool call."""
         return parse(text, self.spec) if turn.by == YOU else text
 
@@ -204,7 +204,7 @@ class Game:
         last = self.episode.turns[-1]
         self.success = self.episode.success
         self.turns.append(
-            Played(by, last.actions, last.observation, last.own_reward, ", ".join(remarks(last)), snapshot)
+            GameTurn(by, last.actions, last.observation, last.own_reward, ", ".join(remarks(last)), snapshot)
         )
 
 

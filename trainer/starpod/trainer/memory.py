@@ -21,7 +21,7 @@ from starpod.trainer.engines.slot_cache import cache_shape
 from starpod.trainer.engines.weights import SHARD_BYTES
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_shape
-from starpod.trainer.models.trunk import plain
+from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel import device_named
 
 GIB = 2**30
@@ -131,7 +131,7 @@ class Shape:
         built = build_shape(model)
         every = [parameter.numel() for name, parameter in built.named_parameters() if ".lora_" not in name]
         adapters = sum(parameter.numel() for name, parameter in built.named_parameters() if ".lora_" in name)
-        config = plain(built).config.get_text_config()
+        config = unwrapped(built).config.get_text_config()
         _, _, _, heads, _, width = cache_shape(config, 0, 1)
         inside = sum(p.numel() for name, p in built.named_parameters() if ".layers." in name and ".lora_" not in name)
         return cls(

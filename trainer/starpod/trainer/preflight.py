@@ -93,7 +93,7 @@ def check_model(config: Config) -> None:
     from starpod.trainer.models.config import TINY
     from starpod.trainer.models.hf import load_tokenizer
     from starpod.trainer.models.policy import build_shape
-    from starpod.trainer.models.trunk import plain
+    from starpod.trainer.models.trunk import unwrapped
     from starpod.trainer.models.vision import view_of
 
     if config.model.name == TINY:
@@ -103,7 +103,7 @@ def check_model(config: Config) -> None:
     if config.engine.name == "torch":
         try:
             dtype = getattr(torch, config.model.dtype)
-            slots_within(config.engine, plain(shape).config, config.sampling.max_episode_tokens, dtype)
+            slots_within(config.engine, unwrapped(shape).config, config.sampling.max_episode_tokens, dtype)
         except EngineError as error:
             raise ConfigError(str(error)) from error
     if view_of(shape) is None and any(task.prompt.shows_images for task in config.tasks):

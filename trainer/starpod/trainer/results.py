@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from starpod.report.figures import show
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, read_episodes
-from starpod.trainer.evaluation.compare import compare, read_evaluation
+from starpod.trainer.evaluation.compare import compare_evaluations, read_evaluation
 from starpod.trainer.output.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ Kind = Literal["final", "eval", "train"]
 """Purpose of an episode: the final evaluation, an evaluation during training, or training."""
 
 
-class Run:
+class RunResults:
     """The folder of a run. It is read again at each access, because the run may still be training.
 
-        run = Run("runs/lake")
+        run = RunResults("runs/lake")
         run.metrics["collect/success"].plot()
         run.episodes(solved=False)[0]
 
@@ -37,7 +37,7 @@ class Run:
             raise FileNotFoundError(f"{path} holds no run: name the folder of one, such as that of --run-dir")
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        return f"RunResults({str(self.path)!r})"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -89,14 +89,14 @@ class Run:
             if solved in (None, episode.success is True) and environment in ("", episode.environment, episode.task)
         )
 
-    def compare(self, other: Run | Path | str) -> DataFrame:
+    def compare(self, other: RunResults | Path | str) -> DataFrame:
         """Compare the final evaluations of two runs, paired by seed, with a row per environment.
 
         Differences are the other run's value minus this run's, with their 95 % interval. p_value is McNemar's exact
         test. Raises NotComparable if seeds or environments differ.
         """
-        paths = self.path, other.path if isinstance(other, Run) else Path(other)
-        compared = compare(*(read_evaluation(path) for path in paths))
+        paths = self.path, other.path if isinstance(other, RunResults) else Path(other)
+        compared = compare_evaluations(*(read_evaluation(path) for path in paths))
         rows = {}
         for environment, figures in compared.items():
             row = {name: figures[name] for name in ("pairs", "only_first", "only_second", "p_value")}

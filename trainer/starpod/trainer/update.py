@@ -39,7 +39,7 @@ from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.config import PivotsConfig
 
-COMPONENTS = ("task", "entropy", "kl", "critic")
+LOSS_TERMS = ("task", "entropy", "kl", "critic")
 """Components of the loss."""
 
 CRITIC_LR: dict[CriticKind, float] = {"shared": 1e-3, "separate": 1e-5}
@@ -397,7 +397,7 @@ class Learner:
             scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
             if mine:
                 unpacked = batch.unpack(block)
-                sums[unpacked.rows] += unpacked.place(scores.logprobs_N).sum(1)
+                sums[unpacked.rows] += unpacked.in_rows(scores.logprobs_N).sum(1)
         return self.parallel.sum(sums).tolist()
 
     # --- scoring ------------------------------------------------------------------------------------------------------
@@ -415,13 +415,13 @@ class Learner:
             packed, unpacked = batch.pack(block), batch.unpack(block)
             scores = self.policy.score(*packed, temperature=self.temperature, values=critic)
             if mine:
-                logprobs[unpacked.rows] += unpacked.place(scores.logprobs_N.float())
+                logprobs[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
                 if values is not None and scores.values_N is not None:
                     values[unpacked.rows] += _placed_values(unpacked, scores.values_N.float(), blocks)
             if reference is not None and self.reference is not None:
                 scores = self.reference.score(*packed, temperature=self.temperature)
                 if mine:
-                    reference[unpacked.rows] += unpacked.place(scores.logprobs_N.float())
+                    reference[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
         for tensor in (logprobs, values, reference):
             if tensor is not None:
                 self.parallel.sum(tensor)
@@ -476,7 +476,7 @@ class Learner:
         rows: Sequence[int],
         *,
         scale: float,
-        components: Container[str] = COMPONENTS,
+        components: Container[str] = LOSS_TERMS,
         single: bool = False,
         record: UpdateRecord | None = None,
     ) -> Accumulated:
@@ -522,9 +522,9 @@ class Learner:
             )
             unpacked = batch.unpack(block)
             own, inside_RT = unpacked.rows, unpacked.inside_RT
-            logprobs_RT = unpacked.place(scores.logprobs_N.float(), fill=present_BT[own])
+            logprobs_RT = unpacked.in_rows(scores.logprobs_N.float(), fill=present_BT[own])
             assert scores.entropy_N is not None
-            entropy_RT = unpacked.place(scores.entropy_N.float())
+            entropy_RT = unpacked.in_rows(scores.entropy_N.float())
             old_RT, correction_RT = proximal_BT[own], correction_BT[own]
             if found_BT is not None:
                 present_RT, mask_RT = logprobs_RT.detach(), rollout.mask_BT[own]
@@ -584,7 +584,7 @@ class Learner:
             scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
             if mine:
                 unpacked = batch.unpack(block)
-                found_BT[unpacked.rows] += unpacked.place(scores.logprobs_N.float())
+                found_BT[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
         self.parallel.sum(found_BT)
         scored = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
         scored[cut] = True
@@ -611,8 +611,8 @@ def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch, kinds: Se
 def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None) -> Tensor:
     """Return a block's values as rows [R, T]. blocks_BT: selects the head of a token's stage, if there are several."""
     if blocks_BT is None:
-        return unpacked.place(values)
-    placed_RTH = torch.stack([unpacked.place(values_N) for values_N in values.unbind(1)], dim=2)
+        return unpacked.in_rows(values)
+    placed_RTH = torch.stack([unpacked.in_rows(values_N) for values_N in values.unbind(1)], dim=2)
     return placed_RTH.gather(2, stages(blocks_BT[unpacked.rows]).unsqueeze(2)).squeeze(2)
 
 

@@ -215,7 +215,7 @@ class Recovery:
                 replica.placing -= 1
             if not isinstance(error, UnknownSession | SessionLost):
                 state.replica.close_later([state.session_id])
-            state.place(replica, message)
+            state.move_to(replica, message)
             state.version = spec.version
             state.recoveries += 1
             self.recoveries += 1

@@ -108,7 +108,7 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
             error = explain_options(error, _spec_of(state), self._options)
         if self._home is not None and state.session_id != self._home[1].session_id:
             state.replica.close_later([state.session_id])
-            state.place(*self._home)
+            state.move_to(*self._home)
         self.result.fail(self.slot, error)
         state.release()
 

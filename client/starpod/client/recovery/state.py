@@ -146,7 +146,7 @@ class SessionState(Step):
         self.retry: RetryState | None = None
         self.waiting: deque[asyncio.Future[None]] | None = None
         self.begin(message)
-        self.place(replica, message)
+        self.move_to(replica, message)
 
     def __repr__(self) -> str:
         where = self.replica.address
@@ -171,7 +171,7 @@ class SessionState(Step):
         """Whether the episode is over."""
         return isinstance(self.last, Transition) and self.last.done
 
-    def place(self, replica: Replica, message: pb.Session) -> None:
+    def move_to(self, replica: Replica, message: pb.Session) -> None:
         """Move to a session on a server."""
         self.replica.sessions.discard(self)
         self.replica = replica

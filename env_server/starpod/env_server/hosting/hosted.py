@@ -317,7 +317,7 @@ def publish(
     return type(base.__name__, (base,), members)
 
 
-def plain(value: Any, exclude: set[str] | None = None) -> Any:
+def jsonable(value: Any, exclude: set[str] | None = None) -> Any:
     """Convert a value of any type, including third-party types, to JSON-like values. `exclude`: fields to omit."""
     return to_jsonable_python(value, exclude=exclude, serialize_unknown=True, inf_nan_mode="strings")
 

@@ -19,8 +19,8 @@ from starpod.env_server.hosting.hosted import (
     Hosted,
     ProbeResult,
     dependents,
+    jsonable,
     package_version,
-    plain,
     publish,
     starpod_id,
 )
@@ -108,7 +108,7 @@ class OpenEnvEnvironment(Hosted):
     def render(self, mode: str = "text") -> str:
         game = self.game
         assert isinstance(game, OpenEnvGame)
-        return json.dumps(plain(game.environment.state), indent=2, ensure_ascii=False)
+        return json.dumps(jsonable(game.environment.state), indent=2, ensure_ascii=False)
 
 
 class OpenEnvGame(Game):
@@ -130,14 +130,14 @@ class OpenEnvGame(Game):
         except ValueError:
             return INVALID
         seen = self.seen = self.environment.step(own)
-        info = {"metadata": plain(seen.metadata)} if seen.metadata else None
+        info = {"metadata": jsonable(seen.metadata)} if seen.metadata else None
         outcome = self.outcome(seen.reward or 0.0, seen.done, bool(getattr(seen, "truncated", False)), info)
         return outcome if getattr(seen, "error", None) is None or not _is_call(seen) else outcome._replace(valid=False)
 
     def observe(self) -> str | Sequence[Part]:
         if _is_call(self.seen):
             return _tool_result(self.seen)
-        fields = plain(self.seen, exclude={"done", "reward", "metadata"})
+        fields = jsonable(self.seen, exclude={"done", "reward", "metadata"})
         told = {name: value for name, value in fields.items() if value is not None}
         if len(told) == 1 and isinstance(only := next(iter(told.values())), str):
             return only
@@ -214,8 +214,8 @@ def _tool_result(seen: Any) -> list[Part]:
     result = seen.result
     value = getattr(result, "structured_content", result)
     texts = [part.text for part in getattr(result, "content", ()) if isinstance(getattr(part, "text", None), str)]
-    text = error if error is not None else "\n".join(texts) or _dump(plain(value))
-    return [text, JSON({"tool_name": seen.tool_name, "result": plain(value), "error": error})]
+    text = error if error is not None else "\n".join(texts) or _dump(jsonable(value))
+    return [text, JSON({"tool_name": seen.tool_name, "result": jsonable(value), "error": error})]
 
 
 def _dump(value: Any) -> str:

@@ -12,7 +12,7 @@ from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
 from starpod.env_server.environment import INVALID, Concurrency, EnvironmentSpec, Limits, OptionsError, Outcome, digest
-from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
+from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, jsonable, package_version, publish, starpod_id
 from starpod.env_server.hosting.request import (
     HostingRequest,
     check_arguments,
@@ -135,8 +135,8 @@ class Question(Game):
             score = float(self.dataset.score_answer(action, self.entry))
         except Exception as error:
             # Several scorers raise on an answer that they cannot read. The policy is responsible: the answer is wrong.
-            return self.outcome(0.0, True, info=plain({**info, "scorer_raised": f"{type(error).__name__}: {error}"}))
-        return self.outcome(score, True, info=plain(info))
+            return self.outcome(0.0, True, info=jsonable({**info, "scorer_raised": f"{type(error).__name__}: {error}"}))
+        return self.outcome(score, True, info=jsonable(info))
 
     def observe(self) -> str:
         return "" if self.answered is not None else str(self.entry["question"])

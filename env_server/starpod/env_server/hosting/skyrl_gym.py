@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from skyrl_gym.envs.registration import load_env_creator, registry
 
 from starpod.env_server.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome
-from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, plain, publish, starpod_id
+from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, jsonable, package_version, publish, starpod_id
 from starpod.env_server.hosting.request import HostingRequest, constructor, import_named, nearest
 from starpod.v1.values import JSON, Action, Part
 
@@ -121,7 +121,7 @@ class SkyRLGame(Game):
         info = {**(output.get("metadata") or {}), **({} if kept is None else {"postprocessed_action": kept})}
         if done and (metrics := self.environment.get_metrics()):
             info["metrics"] = metrics
-        return self.outcome(output["reward"], done, info=plain(info))
+        return self.outcome(output["reward"], done, info=jsonable(info))
 
     def observe(self) -> str | Sequence[Part]:
         return [_told(self.new), JSON(self.new)]

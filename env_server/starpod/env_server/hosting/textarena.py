@@ -20,9 +20,9 @@ from starpod.env_server.hosting.hosted import (
     Game,
     Hosted,
     ProbeResult,
+    jsonable,
     own_luck,
     package_version,
-    plain,
     publish,
     starpod_id,
 )
@@ -159,13 +159,13 @@ class TextArenaGame(Game):
         ended, info = self.environment.step(action)
         self.new = self._listen()
         if not ended:
-            return self.outcome(0.0, False, info=plain(info))._replace(valid=state.error_count <= errors)
+            return self.outcome(0.0, False, info=jsonable(info))._replace(valid=state.error_count <= errors)
         rewards, told = self.environment.close()
         reward = rewards[player]
         if not isinstance(reward, int | float):
             raise TypeError(f"the game gave {reward!r} as a reward, which is no number")
         all_rewards = {"rewards": {f"Player {each}": rewards[each] for each in rewards}} if len(rewards) > 1 else {}
-        outcome = self.outcome(reward, True, info=plain({**info, **told[player], **all_rewards}))
+        outcome = self.outcome(reward, True, info=jsonable({**info, **told[player], **all_rewards}))
         return outcome._replace(valid=not told[player]["invalid_move"])
 
     def observe(self) -> str:

@@ -26,8 +26,8 @@ from starpod.env_server.hosting.hosted import (
     Hosted,
     ProbeResult,
     dependents,
+    jsonable,
     package_version,
-    plain,
     publish,
     starpod_id,
 )
@@ -131,7 +131,7 @@ class VerifiersGame(Game):
         cut = any(trace.is_truncated or trace.is_timeout for trace in traces)
         parts = {name: reward.value for trace in traces for name, reward in trace.rewards.items() if reward is not None}
         metrics = {name: value for trace in traces for name, value in trace.metrics.items() if value is not None}
-        info = plain({"metrics": metrics, "stop_condition": traces[-1].stop_condition})
+        info = jsonable({"metrics": metrics, "stop_condition": traces[-1].stop_condition})
         return self.outcome(sum(parts.values()), not cut, cut, info)._replace(reward_parts=parts)
 
     def observe(self) -> Sequence[Part]:

@@ -133,7 +133,7 @@ class Calls:
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         try:
-            state = self.worker.seal.open(snapshot.environment_id, snapshot.environment_version, snapshot.state)
+            state = self.worker.seal.unseal(snapshot.environment_id, snapshot.environment_version, snapshot.state)
             # The session needs seeds, options and limits here. The rest is read where the episode will run.
             saved = SavedEpisode.read(environment, state)
         except StateError as error:
@@ -292,7 +292,7 @@ class Calls:
                 session, session.host.turn(given, want or session.want), "Step"
             )
             self.worker.metrics.step(session.environment.spec.id, time.perf_counter() - started)
-            if isinstance(transition, Transition) and not transition.plain:
+            if isinstance(transition, Transition) and not transition.is_immutable:
                 message = pb.Transition()
                 self.write_transition(message, session, transition)
                 transition = message
@@ -321,7 +321,7 @@ class Calls:
             session.check()
             spec = session.environment.spec
             state = await self._guard(session, session.host.save(), "Snapshot")
-            state = self.worker.seal.close(spec.id, spec.version, state)
+            state = self.worker.seal.seal(spec.id, spec.version, state)
             if len(state) > self._limits.max_snapshot_bytes:
                 raise snapshot_too_large(len(state), self._limits)
             snapshot = pb.SessionSnapshot(

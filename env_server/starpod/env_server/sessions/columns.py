@@ -151,7 +151,7 @@ class Transitions:
         texts, keys, extras, rewards, outcomes, ends, successes, details = zip(*transitions, strict=True)
         count = len(texts)
         if not (extras.count(None) == details.count(None) == count and set(map(type, texts)) == {str}):
-            fit = [each.plain for each in transitions]
+            fit = [each.is_immutable for each in transitions]
             steps = zip(call_ids, transitions, indices, fit, strict=True)
             for place, (call_id, transition, index, fits) in enumerate(steps):
                 if not fits:

@@ -39,16 +39,16 @@ class SnapshotSeal:
 
     @property
     def keyed(self) -> bool:
-        """Whether `open` proves that a server of this fleet wrote the state."""
+        """Whether `unseal` proves that a server of this fleet wrote the state."""
         return bool(self._keys)
 
-    def close(self, environment_id: str, version: str, state: bytes) -> bytes:
+    def seal(self, environment_id: str, version: str, state: bytes) -> bytes:
         """Return the sealed state, as it leaves the server."""
         if not self._keys:
             return state
         return _MARK + _tag(self._keys[0], environment_id, version, state) + state
 
-    def open(self, environment_id: str, version: str, sealed: bytes) -> bytes:
+    def unseal(self, environment_id: str, version: str, sealed: bytes) -> bytes:
         """Return the state as the environment wrote it. Raises BAD_ARGUMENT if no key of this server sealed it."""
         marked = sealed.startswith(_MARK)
         tag, state = sealed[len(_MARK) : len(_MARK) + 32], sealed[len(_MARK) + 32 :]

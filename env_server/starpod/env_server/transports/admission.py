@@ -48,7 +48,7 @@ _READ_AT_ONCE = 4
 _RETRY_SECONDS = 1.0
 
 
-class OpenCalls:
+class CallsInFlight:
     """Counter of open contract calls over all transports, with a limit. Only calls with a valid token are admitted.
 
     A call is open once its headers have arrived, even if its request never does. At most `limit` calls are open; if
@@ -118,9 +118,11 @@ async def receive_in_time(receive: Callable[[], Awaitable[R]]) -> R:
 
 
 class ContractAdmission(grpc.GenericRpcHandler):
-    """Handler that admits gRPC calls of the contract according to OpenCalls."""
+    """Handler that admits gRPC calls of the contract according to CallsInFlight."""
 
-    def __init__(self, contract: grpc.GenericRpcHandler, calls: OpenCalls, metrics: Metrics, share: LoopShare) -> None:
+    def __init__(
+        self, contract: grpc.GenericRpcHandler, calls: CallsInFlight, metrics: Metrics, share: LoopShare
+    ) -> None:
         self._contract = contract
         self._calls = calls
         self._metrics = metrics

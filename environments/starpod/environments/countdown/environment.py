@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
 
 from .expression import MAX_LENGTH, Malformed, describe, parse
-from .picture import draw, draw_text, plain
+from .picture import draw, draw_text, format_points
 from .puzzles import draw_puzzle, solve
 
 TOLERANCE = 1e-5
@@ -125,7 +125,7 @@ class Countdown(Environment):
     def observe(self) -> str:
         if self.answer is None:
             return f"Target: {self.target}, nums: {list(self.numbers)}"
-        return f"Your answer get {plain(self.points)} points."
+        return f"Your answer get {format_points(self.points)} points."
 
     def state_key(self) -> bytes:
         return digest(repr((self.numbers, self.target, self.answer is not None, self.points)))

@@ -9,7 +9,7 @@ from starpod.env_server import Canvas
 _INK, _PAPER, _GOLD = (35, 40, 52), (255, 251, 240), (246, 196, 83)
 
 
-def plain(points: float) -> str:
+def format_points(points: float) -> str:
     """Format points; whole numbers have no decimal point."""
     return str(int(points)) if points == int(points) else str(points)
 
@@ -24,7 +24,7 @@ def draw_text(numbers: Sequence[int], target: int, answer: str | None, points: f
         "  ".join(f"└{'─' * len(cell)}┘" for cell in cells),
     ]
     if answer is not None:
-        lines.append(f"{answer!r}: {plain(points)} points")
+        lines.append(f"{answer!r}: {format_points(points)} points")
     return "\n".join(lines)
 
 

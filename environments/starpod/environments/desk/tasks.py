@@ -22,7 +22,7 @@ class Changes:
     files: dict[str, str]
     sent: list[Mail]
 
-    def told(self, address: str, *words: str) -> bool:
+    def mailed(self, address: str, *words: str) -> bool:
         """Return whether a mail to the address contains all words, in any case. 9 does not match 19."""
         patterns = [re.compile(rf"(?<!\d){re.escape(word)}(?!\d)", re.IGNORECASE) for word in words]
         texts = [f"{mail.subject}\n{mail.body}" for mail in self.sent if mail.other == address]
@@ -102,7 +102,7 @@ class Schedule(Task):
                 event.title == self.title and event.day == self.day for event in now.events.values()
             ),
             "meeting_as_asked": self.event in now.events.values(),
-            "attendee_told": now.told(self.address, self.day, str(self.start)),
+            "attendee_told": now.mailed(self.address, self.day, str(self.start)),
         }
 
     def look(self) -> list[Call]:
@@ -151,7 +151,7 @@ class Cancel(Task):
     def criteria(self, now: Changes) -> dict[str, bool]:
         return {
             "meetings_deleted": all(number not in now.events for number, _, _ in self.meetings),
-            "attendees_told": all(now.told(address, title) for _, title, address in self.meetings),
+            "attendees_told": all(now.mailed(address, title) for _, title, address in self.meetings),
         }
 
     def look(self) -> list[Call]:
@@ -161,7 +161,7 @@ class Cancel(Task):
         for number, title, address in self.meetings:
             if number in now.events:
                 return "delete_event", {"id": number}
-            if not now.told(address, title):
+            if not now.mailed(address, title):
                 return "send_mail", {"to": address, "subject": title, "body": f"{title} on {self.day} is off."}
         return None
 
@@ -187,7 +187,7 @@ class Report(Task):
         )
 
     def criteria(self, now: Changes) -> dict[str, bool]:
-        return {"fact_mailed": now.told(self.address, self.value)}
+        return {"fact_mailed": now.mailed(self.address, self.value)}
 
     def look(self) -> list[Call]:
         return [
@@ -197,7 +197,7 @@ class Report(Task):
         ]
 
     def act(self, now: Changes) -> Call | None:
-        if now.told(self.address, self.value):
+        if now.mailed(self.address, self.value):
             return None
         body = f"The {self.what} is {self.value}."
         return "send_mail", {"to": self.address, "subject": f"Project {self.project}", "body": body}

@@ -10,18 +10,18 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def plain(answer: str) -> str:
+def normalise_answer(answer: str) -> str:
     """Return the answer in lower case, without punctuation, articles and redundant blanks."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, truth: str) -> bool:
     """Return whether answer and truth are equal after normalisation by `plain`."""
-    return plain(answer) == plain(truth)
+    return normalise_answer(answer) == normalise_answer(truth)
 
 
 def f1(answer: str, truth: str) -> float:
     """Return the harmonic mean of precision and recall of the answer's words."""
-    ours, theirs = plain(answer).split(), plain(truth).split()
+    ours, theirs = normalise_answer(answer).split(), normalise_answer(truth).split()
     same = sum((Counter(ours) & Counter(theirs)).values())
     return 2 * same / (len(ours) + len(theirs)) if same else 0.0

@@ -13,7 +13,7 @@ from .grid import candidates, clashes, clashing, complete, peers
 from .options import SudokuOptions
 from .picture import draw, draw_html
 from .reading import read_action
-from .texts import View, instructions, place
+from .texts import View, cell_name, instructions
 
 
 class Sudoku(Environment):
@@ -85,7 +85,7 @@ class Sudoku(Environment):
         before = self.grid[cell]
         self.grid = self.grid[:cell] + bytes([number]) + self.grid[cell + 1 :]
         correct = number == self.solution[cell] and not conflicts
-        placed = f"Placed {number} at {place(cell, self.size)}"
+        placed = f"Placed {number} at {cell_name(cell, self.size)}"
         if conflicts:
             reward = self.options.invalid_reward
             self.feedback = f"⚠ {placed} - conflicts with {conflicts}"

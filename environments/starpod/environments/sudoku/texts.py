@@ -73,20 +73,20 @@ class View(NamedTuple):
         lines = [self.detailed()]
         if self.marked:
             lines += ["", "⚠ CONFLICTS DETECTED:"]
-            lines += [f"  - Cell {place(cell, size)}: {grid[cell]}" for cell in sorted(self.marked)]
+            lines += [f"  - Cell {cell_name(cell, size)}: {grid[cell]}" for cell in sorted(self.marked)]
         empty = [cell for cell, digit in enumerate(grid) if not digit]
         few = options.show_valid_numbers and len(empty) <= LISTED_CELLS
         if empty and (few or options.show_candidates):
             lines += ["", "💡 VALID NUMBERS FOR EMPTY CELLS:"]
             listed = ((cell, candidates(grid, size, cell)) for cell in empty)
-            lines += [f"  - {place(cell, size)}: {numbers}" for cell, numbers in listed if numbers]
+            lines += [f"  - {cell_name(cell, size)}: {numbers}" for cell, numbers in listed if numbers]
         initial, filled = len(grid) - self.puzzle.count(0), len(grid) - len(empty)
         lines += ["", f"Progress: {filled}/{len(grid)} cells filled ({initial} initial, {filled - initial} placed)"]
         lines.append(f"Steps: {self.steps}/{options.steps_allowed}")
         return "\n".join(lines)
 
 
-def place(cell: int, size: int) -> str:
+def cell_name(cell: int, size: int) -> str:
     """Return row and column of a cell, from 1, as a text."""
     return f"({cell // size + 1},{cell % size + 1})"
 

@@ -18,7 +18,7 @@ def to_move(board: str) -> str:
     return "X" if board.count("X") == board.count("O") else "O"
 
 
-def place(board: str, cell: int) -> str:
+def take(board: str, cell: int) -> str:
     """Return the board after the player whose turn it is has taken a cell."""
     return board[:cell] + to_move(board) + board[cell + 1 :]
 
@@ -52,19 +52,19 @@ def value(board: str) -> int:
     """
     if winning_line(board):
         return -(1 + board.count("."))
-    return max((-value(place(board, cell)) for cell in free_cells(board)), default=0)
+    return max((-value(take(board, cell)) for cell in free_cells(board)), default=0)
 
 
 def best_cells(board: str) -> list[int]:
     """Return the cells with the highest value, in the order of preference; none if the game is over."""
     if is_over(board):
         return []
-    return [cell for cell in _ORDER if board[cell] == "." and -value(place(board, cell)) == value(board)]
+    return [cell for cell in _ORDER if board[cell] == "." and -value(take(board, cell)) == value(board)]
 
 
 def draw_opening(rng: random.Random, moves: int) -> str:
     """Return a board after that number of random moves, none of which ends the game."""
     board = EMPTY
     for _ in range(moves):
-        board = rng.choice([after for cell in free_cells(board) if not is_over(after := place(board, cell))])
+        board = rng.choice([after for cell in free_cells(board) if not is_over(after := take(board, cell))])
     return board

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from starpod.env_server import INVALID, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
 
-from .board import CELLS, best_cells, draw_opening, free_cells, is_over, place, to_move, value, winning_line
+from .board import CELLS, best_cells, draw_opening, free_cells, is_over, take, to_move, value, winning_line
 from .picture import draw
 
 
@@ -65,7 +65,7 @@ class TicTacToe(Environment):
         cell = CELLS.index(action)
         if self.board[cell] != ".":
             return INVALID
-        self.board = place(self.board, cell)
+        self.board = take(self.board, cell)
         if winning_line(self.board):
             return self._end(1.0)
         if self.side and not is_over(self.board):
@@ -119,7 +119,7 @@ class TicTacToe(Environment):
 
     def _move_opponent(self) -> None:
         cells = best_cells(self.board) if self.options.opponent == "expert" else free_cells(self.board)
-        self.board = place(self.board, self.dynamics.choice(cells))
+        self.board = take(self.board, self.dynamics.choice(cells))
 
     def _end(self, reward: float) -> Outcome:
         return Outcome(reward=reward, terminated=True, success=self._keeps_result())

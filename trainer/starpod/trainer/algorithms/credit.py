@@ -89,11 +89,11 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
         # block's own tokens get the credit.
         units = units.within(_in_block(term.block, rollout))
     advantages_BK = torch.zeros_like(scores_BK)
-    advantages_BK[units.mask_BK] = compare(term, scores_BK[units.mask_BK], _peers(term, rollout, units))
+    advantages_BK[units.mask_BK] = compare_with_peers(term, scores_BK[units.mask_BK], _peers(term, rollout, units))
     return units.spread(advantages_BK)
 
 
-def compare(term: CreditTerm, scores_n: Tensor, peers_n: Tensor) -> Tensor:
+def compare_with_peers(term: CreditTerm, scores_n: Tensor, peers_n: Tensor) -> Tensor:
     """Compare n units' scores with those of peers with the same id; 0 if there are too few or all are equal."""
     if term.baseline == "none":
         return scores_n
@@ -271,7 +271,7 @@ def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
             ids.append(peers[group, attempt, name])
     advantages_BK = torch.zeros(table.mask_BK.shape, dtype=torch.float64)
     if scores:
-        results = compare(term, torch.tensor(scores, dtype=torch.float64), torch.tensor(ids)).tolist()
+        results = compare_with_peers(term, torch.tensor(scores, dtype=torch.float64), torch.tensor(ids)).tolist()
         for (row, turns, weight), result in zip(spans, results, strict=True):
             advantages_BK[row, sorted({_payee(rollout, row, turn) for turn in turns})] += weight * result
     return table.spread(advantages_BK.to(table.mask_BK.device))

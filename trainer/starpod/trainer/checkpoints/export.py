@@ -14,7 +14,7 @@ from starpod.trainer.checkpoints.trained import Trained
 from starpod.trainer.models.config import SMOLLM2, TINY, model_title
 from starpod.trainer.models.policies import policy_of
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.models.trunk import plain
+from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import with_interval
 
@@ -44,7 +44,7 @@ def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "
     if out.exists():
         raise ExportError(f"{out} is there already; nothing is overwritten")
     policy = policy_of(trained.policy, agent)
-    if adapter and plain(policy.model) is policy.model:
+    if adapter and unwrapped(policy.model) is policy.model:
         raise ExportError("this model was trained without LoRA: there is no adapter to export by itself")
     _set_generation(policy, float(trained.config["sampling"]["temperature"]))
     temporary = out.parent / f".temporary-{out.name}"
@@ -66,7 +66,7 @@ def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "
 
 def _set_generation(policy: Policy, temperature: float) -> None:
     """Set plain sampling at the training temperature. The base model's top-k and penalties were off in training."""
-    model = plain(policy.model)
+    model = unwrapped(policy.model)
     base = model.generation_config
     pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]

@@ -29,7 +29,7 @@ from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
-from starpod.trainer.evaluation.compare import NotComparable, compare, read_evaluation
+from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
 from starpod.trainer.evaluation.figures import episode_results, numbered, summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.rollout.config import EnvironmentConfig
@@ -42,7 +42,7 @@ CHAT = "openai:"
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class EvaluatedPolicy:
     """A policy to evaluate."""
 
     kind: str
@@ -215,7 +215,7 @@ def _missing(name: str) -> click.UsageError:
 
 async def _run(
     fleet: Fleet,
-    policy: Policy,
+    policy: EvaluatedPolicy,
     choose_tasks: Callable[[pb.DescribeResponse], list[Task]],
     seeds: range,
     samples: int,
@@ -247,14 +247,14 @@ async def _run(
 
 def _policy(
     model: str, sampling: Sampling, engine: Literal["torch", "vllm"], base_url: str | None, concurrency: int
-) -> Policy:
+) -> EvaluatedPolicy:
     """Return the policy that a command-line argument names."""
     if model.startswith(CHAT):
         return _chat_policy(model.removeprefix(CHAT), sampling, base_url, concurrency)
     if base_url:
         raise click.UsageError(f"--base-url is for models of an endpoint: openai:{model}")
     if model in REFERENCES:
-        return Policy("reference", model, ReferenceAgents(model))
+        return EvaluatedPolicy("reference", model, ReferenceAgents(model))
     close = near(model, [*REFERENCES, CHAT]) if "/" not in model and not Path(model).exists() else []
     if close:
         raise click.BadParameter(
@@ -263,7 +263,7 @@ def _policy(
     return _pretrained_policy(model, sampling, engine)
 
 
-def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm"]) -> Policy:
+def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm"]) -> EvaluatedPolicy:
     from starpod.trainer.agents.pretrained import PretrainedAgents  # slow: imports torch
 
     try:
@@ -271,14 +271,14 @@ def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", 
     except AgentRefused as error:
         raise click.ClickException(str(error)) from error
     if (config := agents.config) is None:
-        return Policy("model", model, agents)
+        return EvaluatedPolicy("model", model, agents)
     tasks = {task.name: task.environment.id for task in config.tasks}
     environments = [task.environment for task in config.tasks]
     served = [] if any(each.addresses for each in environments) else environments
-    return Policy("model", model, agents, tasks=tasks, served=served, seeds=config.seeds)
+    return EvaluatedPolicy("model", model, agents, tasks=tasks, served=served, seeds=config.seeds)
 
 
-def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> Policy:
+def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> EvaluatedPolicy:
     from starpod.trainer.agents.chat import ChatAgents  # slow: imports openai
 
     if not model:
@@ -296,7 +296,7 @@ def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurren
         )
     except AgentRefused as error:
         raise click.UsageError(str(error)) from error
-    return Policy("openai", model, agents)
+    return EvaluatedPolicy("openai", model, agents)
 
 
 def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:
@@ -335,7 +335,7 @@ def _tasks(
 ) -> list[Task]:
     """Return the tasks to play, each with its options. An environment that is named twice is played once.
 
-    own: see `Policy.tasks`. A name in it takes precedence over that of an environment.
+    own: see `EvaluatedPolicy.tasks`. A name in it takes precedence over that of an environment.
     """
     played: dict[str, pb.EnvironmentSpec] = {}
     for name in names:
@@ -395,7 +395,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
 def _compare(first: Path, second: Path, *, json_file: str) -> None:
     """Print a comparison of two evaluations."""
     try:
-        figures = compare(read_evaluation(first), read_evaluation(second))
+        figures = compare_evaluations(read_evaluation(first), read_evaluation(second))
     except NotComparable as error:
         raise click.UsageError(str(error)) from error
     console = safe_console(stderr=json_file == "-", highlight=False)

@@ -68,7 +68,7 @@ class Unpacked:
     inside_RT: Tensor
     """Mask of the sampled tokens that are in the block (bool)."""
 
-    def place(self, flat: Tensor, fill: Tensor | float = 0.0) -> Tensor:
+    def in_rows(self, flat: Tensor, fill: Tensor | float = 0.0) -> Tensor:
         """Arrange a flat result over the block's sampled tokens in rows: [R, T].
 
         fill: value of tokens outside the block, a number or [R, T].

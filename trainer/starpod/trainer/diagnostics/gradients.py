@@ -17,7 +17,7 @@ from starpod.trainer.data.batch import RolloutBatch, split
 from starpod.trainer.data.episode import Group
 from starpod.trainer.parallel import reshard, whole
 
-COMPONENTS = ("task", "entropy", "kl")
+GRADIENT_TERMS = ("task", "entropy", "kl")
 POOLED = CreditTerm(unit="agent", score="reward", scale="std")
 OWN = CreditTerm(unit="agent", score="reward", scale="std", key=("agent",))
 """Advantages of an agent: its reward compared with all agents' rewards (POOLED) or with its own rewards (OWN) in the
@@ -41,7 +41,7 @@ def gradient_report(
     backward: Callable[[Sequence[Group], str], None],
     *,
     buckets: int = 6,
-    components: Sequence[str] = COMPONENTS,
+    components: Sequence[str] = GRADIENT_TERMS,
 ) -> dict[str, float]:
     """Return gradient norms by bucket and component, as metrics `gradients/<bucket>/...`. No optimiser step is taken.
 

@@ -13,7 +13,7 @@ from starpod.trainer.engines.routing import RoutingEngine
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
-from starpod.trainer.models.trunk import plain
+from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel import Parallel
 
 
@@ -43,7 +43,7 @@ def build_engine(
         case "torch":
             from starpod.trainer.engines.torch_engine import TorchEngine
 
-            slots = slots_within(config, plain(policy.model).config, max_context, compute_dtype(policy.model))
+            slots = slots_within(config, unwrapped(policy.model).config, max_context, compute_dtype(policy.model))
             return TorchEngine(policy, slots=slots, max_context=max_context)
         case "vllm":
             from starpod.trainer.engines.vllm_local import LocalVllm

@@ -20,7 +20,7 @@ from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.slot_cache import ATTENTION, SlotCache
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype, kept_in_float32, output_layer
-from starpod.trainer.models.trunk import plain, trunk_of
+from starpod.trainer.models.trunk import trunk_of, unwrapped
 from starpod.trainer.models.vision import view_of
 from starpod.trainer.parallel import whole
 
@@ -193,7 +193,7 @@ def _fail(jobs: list[Job], error: BaseException) -> None:
 
 
 def _causal_lm(model: nn.Module) -> Any:
-    return plain(model.model if isinstance(model, Policy) else model)
+    return unwrapped(model.model if isinstance(model, Policy) else model)
 
 
 def _sharing_copy(model: Any) -> Any:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from starpod.trainer.data.images import Images, PretrainedView, images_within
 from starpod.trainer.engines.base import EngineError
-from starpod.trainer.models.trunk import plain
+from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.models.vision import pixels_of, view_of
 
 ARGUMENTS: dict[str, Any] = {
@@ -70,7 +70,7 @@ def image_prompt(prompt: list[int], images: Images, model: nn.Module, salt: str)
         "num_patches": torch.ones(len(places), dtype=torch.long),
     }
     kinds = {name: MultiModalFieldConfig.batched("image", keep_on_cpu=name == "num_patches") for name in fields}
-    mark = plain(model).config.image_token_id
+    mark = unwrapped(model).config.image_token_id
     return {
         "type": "multimodal",
         "prompt_token_ids": [mark if each < 0 else each for each in prompt],

@@ -28,7 +28,7 @@ from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import device_of, make_folder, weights_of, write_weights
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
-from starpod.trainer.models.trunk import plain
+from starpod.trainer.models.trunk import unwrapped
 
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
@@ -328,7 +328,7 @@ def _check_head_size(model: torch.nn.Module) -> None:
 
 def _attention(model: torch.nn.Module) -> tuple[Any, int]:
     """Return the configuration of the language model and the size of its attention heads."""
-    config: Any = plain(model).config.get_text_config()
+    config: Any = unwrapped(model).config.get_text_config()
     return config, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from starpod.trainer.models.precision import compute_dtype
-from starpod.trainer.models.trunk import plain
+from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel import reshard, whole
 
 SHARD_BYTES = 4 * 1024**3
@@ -124,8 +124,8 @@ def _write(weights: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    config = copy.deepcopy(plain(model).config)
-    config.architectures = [type(plain(model)).__name__]
+    config = copy.deepcopy(unwrapped(model).config)
+    config.architectures = [type(unwrapped(model)).__name__]
     config.dtype = dtype
     config.save_pretrained(part)
     shard: dict[str, Tensor] = {}

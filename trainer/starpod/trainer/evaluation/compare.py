@@ -44,7 +44,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     return dict(report)
 
 
-def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return metrics by environment, as JSON values. Differences are the second evaluation minus the first.
 
         pairs: number of episodes that both played. An episode that failed in either is left out.

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from starpod.trainer.models.trunk import hidden_states, plain, trunk_of
+from starpod.trainer.models.trunk import hidden_states, trunk_of, unwrapped
 
 SHORTEST = 64
 """Shorter common prefixes, in tokens, are not folded, because the mask costs more than reading them again."""
@@ -172,7 +172,7 @@ def folds_cleanly(model: nn.Module) -> bool:
 
     The model must use only full attention and accept masks.
     """
-    config = plain(model).config.get_text_config()
+    config = unwrapped(model).config.get_text_config()
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         return False
     if getattr(config, "_attn_implementation", None) != "sdpa" or getattr(config, "sliding_window", None):

@@ -26,7 +26,7 @@ from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_o
 from starpod.trainer.models.logprobs import token_logprobs
 from starpod.trainer.models.precision import compute_dtype, compute_in, computing, output_layer, round_weights
 from starpod.trainer.models.tiny import build_tiny, tiny_kind, tiny_shape, train_tokenizer
-from starpod.trainer.models.trunk import plain, splits_cleanly, trunk_of
+from starpod.trainer.models.trunk import splits_cleanly, trunk_of, unwrapped
 from starpod.trainer.models.vision import open_eyes, showing, view_of
 
 CriticKind = Literal["none", "shared", "separate"]
@@ -70,7 +70,7 @@ class Policy(nn.Module):
         self.critic = _build_critic(config, model, critic, heads)
         for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
             if config.gradient_checkpointing:
-                _recompute_activations(plain(part))
+                _recompute_activations(unwrapped(part))
             if (dtype := getattr(torch, config.dtype)) != torch.float32:
                 compute_in(part, dtype, float32_logits=config.float32_logits)
         # Dropout is never used, so that training and sampling use the same distribution.
@@ -89,12 +89,12 @@ class Policy(nn.Module):
     @property
     def vocabulary(self) -> int:
         """Size of the output layer. It is at least the size of the tokenizer's vocabulary."""
-        return int(plain(self.model).config.get_text_config().vocab_size)
+        return int(unwrapped(self.model).config.get_text_config().vocab_size)
 
     @property
     def width(self) -> int:
         """Width of the hidden states."""
-        return int(plain(self.model).config.get_text_config().hidden_size)
+        return int(unwrapped(self.model).config.get_text_config().hidden_size)
 
     @property
     def view(self) -> ImageConfig | None:
@@ -108,7 +108,7 @@ class Policy(nn.Module):
 
     def frozen(self) -> frozenset[str]:
         """Return the entries of the state dict that adapters leave unchanged; empty without adapters."""
-        if plain(self.model) is self.model:
+        if unwrapped(self.model) is self.model:
             return frozenset()
         every = self.named_parameters(remove_duplicate=False)
         return frozenset(name for name, parameter in every if not parameter.requires_grad)
@@ -181,7 +181,7 @@ class Policy(nn.Module):
 
         If `rounded`, weights are rounded to the type in which the model computes; otherwise they are float32.
         """
-        model = plain(self.model)
+        model = unwrapped(self.model)
         if model is not self.model:
             adapted: Any = copy.deepcopy(self.model)
             model = adapted.merge_and_unload()
@@ -302,7 +302,7 @@ def _build_critic(
 ) -> SharedCritic | SeparateCritic | None:
     if kind == "none":
         return None
-    hidden = plain(model).config.get_text_config().hidden_size
+    hidden = unwrapped(model).config.get_text_config().hidden_size
     if kind == "shared":
         return SharedCritic(hidden, config.detach_critic, heads)
     # The critic starts as a copy of the policy, whose features also help to predict values.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from starpod.trainer.models.trunk import head_of, plain
+from starpod.trainer.models.trunk import head_of, unwrapped
 
 
 def fast_dtype(device: str) -> Literal["float32", "bfloat16"]:
@@ -30,7 +30,7 @@ def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = F
 
     If `float32_logits`, the output layer runs in float32; see `output_layer`.
     """
-    inner = plain(model)
+    inner = unwrapped(model)
     inner.compute_dtype, inner.float32_logits = dtype, float32_logits
 
     def round_states(module: nn.Module, arguments: Any, states: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = F
 
 def compute_dtype(model: nn.Module) -> torch.dtype:
     """Return the type in which passes run: the one set by `compute_in`, otherwise the type of the weights."""
-    dtype: torch.dtype = getattr(plain(model), "compute_dtype", None) or next(model.parameters()).dtype
+    dtype: torch.dtype = getattr(unwrapped(model), "compute_dtype", None) or next(model.parameters()).dtype
     return dtype
 
 
@@ -54,7 +54,7 @@ def output_layer(model: nn.Module) -> Callable[[Tensor], Tensor]:
     log-probabilities comes from the output layer (MiniMax-M1, arXiv 2506.13585).
     """
     head: Any = head_of(model)
-    if not getattr(plain(model), "float32_logits", False):
+    if not getattr(unwrapped(model), "float32_logits", False):
         layer: Callable[[Tensor], Tensor] = head
         return layer
 
@@ -68,7 +68,7 @@ def output_layer(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def kept_in_float32(model: nn.Module) -> set[int]:
     """Return the Python ids of the weights that are not rounded, which belong to a float32 output layer."""
-    float32 = getattr(plain(model), "float32_logits", False)
+    float32 = getattr(unwrapped(model), "float32_logits", False)
     return {id(parameter) for parameter in head_of(model).parameters()} if float32 else set()
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-def plain(model: nn.Module) -> Any:
+def unwrapped(model: nn.Module) -> Any:
     """Return the model of transformers inside a wrapper of adapters. Its layers still contain the adapters."""
     wrapped: Any = model
     return wrapped.get_base_model() if hasattr(model, "get_base_model") else model
@@ -16,13 +16,13 @@ def plain(model: nn.Module) -> Any:
 
 def trunk_of(model: nn.Module) -> nn.Module:
     """Return the decoder without its output layer."""
-    trunk: nn.Module = plain(model).base_model
+    trunk: nn.Module = unwrapped(model).base_model
     return trunk
 
 
 def head_of(model: nn.Module) -> nn.Module:
     """Return the output layer, from hidden states to logits."""
-    head: nn.Module = plain(model).get_output_embeddings()
+    head: nn.Module = unwrapped(model).get_output_embeddings()
     return head
 
 
@@ -44,6 +44,6 @@ def splits_cleanly(model: nn.Module) -> bool:
     """Return whether the head on the trunk's states gives the model's logits. Some models scale or cap them."""
     model_device = next(model.parameters()).device
     tokens = torch.tensor([[1, 2, 3]], device=model_device)
-    whole = plain(model)(input_ids=tokens, use_cache=False).logits
+    whole = unwrapped(model)(input_ids=tokens, use_cache=False).logits
     halves = head_of(model)(hidden_states(trunk_of(model), tokens))
     return bool(torch.allclose(whole.float(), halves.float(), rtol=1e-2, atol=1e-2))

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from starpod.trainer.data.images import INDEX_BITS, ImageConfig, Images, PretrainedView, read_image
-from starpod.trainer.models.trunk import plain, trunk_of
+from starpod.trainer.models.trunk import trunk_of, unwrapped
 
 PRETRAINED = ("idefics3", "smolvlm")
 """Supported types of pretrained vision models. Their text models use plain positions."""
@@ -109,7 +109,7 @@ def open_eyes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
 
     Images are scaled to the square size of the model's encoder and not split.
     """
-    config: PretrainedConfig = plain(model).config
+    config: PretrainedConfig = unwrapped(model).config
     if config.model_type not in PRETRAINED:
         return
     vision: Any = config.vision_config
@@ -118,7 +118,7 @@ def open_eyes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     token: Any = tokenizer.convert_ids_to_tokens(config.image_token_id)
     around = "<fake_token_around_image>"
     layout = f"{around}<global-img>{token}{around}"
-    plain(model).view = PretrainedView(rows=rows, columns=rows, pixels=pixels, token=token, layout=layout)
+    unwrapped(model).view = PretrainedView(rows=rows, columns=rows, pixels=pixels, token=token, layout=layout)
     trunk_of(model).register_forward_pre_hook(_read_images, with_kwargs=True)
 
 
@@ -176,7 +176,7 @@ class ImageLlama(LlamaForCausalLM):
 
 def view_of(model: nn.Module) -> ImageConfig | None:
     """Return the image processing of a model; None for a text model."""
-    view: ImageConfig | None = getattr(plain(model), "view", None)
+    view: ImageConfig | None = getattr(unwrapped(model), "view", None)
     return view
 
 

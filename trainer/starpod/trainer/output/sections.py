@@ -457,15 +457,15 @@ def configuration(facts: Mapping[str, Any]) -> str:
     if not differs:
         return f'{heading("Configuration")}<p class="muted">All defaults.</p>'
     rows = "".join(
-        f"<tr><td>{dotted(key)}</td><td><code>{escape(plain(value))}</code></td>"
-        f'<td class="muted"><code>{escape(plain(default))}</code></td></tr>'
+        f"<tr><td>{dotted(key)}</td><td><code>{escape(format_value(value))}</code></td>"
+        f'<td class="muted"><code>{escape(format_value(default))}</code></td></tr>'
         for key, (value, default) in differs.items()
     )
     table = f"<table><tr><th>Setting</th><th>This run</th><th>Default</th></tr>{rows}</table>"
     return section("Configuration", "What differs from the defaults; config.yaml has all of it.", table)
 
 
-def plain(value: Any) -> str:
+def format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 

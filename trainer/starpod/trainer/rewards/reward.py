@@ -208,7 +208,7 @@ class Rewards:
             parts["verdict"] = self.config.verdict * (1.0 if transition.reward > 0 else -1.0)
         return parts
 
-    def compare(self, before: Sequence[Turn], attempt: Sequence[Turn]) -> None:
+    def reward_improvement(self, before: Sequence[Turn], attempt: Sequence[Turn]) -> None:
         """Reward an attempt for its gain over the previous one, which may be negative (SCoRe's `alpha (r2 - r1)`)."""
         if self.config.improvement and before and attempt:
             gained = _earned(attempt) - _earned(before)

@@ -96,13 +96,13 @@ async def _play_attempts(
         finally:
             await fork.close()
         own = episode.turns[begun:]
-        rewards.compare(before, own)
+        rewards.reward_improvement(before, own)
         rewards.set_apart(own, episode)
         before = own
     last = agent.attempts - 1
     agent.begin_attempt(last)
     over = await _play_turns(agent, session, episode, rewards, known=known, until=until, attempt=last)
-    rewards.compare(before, [turn for turn in episode.turns if turn.attempt == last])
+    rewards.reward_improvement(before, [turn for turn in episode.turns if turn.attempt == last])
     return over
 
 

@@ -71,7 +71,7 @@ class ImplicitScorer(TurnScorer):
         for block in self._blocks(batch):
             scores = self.model.score(*batch.pack(block), temperature=self.temperature)
             unpacked = batch.unpack(block)
-            (weights_BT[unpacked.rows] * unpacked.place(scores.logprobs_N.float())).sum().backward()  # type: ignore[no-untyped-call]
+            (weights_BT[unpacked.rows] * unpacked.in_rows(scores.logprobs_N.float())).sum().backward()  # type: ignore[no-untyped-call]
         return metrics | {
             "scorer/loss": loss.item(),
             "scorer/accuracy": (margins > 0).float().mean().item(),
@@ -84,7 +84,7 @@ class ImplicitScorer(TurnScorer):
         for block in self._blocks(batch):
             scores = self.model.score(*batch.pack(block), temperature=self.temperature)
             unpacked = batch.unpack(block)
-            logprobs_BT[unpacked.rows] += unpacked.place(scores.logprobs_N.float())
+            logprobs_BT[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
         table = turn_table(batch.mask_BT, batch.turns_BT())
         return _Ratios(table.total(logprobs_BT - batch.sampler_logprobs_BT()), table)
 

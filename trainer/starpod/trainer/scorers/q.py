@@ -75,7 +75,7 @@ class QScorer(TurnScorer):
         rows = unpacked.rows
         last_RT = table.last_BT[rows] & unpacked.inside_RT
         index_RT = table.index_BT[rows]
-        logits_RT = torch.where(last_RT, unpacked.place(scores.values_N), 0.0)
+        logits_RT = torch.where(last_RT, unpacked.in_rows(scores.values_N), 0.0)
         shape = (len(rows), table.mask_BK.shape[1])
         logits_RK = logits_RT.new_zeros(shape).scatter_add(1, index_RT, logits_RT)
         there_RK = torch.zeros(shape, dtype=torch.int64, device=batch.device).scatter_add(1, index_RT, last_RT.long())

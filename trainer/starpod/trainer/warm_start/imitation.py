@@ -73,7 +73,7 @@ class Imitation:
         for block, mine in parallel.share(blocks):
             scores = policy.score(*batch.pack(block), temperature=self._temperature)
             unpacked = batch.unpack(block)
-            loss = -(unpacked.place(scores.logprobs_N) * weights_BT[unpacked.rows]).sum() * float(mine)
+            loss = -(unpacked.in_rows(scores.logprobs_N) * weights_BT[unpacked.rows]).sum() * float(mine)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         parallel.clip_grad_norm(self._trained, 1.0)

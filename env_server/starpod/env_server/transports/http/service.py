@@ -15,7 +15,7 @@ from starpod.env_server.limits import Tenant
 from starpod.env_server.sessions.responses import too_large
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.timing import begin, clock
-from starpod.env_server.transports.admission import OpenAdmission, OpenCalls, receive_in_time
+from starpod.env_server.transports.admission import CallsInFlight, OpenAdmission, receive_in_time
 from starpod.env_server.transports.encoding import max_bytes, read_json, write_json
 from starpod.env_server.transports.exchange import (
     Carried,
@@ -48,7 +48,7 @@ class HTTPService:
         self,
         service: EnvironmentService,
         worker: Worker,
-        calls: OpenCalls,
+        calls: CallsInFlight,
         strangers: OpenAdmission,
         *,
         hosts: tuple[str, ...],

@@ -111,7 +111,7 @@ class Site:
         session = form.get("session", "").strip()
         if not re.fullmatch(r"[!-~]{1,64}", session):
             return await self.home(request, "That is not the id of a session.", 400)
-        await self.service.place(session)
+        await self.service.current_place(session)
         return _redirect(_path(session) + ("" if form.get("how") == "take" else "watch"))
 
     # --- a session -----------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Site:
 
     async def state(self, request: Request, session: str) -> Response:
         """Return the session's current step and history, for pages that refresh themselves."""
-        place = await self.service.place(session)
+        place = await self.service.current_place(session)
         if self.trail.last(session) != place:
             place = (await self._fetch_page(session)).place
         return JSONResponse({"place": _encode_place(place), "trail": self.trail.of(session)})

@@ -124,11 +124,11 @@ class Service:
         The step is read before the page. If the session moves on in between, a click on the page is refused; it can
         never apply to a later page.
         """
-        place = await self.place(session)
+        place = await self.current_place(session)
         picture = await self._call_worker(session, "Render", pb.RenderRequest(session_id=session, mode="html"))
         return Page(place, picture.data.decode("utf-8", "replace"))
 
-    async def place(self, session: str) -> Place:
+    async def current_place(self, session: str) -> Place:
         """Return the session's current step, read from a snapshot, which does not change the session."""
         snapshot = await self._call_worker(session, "Snapshot", pb.SnapshotRequest(session_id=session))
         return Place(snapshot.epoch, snapshot.step_index)
