@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.training.asynchrony import asynchrony_table
-from benchmarks.training.comparison import RETURN, SPENT
-from benchmarks.training.learning import METRICS
+from benchmarks.training.comparison import EVALUATION, RETURN, SPENT
+from benchmarks.training.experiment import EXPERIMENTS, RESULTS, read_experiment
 from benchmarks.training.turn_values import turn_values_table
 from benchmarks.webshop import report
+from starpod.trainer.evaluation.statistics import mean_interval
 from starpod.trainer.models.config import SMOLLM2, model_title
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "benchmarks"
 README = ROOT / "README.md"
 FAMILIES = {
     "gymnasium": "Gymnasium and MiniGrid",
@@ -349,31 +349,38 @@ def interval(summary: Mapping[str, float], key: str = "success") -> str:
     return f"{summary['return_mean']:.3f} ({summary['return_low']:.3f} to {summary['return_high']:.3f})"
 
 
-JOBS = (
-    *("frozen_lake", "sokoban", "countdown", "bandit", "rubiks_cube", "tic_tac_toe", "word_problems"),
-    *("self_play", "house", "game_2048"),
-)
-"""Jobs with a tiny policy, each on one environment."""
-PRETRAINED = (
-    *("bandit_llm", "frozen_lake_llm", "sokoban_llm", "countdown_llm", "search_qa_llm", "coding_llm"),
-    *("reuse_llm", "filter_llm", "starts_llm", "echo_trap_llm", "actions_llm", "claims_llm"),
-    *("agent_llm", "gpu_lake", "gpu_sokoban", "gpu_desk", "gpu_coding"),
-)
-"""Jobs and comparisons with a pretrained model."""
+def read_runs(name: str) -> list[Any]:
+    """Return the runs of an experiment; empty if it has not been run."""
+    return figures(f"learning_{name}") if (RESULTS / f"learning_{name}.json").exists() else []
+
+
+MEASURED = {name: read_experiment(path) for name, path in EXPERIMENTS.items() if read_runs(name)}
+"""Experiments that have results."""
+
+
+def experiments() -> str:
+    """Return the list of all experiments. The oldest results do not name their commit."""
+    rows = []
+    for name, path in EXPERIMENTS.items():
+        experiment, runs = read_experiment(path), read_runs(name)
+        seeds = str(len({run["seed"] for run in runs})) if runs else "not yet run"
+        commits = dict.fromkeys(run["origin"]["commit"] for run in runs if run.get("origin"))
+        rows.append([f"`{name}`", experiment.question, experiment.machine, seeds, ", ".join(commits)])
+    head = table(["Name", "Question", "Machine", "Seeds", "Commit"], rows)
+    return f"`python -m benchmarks.training.experiment NAME` repeats one.\n\n{head}"
 
 
 def learning() -> str:
     rows = []
-    for name in (*JOBS, *PRETRAINED, "filter", "critic_lake"):
-        runs = figures(f"learning_{name}")
-        several = len({each["variant"] for each in runs}) > 1
-        for each in runs:
-            shown = f"{name}, {each['variant']}" if several else name
-            if name in PRETRAINED:
-                shown += f" ({model_title(SMOLLM2)})"
+    for name, experiment in MEASURED.items():
+        if experiment.over != "iterations" or experiment.metrics != (EVALUATION,) or experiment.transfer:
+            continue
+        for each in read_runs(name):
+            shown = f"`{name}`" + f", {each['variant']}" * (len(experiment.variants) > 1)
             ends = [interval(each["before"]), interval(each["after"])]
             rows.append([shown, str(each["seed"]), *ends, f"{each['seconds']:.0f} s"])
-    return table(["`starpod train`", "Seed", "Before", "After", "Wall time"], rows)
+    models = f"Names that begin with `gpu_` or end in `_llm` train {model_title(SMOLLM2)}, the others a tiny policy."
+    return f"{models}\n\n{table(['Experiment', 'Seed', 'Before', 'After', 'Wall time'], rows)}"
 
 
 def reasoning() -> str:
@@ -442,7 +449,8 @@ def gpu() -> str:
 
 
 def references() -> str:
-    found = {name: figures(f"learning_{name}")[0]["reference"] for name in JOBS}
+    jobs = [name for name, experiment in MEASURED.items() if experiment.base == name]
+    found = {name: own for name in jobs if (own := read_runs(name)[0]["reference"])}
     policies = list(dict.fromkeys(policy for each in found.values() for policy in each))
     return table(
         ["`starpod train`", *policies],
@@ -487,65 +495,45 @@ def echo_trap() -> str:
     return f"Before: {before}. Signals are means over the seeds.\n\n{table(head, rows)}"
 
 
-def credit() -> str:
-    runs = figures("learning_credit")
-    rows = []
-    for name in dict.fromkeys(run["variant"] for run in runs):
-        seeds = [run["after"] for run in runs if run["variant"] == name]
-        returns = [each["return_mean"] for each in seeds]
-        shown = ", ".join(f"{each:.2f}" for each in returns)
-        success = ", ".join(percent(each["success"]).removesuffix(" %") for each in seeds)
-        rows.append([name, f"{fmean(returns):.2f} ({shown})", f"{success} %"])
-    before = ", ".join(f"{run['before']['return_mean']:.2f}" for run in runs[: len(seeds)])
-    head = ["`starpod train benchmarks/training/corridor.yaml`", "Share of right rooms", "All rooms right"]
-    return f"Before: {before}, the same for all. After, means over the seeds and each.\n\n{table(head, rows)}"
-
-
-COMPARED = (
-    "long_lock",
-    "lock",
-    "search_llm",
-    "subgoals",
-    "critics",
-    "turn_order",
-    "horizons",
-    "split",
-    "visual_lake",
-    "process",
-    "team",
-    "trees",
-    "attempts",
-    "tools",
-    "echo_trap_others",
-)
-"""Experiments that compare methods by the resources that they used."""
-
-
 def methods() -> str:
     rows = []
-    for name in COMPARED:
-        runs = figures(f"learning_{name}")
-        key = "return_mean" if METRICS[name][0] == RETURN else "success"
+    for name, experiment in MEASURED.items():
+        runs = read_runs(name)
+        if experiment.over != "resources" or "curve" not in runs[0]:  # the oldest results have none
+            continue
+        key = "return_mean" if experiment.metrics[0] == RETURN else "success"
         tokens = min(run["curve"][-1]["sampled tokens"] for run in runs)
         for variant in dict.fromkeys(run["variant"] for run in runs):
             seeds = [run for run in runs if run["variant"] == variant]
             at_equal = [at_tokens(run, tokens, key) for run in seeds]
             cells = [each_seed([run["before"][key] for run in seeds], key), each_seed(at_equal, key)]
-            cells.append(each_seed([run["after"][key] for run in seeds], key))
+            after = [run["after"][key] for run in seeds]
+            cells += [each_seed(after, key), mean_with_interval(after, key)]
             ends = [run["curve"][-1] for run in seeds]
             # The oldest runs did not count forks.
             cells += [f"{fmean(end[spent] for end in ends):,.0f}" if spent in ends[0] else "" for spent in SPENT]
             rows.append([f"`{name}`", variant, *cells])
-    head = ["Experiment", "Variant", "Before", "At equal tokens", "After", *(spent.capitalize() for spent in SPENT)]
-    made = "`python -m benchmarks.training.learning NAME`. Each seed's success, or its return where there is no sign %."
+    spent = [each.capitalize() for each in SPENT]
+    head = ["Experiment", "Variant", "Before", "At equal tokens", "After", "Mean after (95 % interval)", *spent]
+    shown = "Each seed's success, or its return where there is no sign %."
     equal = "Equal tokens: the fewest that a run of the experiment sampled, on the line between its evaluations."
-    return f"{made} {equal}\n\n{table(head, rows)}"
+    return f"{shown} {equal}\n\n{table(head, rows)}"
 
 
 def each_seed(values: Iterable[float], key: str) -> str:
     if key == "success":
         return ", ".join(percent(each).removesuffix(" %") for each in values) + " %"
     return ", ".join(f"{each:.2f}" for each in values)
+
+
+def mean_with_interval(values: Sequence[float], key: str) -> str:
+    """Return the mean over seeds with Student's interval, clipped to [0, 1] if it is a success; empty for one seed."""
+    if len(values) < 2:
+        return ""
+    low, high = mean_interval(values)
+    if key == "success":
+        return interval({"success": fmean(values), "success_low": max(low, 0), "success_high": min(high, 1)})
+    return interval({"return_mean": fmean(values), "return_low": low, "return_high": high}, key)
 
 
 def at_tokens(run: Mapping[str, Any], tokens: float, key: str) -> float:
@@ -643,6 +631,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
     "training": (
         "Training",
         {
+            "Experiments": experiments,
             "Success": learning,
             "Policies without a model": references,
             "With and without reasoning": reasoning,
@@ -651,7 +640,6 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "On a GPU": gpu,
             "Shopping": shopping,
             "The Echo Trap": echo_trap,
-            "Estimators without a critic": credit,
             "Methods": methods,
             "Values of turns": turn_values,
             "Collecting from slow environments": collection,
@@ -698,12 +686,12 @@ def chosen() -> str:
         (
             "`make train`: success before and after, three seeds",
             ", ".join(f"{min(each, key=float)} to {max(each, key=float)} %" for each in ends),
-            "`python -m benchmarks.training.learning frozen_lake`",
+            "`python -m benchmarks.training.experiment frozen_lake`",
         ),
         (
             "SmolLM2-135M on Sokoban, with vLLM on one H200: success before and after six minutes, one seed",
             f"{interval(pretrained['before'])}; {interval(pretrained['after'])}",
-            "`python -m benchmarks.training.learning gpu_sokoban --seeds 1`",
+            "`python -m benchmarks.training.experiment gpu_sokoban`",
         ),
         (
             f"WebShop, {largest['products']:,} products: search over the wire, median",

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import origin
-from benchmarks.training.learning import starpod
+from benchmarks.training.experiment import starpod
 from starpod.client import SyncFleet
 from starpod.report.charts import Series, line_chart, standalone
 from starpod.trainer.config import load_config

@@ -54,6 +54,7 @@ def write_comparison(
     metrics: Sequence[str] = DEFAULT_METRICS,
     over: Sequence[str] = (STEPS,),
     title: str = "Comparison",
+    about: str = "",
 ) -> list[Path]:
     """Write a page, and standalone SVG files beside it: one per chart, `<page>-<metric>.svg`, and one with all charts.
 
@@ -63,6 +64,7 @@ def write_comparison(
     Args:
         run_dirs: folders of the seeds by label.
         over: x axes of each metric, STEPS or names of SPENT.
+        about: sentences below the page's title.
 
     Returns:
         Paths of the page, of the file with all charts (`<page>.svg`), and of the charts.
@@ -82,7 +84,8 @@ def write_comparison(
         if chart:
             charts[name if axis == STEPS else f"{name} {axis}"] = chart
     body = (
-        f'<h1>{escape(title)}</h1><p class="muted">Lines are means over seeds, bands their 95 % intervals, thin lines '
+        f"<h1>{escape(title)}</h1><p>{escape(about)}</p>"
+        f'<p class="muted">Lines are means over seeds, bands their 95 % intervals, thin lines '
         f'the seeds.</p>{_table(kinds)}<div class="charts large">'
         + "".join(f"<div>{chart}</div>" for chart in charts.values())
         + "</div>"

@@ -1,6 +1,6 @@
 """A corridor of rooms that each require one right action, so that the exact credit of every turn is known.
 
-starpod train benchmarks/training/corridor.yaml algorithm.advantage=mt_grpo
+starpod train benchmarks/training/jobs/corridor.yaml algorithm.advantage=mt_grpo
 """
 
 from __future__ import annotations

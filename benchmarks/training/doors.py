@@ -1,6 +1,6 @@
 """Doors in a row, each with a sign and one right action. The horizon is long, as only the last door is rewarded.
 
-starpod train benchmarks/training/doors.yaml
+starpod train benchmarks/training/jobs/doors.yaml
 """
 
 from __future__ import annotations

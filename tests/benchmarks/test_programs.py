@@ -60,7 +60,7 @@ PROGRAMS = {
     "training.collection": Small(
         "--groups 2 --size 2 --turns 2 --rounds 1 --shortest 0.001 --longest 0.002 --imitate 1 --out OUT", PLOT
     ),
-    "training.learning": Small(
+    "training.experiment": Small(
         "bandit --seeds 1 --runs OUT/runs --out OUT/results --set collect.groups=4 --set collect.group_size=4 "
         "--set warm_start.steps=40 --set warm_start.episodes=60 --set stop.iterations=3 --set evaluation.episodes=4 "
         "--set evaluation.reference=[random]",

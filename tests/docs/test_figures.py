@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tables import NAMES, README, RESULTS, page, readme
-from benchmarks.training.learning import EXPERIMENTS
+from benchmarks.training.experiment import EXPERIMENTS
 from tests.docs.pages import is_benchmark
 
 
@@ -24,7 +24,7 @@ def test_the_readme_has_the_figures() -> None:
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
 def test_figures_name_a_command_that_exists(file: Path) -> None:
     if file.stem.startswith("learning_"):
-        assert file.stem.removeprefix("learning_") in EXPERIMENTS  # of benchmarks.training.learning
+        assert file.stem.removeprefix("learning_") in EXPERIMENTS
         return
     command = json.loads(file.read_text(encoding="utf-8"))["command"]
     (name,) = re.findall(r"^python -m benchmarks\.([\w.]+)", command)

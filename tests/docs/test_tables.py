@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.training.experiment import EXPERIMENTS, read_experiment
 from starpod.env_server import Environment
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED
@@ -71,13 +72,9 @@ def test_a_figure_names_the_command_that_measures_it(row: list[str]) -> None:
     assert called[:2] == ["python", "-m"]
     module = called[2].removeprefix("benchmarks.")
     assert is_benchmark(module)
-    if module == "training.learning":
-        from benchmarks.training.learning import EXPERIMENTS
-
-        experiment, *options = called[3:]
-        assert experiment in EXPERIMENTS
-        assert not options or options[0] == "--seeds"
-        seeds = int(options[1]) if options else 3
+    if module == "training.experiment":
+        (experiment,) = called[3:]
+        seeds = read_experiment(EXPERIMENTS[experiment]).seeds
         assert f"{COUNTS[seeds]} seed{'s' * (seeds != 1)}" in what
 
 

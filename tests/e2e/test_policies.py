@@ -14,7 +14,7 @@ from tests.e2e.test_train import latest, learnt, lines, rewound, train
 from tests.support import ServerProcess, start_server
 
 TEAM = (
-    "benchmarks/training/team.yaml",
+    "benchmarks/training/jobs/team.yaml",
     "script.policies=[solver,verifier]",
     "algorithm.terms=[{unit: agent, score: reward, scale: std, key: [agent]}]",
     "collect.groups=3",

@@ -1,0 +1,326 @@
+"""Learning curves: complete training runs over several seeds, and the pictures of docs/benchmarks.md.
+
+    python -m benchmarks.training.experiment                       what there is
+    python -m benchmarks.training.experiment credit --dry-run      what would run
+    python -m benchmarks.training.experiment credit --seeds 8
+
+An experiment is a file in benchmarks/training/experiments. Each run is a separate process, `starpod train`, as a user
+would start it, and the same command continues an experiment that was stopped. Nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import origin
+from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, spent_by, write_comparison
+from starpod.client.spelling import nearest
+from starpod.trainer.config import Config, load_config
+from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
+from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.words import is_graded, return_with_interval
+from starpod.trainer.rollout.environment import local_services
+from starpod.trainer.section import ConfigError, Section
+from starpod.trainer.strict_yaml import YamlError, load_yaml
+
+FOLDER = Path(__file__).parent
+EXPERIMENTS = {path.stem: path for path in sorted((FOLDER / "experiments").glob("*.yaml"))}
+"""File of each experiment, by name."""
+RESULTS = FOLDER.parents[1] / "docs" / "benchmarks"
+KEYS = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
+"""Figures of an evaluation that the results keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One curve: a configuration, and changes to it."""
+
+    base: str
+    changes: Mapping[str, Any]
+
+    @property
+    def words(self) -> list[str]:
+        """The configuration and the changes, as `starpod train` takes them."""
+        return [self.base, *(f"{key}={json.dumps(value)}" for key, value in self.changes.items())]
+
+    @property
+    def slug(self) -> str:
+        """Name of the folders of its runs. Equal runs of several experiments share it."""
+        return f"{Path(self.base).stem}-{hashlib.sha256(repr(self.words).encode()).hexdigest()[:8]}"
+
+
+class Experiment(Section):
+    """The content of an experiment's file."""
+
+    title: str
+    question: str = Field(description="What the experiment answers.")
+    base: str = Field(description="Configuration of all variants: a name, or a file relative to the checkout.")
+    machine: Literal["two cores", "one GPU"] = Field(description="one GPU: the settings of gpu.yaml apply.")
+    seeds: int = Field(default=3, ge=1)
+    metrics: tuple[str, ...] = Field(default=(EVALUATION,), min_length=1, description="One chart each.")
+    over: Literal["iterations", "resources"] = Field(
+        default="iterations", description="x axes of the charts; resources: environment steps, tokens and forks."
+    )
+    caption: str = Field(description="What the picture shows.")
+    transfer: dict[str, Any] = Field(
+        default={}, description="Options of the environment for a second evaluation of the final policy."
+    )
+    set: dict[str, Any] = Field(default={}, description="Changes in all variants, by dotted key.")
+    variants: dict[str, dict[str, Any]] = Field(
+        min_length=1, description="Changes by the variant's name. The key `base` replaces the configuration."
+    )
+
+    def read_variants(self) -> dict[str, Variant]:
+        machine = load_yaml((FOLDER / "gpu.yaml").read_text()) if self.machine == "one GPU" else {}
+        changes = {name: {"base": self.base, **machine, **self.set, **own} for name, own in self.variants.items()}
+        return {name: Variant(str(own.pop("base")), own) for name, own in changes.items()}
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Return an experiment. Raises ConfigError if its file cannot be used."""
+    try:
+        return Experiment.model_validate(load_yaml(path.read_text(encoding="utf-8")))
+    except YamlError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {'; '.join(map(_explain, error.errors()))}") from None
+
+
+def _explain(item: Any) -> str:
+    """Return one of pydantic's errors as a sentence."""
+    place = ".".join(map(str, item["loc"]))
+    unknown = item["type"] == "extra_forbidden"
+    return f"{place}: " + (f"no such key{nearest(place, list(Experiment.model_fields))}" if unknown else item["msg"])
+
+
+def read_configs(path: Path) -> dict[str, Config]:
+    """Return the configuration of each variant. Raises ConfigError if one cannot be used."""
+    configs = {}
+    for name, variant in read_experiment(path).read_variants().items():
+        base, *changes = variant.words
+        try:
+            configs[name] = load_config(base, changes)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: variant {name!r}: {error}") from None
+    return configs
+
+
+def starpod(*words: str, stdout: int | None = None) -> str:
+    """Run a command of starpod, and return its output if `stdout` is a pipe.
+
+    If it fails, it has printed why, and this process exits with the same status.
+    """
+    # A command in a job, such as that of an agent, means this interpreter by `python`.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-m", "starpod.cli.main", *words], stdout=stdout, text=True, env={**os.environ, "PATH": path}
+    )
+    if ended.returncode:
+        raise SystemExit(ended.returncode)
+    return ended.stdout
+
+
+def run(name: str, variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
+    """Train once and return the figures. An unfinished run of this configuration is resumed, a finished one kept."""
+    command = ["train", *variant.words, *words, f"seed={seed}", "monitor.screen=plain"]
+    asked = starpod(*command, "--dry-run", stdout=subprocess.PIPE)
+    before, source = folder / "asked.yaml", folder / "origin.json"
+    if not before.exists() or before.read_text() != asked:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not (folder / "report.html").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        before.write_text(asked)
+        if not source.exists():  # otherwise the run was started there before, and is resumed
+            source.write_text(json.dumps(origin()))
+        starpod(*command, "--run-dir", str(folder), "--resume-or-start")
+    evaluations = RunFolder(folder).read_evaluations()
+    first, final = evaluations[0], RunFolder(folder).read_final()
+    if final is None:
+        raise SystemExit(f"{folder} has no final evaluation: the run was stopped; give the command again")
+    steps, spent = RunFolder(folder).read_metrics(), {axis: spent_by(RunFolder(folder), axis) for axis in SPENT}
+    return {
+        "variant": name,
+        "seed": seed,
+        "origin": json.loads(source.read_text()) if source.exists() else {},
+        "seconds": RunFolder(folder).read_facts()["ended"]["seconds"],  # including the parts before an interruption
+        "before": {key: first[key] for key in KEYS},
+        "after": {key: final[key] for key in KEYS},
+        "environments": {
+            name: {
+                "before": own,
+                "after": {key: value for key, value in final["environments"][name].items() if key in own},
+            }
+            for name, own in first.get("environments", {}).items()
+        },
+        "last": evaluations[-1]["success"],
+        "curve": [
+            {"success": each["success"], "return_mean": each["return_mean"]}
+            | {axis: round(at_step(each["step"])) for axis, at_step in spent.items()}
+            for each in evaluations
+        ],
+        "greedy": (final.get("greedy") or {}).get("success"),
+        "best_of": (final.get("best_of") or {}).get("success"),
+        "reference": first.get("reference", {}),
+        "factors": _factors(steps),
+        "signals": {signal.name: found for signal in SIGNALS if (found := _signal(signal, steps))},
+        "warnings": [
+            {"step": step["step"], "text": text.partition(". To do")[0]}
+            for step in steps
+            for text in step.get("warnings", ())
+        ],
+    }
+
+
+def _factors(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean factors (predicted and measured, by agent) by which one scale changes squared gradients."""
+    found: dict[str, list[float]] = {}
+    for name, value in (item for step in steps for item in step["metrics"].items()):
+        if name.startswith("gradients/agents/") and name.endswith("_factor"):
+            found.setdefault(name.removeprefix("gradients/agents/"), []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def transfer(folder: Path, options: Mapping[str, Any]) -> dict[str, object]:
+    """Evaluate a finished run's policy on its environment with other options, and return the figures."""
+    config, report = load_config(str(RunFolder(folder).config)), folder / "transfer.json"
+    environment = config.environment.id
+    words = [word for name, value in options.items() for word in ("--option", f"{name}={json.dumps(value)}")]
+    words += ["--episodes", str(config.evaluation.episodes), "--temperature", str(config.evaluation.temperature)]
+    with local_services([environment]) as address:
+        starpod("eval", str(folder), address, "-e", environment, *words, "--json", str(report))
+    found = json.loads(report.read_text())["environments"][environment]
+    return {key: found[key] for key in KEYS[1:]}
+
+
+def _signal(signal: Signal, steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return a signal of the Echo Trap: mean of the first ten steps, and worst and last of the medians over five steps.
+
+    The result is empty if no step has the signal.
+    """
+    values = [step["metrics"][signal.metric] for step in steps if step["metrics"].get(signal.metric) is not None]
+    if not values:
+        return {}
+    medians = [statistics.median(values[max(0, end - 5) : end]) for end in range(1, len(values) + 1)]
+    worst = max(medians) if signal.rises else min(medians)
+    return {"start": statistics.fmean(values[:10]), "worst": worst, "end": medians[-1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="*", metavar="NAME", help="none: list all")
+    parser.add_argument("--seeds", type=int, help="instead of the number in the file")
+    parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the runs go")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changed in every run")
+    parser.add_argument("--dry-run", action="store_true", help="check the files, and print the runs' commands")
+    arguments = parser.parse_args()
+    for name in arguments.experiments:
+        if name not in EXPERIMENTS:
+            parser.error(f"no experiment {name!r}{nearest(name, list(EXPERIMENTS))}")
+    try:
+        if arguments.dry_run:
+            for name in arguments.experiments or EXPERIMENTS:
+                print_commands(name, arguments.seeds)
+        elif arguments.experiments:
+            for name in arguments.experiments:
+                run_experiment(name, arguments)
+        else:
+            print_experiments()
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def print_experiments() -> None:
+    table = Table("Experiment", "Question", "Machine", "Seeds")
+    for name, path in EXPERIMENTS.items():
+        experiment = read_experiment(path)
+        table.add_row(name, experiment.question, experiment.machine, str(experiment.seeds))
+    Console().print(table)
+
+
+def print_commands(name: str, seeds: int | None) -> None:
+    """Print the command of each variant, and the sum of the runs' limits of minutes if each run has one."""
+    experiment, configs = read_experiment(EXPERIMENTS[name]), read_configs(EXPERIMENTS[name])
+    seeds = seeds or experiment.seeds
+    limits = [config.stop.minutes for config in configs.values()]
+    most = "" if None in limits else f", at most {seeds * sum(filter(None, limits)):g} minutes of training"
+    print(f"# {name}: {len(configs)} variants x {seeds} seeds on {experiment.machine}{most}")
+    for variant, found in experiment.read_variants().items():
+        print(f"# {variant}\nstarpod train {shlex.join(found.words)}")
+
+
+def run_experiment(name: str, arguments: argparse.Namespace) -> None:
+    """Run what is missing of an experiment, and write its results and its picture."""
+    experiment, results, folders = read_experiment(EXPERIMENTS[name]), [], {}
+    read_configs(EXPERIMENTS[name])  # a mistake in the last variant is found before the first one has run
+    for label, variant in experiment.read_variants().items():
+        for seed in range(1, (arguments.seeds or experiment.seeds) + 1):
+            folder = arguments.runs / f"{variant.slug}-{seed}"
+            results.append(run(label, variant, seed, folder, arguments.set))
+            if experiment.transfer:
+                results[-1]["transfer"] = transfer(folder, experiment.transfer)
+            folders.setdefault(label, []).append(folder)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+    _, picture, *_ = write_comparison(
+        folders,
+        arguments.runs / f"learning_{name}.html",
+        metrics=experiment.metrics,
+        over=tuple(SPENT) if experiment.over == "resources" else (STEPS,),
+        title=experiment.title,
+        about=f"{experiment.question} {experiment.caption}.",
+    )
+    shutil.copy(picture, arguments.out)
+    Console().print(_table(name, results))
+
+
+def _table(name: str, results: list[dict[str, object]]) -> Table:
+    table = Table("Variant", "Seed", "Before", "Final", "Last", "Seconds", "Deviation", "Warned at", title=name)
+    for result in results:
+        table.add_row(
+            str(result["variant"]),
+            str(result["seed"]),
+            _interval(result["before"]),
+            _interval(result["after"]),
+            f"{result['last']:.1%}",
+            f"{result['seconds']:.0f}",
+            f"{result['signals']['reward_std']['end']:.3f}",  # type: ignore[index]
+            ", ".join(str(warning["step"]) for warning in result["warnings"]) or "-",  # type: ignore[attr-defined]
+        )
+    for variant in dict.fromkeys(result["variant"] for result in results):
+        ends = [result["after"]["success"] for result in results if result["variant"] == variant]  # type: ignore[index]
+        if len(ends) > 1:
+            spread = f"{statistics.fmean(ends):.1%} ± {statistics.stdev(ends):.1%}"
+            table.add_row(str(variant), "mean", "", spread)
+    for result in results:
+        for name, value in result["factors"].items():  # type: ignore[attr-defined]
+            table.add_row(f"{result['variant']}: {name}", str(result["seed"]), "", f"{value:.2f}")
+    for policy, summary in results[0]["reference"].items():  # type: ignore[attr-defined]
+        table.add_row(f"reference: {policy}", "", "", _interval(summary))
+    return table
+
+
+def _interval(summary: object) -> str:
+    assert isinstance(summary, dict)
+    text = f"{summary['success']:.1%} ({summary['success_low']:.1%} to {summary['success_high']:.1%})"
+    return f"{text}, return {return_with_interval(summary)}" if is_graded(summary) else text
+
+
+if __name__ == "__main__":
+    main()
