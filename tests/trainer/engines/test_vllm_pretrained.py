@@ -1,10 +1,11 @@
 """A pretrained model, SmolLM2, on a real vLLM server: what an engine does depends on no model."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from starpod.trainer.models.bundled import bundled_folder
+from starpod.trainer.models.bundled import source_of
 from starpod.trainer.models.policy import Policy
 from tests.trainer.engines.conformance import ModelConformance, make_pretrained_policy
 from tests.trainer.engines.real_vllm import Served, Server, serving
@@ -19,7 +20,7 @@ def policy() -> Policy:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving(bundled_folder()) as server:
+    with serving(Path(source_of("smollm2"))) as server:
         yield server
 
 

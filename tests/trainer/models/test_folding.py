@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import MistralConfig, MistralForCausalLM
 
-from starpod.trainer.models import folding, policy
-from starpod.trainer.models.folding import folds_cleanly, lay_out, lay_out_plainly
-from starpod.trainer.models.policy import Policy
+from starpod.trainer.models import folding
+from starpod.trainer.models.folding import lay_out, lay_out_plainly
+from starpod.trainer.models.policy import CriticKind, Policy
 from starpod.trainer.models.trunk import trunk_of
+from tests.trainer.engines.architectures import make
 from tests.trainer.models.tiny_policy import tiny_policy
 
 POLICY = tiny_policy()
@@ -35,13 +35,25 @@ def group_rows(seed: int, groups: int, members: int, prompt: int) -> tuple[torch
     return tokens, lengths, (places >= prompt) & (places < lengths[:, None])
 
 
-@given(st.integers(0, 1000), st.integers(1, 3), st.integers(1, 5), st.integers(6, 40))
-@settings(max_examples=15)
-def test_states_are_those_of_the_plain_forward(seed: int, groups: int, members: int, prompt: int) -> None:
+WITH_WINDOWS = [make("mistral"), make("gemma3_text")]
+
+
+@given(
+    st.sampled_from([POLICY, *WITH_WINDOWS]),
+    st.integers(0, 1000),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(6, 40),
+)
+@settings(max_examples=30)
+def test_states_are_those_of_the_plain_forward(
+    policy: Policy, seed: int, groups: int, members: int, prompt: int
+) -> None:
+    assert policy.folds
     tokens, lengths, _ = group_rows(seed, groups, members, prompt)
     layout = lay_out(tokens, lengths, width=1_000_000, shortest=1)
     read = torch.arange(tokens.shape[1]) < lengths[:, None]
-    trunk = trunk_of(POLICY.model)
+    trunk = trunk_of(policy.model)
     with torch.no_grad():
         folded = layout.read(trunk)[layout.places_BT][read]
         apart = lay_out_plainly(tokens).read(trunk)[lay_out_plainly(tokens).places_BT][read]
@@ -108,7 +120,7 @@ def test_long_folds_are_cut_between_groups() -> None:
     ("critic", "checkpointing"), [("none", False), ("shared", False), ("separate", False), ("separate", True)]
 )
 def test_scores_and_gradients_are_those_of_rows_apart(
-    critic: policy.CriticKind, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+    critic: CriticKind, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = tiny_policy(critic, gradient_checkpointing=checkpointing)
     if built.critic is not None:
@@ -143,9 +155,6 @@ def test_scores_and_gradients_are_those_of_rows_apart(
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
 
 
-def test_a_model_with_windows_or_without_masks_is_read_row_by_row() -> None:
-    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    assert folds_cleanly(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=None)))
-    assert not folds_cleanly(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=4)))
+def test_a_model_that_takes_no_masks_is_read_row_by_row() -> None:
     assert not tiny_policy(attention="eager").folds
+    assert not make("qwen3_next").folds

@@ -1,5 +1,6 @@
 """Scoring against the plain formulas, saving, critics, adapters."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -243,11 +244,29 @@ def test_adapters_alone_are_trained_and_are_merged_when_saved(tmp_path: Path) ->
     torch.testing.assert_close(merged, adapted, atol=1e-5, rtol=0)
 
 
-def test_a_template_beside_the_model_is_the_one_that_counts(tmp_path: Path) -> None:
+QUESTION = [{"role": "user", "content": "Up"}]
+
+
+def test_a_template_beside_the_model_counts_unless_another_is_given(tmp_path: Path) -> None:
     POLICY.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
-    tokenizer = hf.load_tokenizer(ModelConfig(name=str(tmp_path)))
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "Up"}], tokenize=False) == "Up!"
+    (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}?")
+    given = ModelConfig(name=str(tmp_path), chat_template=str(tmp_path / "mine.jinja"))
+    (tmp_path / "mine.jinja").unlink()  # a run that is resumed has its text
+    saved = ModelConfig.model_validate(given.to_dict())
+    for config, text in ((ModelConfig(name=str(tmp_path)), "Up!"), (saved, "Up?")):
+        assert hf.load_tokenizer(config).apply_chat_template(QUESTION, tokenize=False) == text
+
+
+def test_a_model_without_a_template_or_with_one_that_fails(tmp_path: Path) -> None:
+    bare = copy.deepcopy(POLICY.tokenizer)
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"give a file with one as model\.chat_template"):
+        hf.load_tokenizer(ModelConfig(name=str(tmp_path)))
+    for text, words in (("{{ messages[0] }", "line 1: TemplateSyntaxError"), ("{{ raise_exception('no') }}", "no")):
+        with pytest.raises(ModelError, match=rf"model\.chat_template fails.*{words}"):
+            hf.load_tokenizer(ModelConfig(name=str(tmp_path), chat_template=text))
 
 
 @pytest.mark.parametrize(
@@ -258,6 +277,8 @@ def test_a_template_beside_the_model_is_the_one_that_counts(tmp_path: Path) -> N
         ({"lora": {"rank": 8}}, "starts from nothing"),
         ({"name": "x/y", "attention": "flash_attention_2"}, "set model.dtype to bfloat16"),
         ({"name": ""}, "empty"),
+        ({"name": "x/y", "chat_template": "no.jinja"}, "no.jinja cannot be read"),
+        ({"chat_template": "{{ messages }}"}, "tiny has its own"),
         ({"size": 3}, "size"),
     ],
 )

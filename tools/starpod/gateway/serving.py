@@ -16,8 +16,7 @@ from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.agents.pretrained import load_model
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
-from starpod.trainer.models.bundled import bundled_folder
-from starpod.trainer.models.config import SMOLLM2
+from starpod.trainer.models.bundled import source_of
 from starpod.trainer.models.policies import policy_of
 from starpod.trainer.prompts.conversation import Template
 
@@ -49,7 +48,7 @@ class Serving:
 
             from starpod.trainer.engines.vllm_remote import RemoteVllm
 
-            folder: Any = bundled_folder() if self.model == SMOLLM2 else self.model
+            folder = source_of(self.model)
             template = Template(AutoTokenizer.from_pretrained(folder))
             sampling = self._sampling(SamplingConfig())
             vocabulary = AutoConfig.from_pretrained(folder).get_text_config().vocab_size

@@ -141,7 +141,7 @@ class Shape:
             max(every),
             config.num_hidden_layers,
             config.hidden_size,
-            config.intermediate_size,
+            getattr(config, "intermediate_size", 2 * config.hidden_size),
             heads * width,
             config.vocab_size,
             config,

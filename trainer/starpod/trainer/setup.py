@@ -77,12 +77,17 @@ async def open_run(
         served = await _serve_all(config, stack, screen)
         if parallel.is_main:
             await stack.enter_async_context(telling(folder, [each.fleet for each in served], screen))
+        build = partial(
+            build_models, config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel
+        )
+        # A pretrained model that cannot be used is refused before demonstrations are played.
+        models = None if config.model.name == TINY else build()
         if loaded is None:
             if config.warm_start.steps or config.model.name == TINY:
                 await demonstrate(config, served, parallel=parallel, screen=screen, interrupts=interrupts)
             forget_initial(folder, parallel)
 
-        models = build_models(config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel)
+        models = models or build()
         templates = _build_templates(served, models.policy)
         check_tokens(config.replay.offline, offline, templates)
         learner = build_learner(config, models, parallel)
@@ -92,6 +97,10 @@ async def open_run(
         stack.push_async_callback(engine.close)
         if (slots := engine.stats().slots) < config.engine.slots:
             screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
+        if engine.stats().apart:
+            screen.warn(
+                "engine torch computes each reply of this model by itself, because of its layers; engine=vllm is faster"
+            )
         collectors = await _build_collectors(config, served, templates, engine, stack)
         output = Output(folder, checkpoints, screen)
         run = Run(

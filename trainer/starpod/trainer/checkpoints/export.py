@@ -11,12 +11,15 @@ import yaml
 from transformers import GenerationConfig
 
 from starpod.trainer.checkpoints.trained import Trained
-from starpod.trainer.models.config import SMOLLM2, TINY, model_title
+from starpod.trainer.models.config import GEMMA3, SMOLLM2, TINY, model_title
 from starpod.trainer.models.policies import policy_of
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import with_interval
+
+_ON_THE_HUB = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct", GEMMA3: "google/gemma-3-270m"}
+"""Names on the Hugging Face hub of models that come with Python packages."""
 
 PRIVATE = {"addresses", "token_file", "ca", "certificate", "key"}
 """Keys of the environment's section that contain addresses and paths of secrets. The model card omits them."""
@@ -94,7 +97,7 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
         "tags": ["starpod", "reinforcement-learning", *names],
     }
     if name != TINY:
-        front["base_model"] = "HuggingFaceTB/SmolLM2-135M-Instruct" if name == SMOLLM2 else name
+        front["base_model"] = _ON_THE_HUB.get(name, name)
     base = "a small model built from scratch" if name == TINY else model_title(name)
     final = RunFolder(trained.run).read_final()
     score = "" if trained.score is None else f" Its success on the seeds that chose it was {trained.score:.1%}."

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from starpod.trainer.config import Config, Explore, load_config
-from starpod.trainer.models.config import RUN_TIME
+from starpod.trainer.models.config import RUN_TIME, ModelConfig
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.section import ConfigError
 
@@ -108,13 +109,14 @@ def _guarded(config: Config, key: str) -> Any:
 
 def check_model(config: Config, loaded: Loaded) -> None:
     """Raise ConfigError if the configuration describes a different model than the checkpoint's."""
-    now, then = config.model.to_dict(), loaded.state["config"]["model"]
+    # A run of an earlier version has fewer keys.
+    now, then = config.model.to_dict(), ModelConfig().to_dict() | loaded.state["config"]["model"]
     changed = [key for key in now if key not in RUN_TIME and now[key] != then[key]]
     if changed:
         key = changed[0]
         raise ConfigError(
-            f"model.{key} is {now[key]}, but the run that is resumed has {then[key]}: its weights fit no other model; "
-            "give the same again, or begin another run with another --run-dir"
+            f"model.{key} is {_short(now[key])}, but the run that is resumed has {_short(then[key])}: its weights "
+            "fit no other model; give the same again, or begin another run with another --run-dir"
         )
     own, given = list(config.script.policies), loaded.state["config"].get("script", {}).get("policies", [])
     if own != given:
@@ -129,6 +131,10 @@ def check_model(config: Config, loaded: Loaded) -> None:
             f"algorithm.advantage {config.algorithm.advantage} has {_critic(needed)}, and the run that is resumed has "
             f"{_critic(heads)}: give the same again, or begin another run with another --run-dir"
         )
+
+
+def _short(value: Any) -> str:
+    return shorten(str(value), 80, placeholder=" ...")
 
 
 def _critic(heads: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from starpod.trainer.agents.config import SamplingConfig
-from starpod.trainer.models.config import SMOLLM2, ModelError
+from starpod.trainer.models.config import PACKAGED, ModelError
 
 LEAST_BATCH = 4096
 """Minimum tokens per step of a CPU server. The batch must also hold the longest context, because prompts are not
@@ -56,12 +56,12 @@ def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
 
 def _source(model: str) -> str:
     """Return the folder or name of the model that vLLM loads. Raises ClickException."""
-    if model != SMOLLM2:
+    if model not in PACKAGED:
         return model
-    from starpod.trainer.models.bundled import bundled_folder
+    from starpod.trainer.models.bundled import source_of  # which loads torch
 
     try:
-        return str(bundled_folder())
+        return source_of(model)
     except ModelError as error:
         raise click.ClickException(str(error)) from None
 

@@ -89,6 +89,8 @@ class EngineStats:
     """Requests that are waiting now."""
     slots: int = 0
     """Number of replies that can be sampled at the same time."""
+    apart: bool = False
+    """Whether each reply is computed by itself, because the model's layers allow no batch of different contexts."""
 
 
 class Engine(Protocol):

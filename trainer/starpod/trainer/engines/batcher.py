@@ -12,8 +12,9 @@ from torch import Tensor
 
 from starpod.trainer.data.episode import Finish
 from starpod.trainer.engines.base import EngineStats, Reply, Request
+from starpod.trainer.engines.own_caches import OwnCaches
 from starpod.trainer.engines.sampling import Uniforms, draw
-from starpod.trainer.engines.slot_cache import Feed, SlotCache, Slots, Span, pad
+from starpod.trainer.engines.slot_cache import SlotCache, Slots, Span, pad
 from starpod.trainer.models.folding import common_prefix
 from starpod.trainer.models.vision import showing
 
@@ -59,7 +60,7 @@ class Batcher:
     `prefill_rows` tokens take several steps.
     """
 
-    def __init__(self, cache: SlotCache, stats: EngineStats, *, prefill_rows: int) -> None:
+    def __init__(self, cache: SlotCache | OwnCaches, stats: EngineStats, *, prefill_rows: int) -> None:
         self.cache = cache
         self.stats = stats
         self.prefill_rows = prefill_rows
@@ -95,7 +96,7 @@ class Batcher:
         return jobs
 
     def step(
-        self, read: Callable[[Feed], Tensor], head: Callable[[Tensor], Tensor], version: int
+        self, read: Callable[[Any], Tensor], head: Callable[[Tensor], Tensor], version: int
     ) -> list[tuple[Job, Reply]]:
         """Feed the model once, sample a token for each completely read context, and return the finished replies.
 
@@ -107,7 +108,7 @@ class Batcher:
         jobs, spans = self._choose()
         if not spans:
             return []
-        feed = self.cache.lay_out(spans)
+        feed: Any = self.cache.lay_out(spans)
         with showing({key: image for job in jobs for key, image in job.request.images.items()}):
             states = read(feed)
         ready: list[Job] = []
@@ -124,7 +125,7 @@ class Batcher:
         """Assign free slots to waiting jobs, lowest `order` first, then in the order of arrival."""
         while self.waiting:
             job = self.waiting[0]
-            taken = self.slots.take(job.request.conversation, job.context)
+            taken = self.slots.take(job.request.conversation, job.context, rewinds=self.cache.rewinds)
             if taken is None:
                 return
             self.waiting.pop(0)
@@ -139,7 +140,8 @@ class Batcher:
         never shared, because it must be fed to sample the first one of the reply."""
         prompt = job.context[:-1]
         for other in self.running:
-            if (shared := common_prefix(other.context, prompt)) > job.shared:
+            shared = common_prefix(other.context, prompt)
+            if shared > job.shared and (self.cache.rewinds or shared >= other.fed):
                 job.leader, job.shared = other, shared
                 if shared == len(prompt):
                     return
@@ -148,9 +150,11 @@ class Batcher:
         """Copy cache entries from leaders that have read the shared tokens. Leaders precede their followers."""
         for job in self.running:
             if job.leader is not None and job.leader.fed >= job.shared:
-                self.cache.copy(job.leader.slot, job.slot, job.shared)
-                self.stats.reused += job.shared
-                job.fed, job.leader = job.shared, None
+                if self.cache.rewinds or job.leader.fed == job.shared:
+                    self.cache.copy(job.leader.slot, job.slot, job.shared)
+                    self.stats.reused += job.shared
+                    job.fed = job.shared
+                job.leader = None
 
     def _choose(self) -> tuple[list[Job], list[Span]]:
         """Choose the tokens to feed: one per sampling job, and at most `prefill_rows` of the prompts."""
@@ -160,6 +164,9 @@ class Batcher:
             if job.leader is not None:
                 continue
             count = len(job.context) - job.fed
+            if not self.cache.rewinds:
+                # Stop where followers copy the cache.
+                count = min([count, *(each.shared - job.fed for each in self.running if each.leader is job)])
             if count > 1 or not job.logprobs:
                 count = min(count, room)
                 room -= count

@@ -58,15 +58,10 @@ def build_engine(
 def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: torch.dtype) -> int:
     """Return the number of conversations of `length` tokens that fit into `cache_gib`, at most `slots`.
 
-    Raises EngineError if none fits, or if the cache does not support the model's attention layers.
+    Raises EngineError if none fits.
     """
     from starpod.trainer.engines.slot_cache import cache_shape
 
-    layers = getattr(model_config.get_text_config(), "layer_types", None) or ()
-    if any(kind != "full_attention" for kind in layers):
-        raise EngineError(
-            "the torch engine knows full attention only, and this model has other layers: use the engine vllm"
-        )
     one = math.prod(cache_shape(model_config, 0, length)) * dtype.itemsize
     room = int(config.cache_gib * 2**30) // one - 1  # one slot is for padding rows
     if room < 1:

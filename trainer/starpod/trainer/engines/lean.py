@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
 from starpod.trainer.engines.slot_cache import Feed, SlotCache
 from starpod.trainer.models.precision import compute_dtype
+from starpod.trainer.models.trunk import layer_kinds
 from starpod.trainer.models.vision import ImageLlama
 
 _PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -58,6 +59,7 @@ class LeanDecoder:
         layers = model.model.layers
         return (
             model.device.type == "cpu"
+            and set(layer_kinds(model.config)) == {"full_attention"}
             and model.config.hidden_act == "silu"
             and model.model.rotary_emb.rope_type == "default"
             and all(type(layer.get_submodule(name)) is nn.Linear for layer in layers for name in (*_PARTS, *_MLP))
@@ -98,7 +100,7 @@ class LeanDecoder:
             turned = qkv[:, : heads + shared]
             turned = torch.addcmul(turned * cosines, turned.roll(width // 2, -1), sines)
             keys, values = cache.update(turned[:, heads:], qkv[:, heads + shared :], index)
-            seen = cache.attend(feed, turned[:, :heads, None], keys, values, None)
+            seen = cache.attend(feed, index, turned[:, :heads, None], keys, values)
             states = states + linear(seen.flatten(1), layer.out, layer.out_bias)
             normed = rms_norm(states, shape, layer.mlp_norm, self.epsilon)
             gate, up = linear(normed, layer.gate_up).chunk(2, -1)

@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from starpod.trainer.models.folding import common_prefix
+from starpod.trainer.models.trunk import layer_kinds
 
 
 class Slots:
@@ -35,14 +36,16 @@ class Slots:
         self._idle: OrderedDict[str, int] = OrderedDict()  # conversation -> slot, the longest unused first
         self._tokens: list[Sequence[int]] = [()] * count  # the cached tokens of each idle slot
 
-    def take(self, conversation: str, prompt: Sequence[int]) -> tuple[int, int] | None:
+    def take(self, conversation: str, prompt: Sequence[int], *, rewinds: bool = True) -> tuple[int, int] | None:
         """Return a slot for a reply to `prompt` and the number of its tokens cached there; None if all slots are busy.
 
-        The last token never counts as cached, because the model must read it to sample the next one.
+        The last token never counts as cached, because the model must read it to sample the next one. If the cache
+        does not rewind, either all of its tokens count or none.
         """
         slot = self._idle.pop(conversation, None)
         if slot is not None:
-            return slot, common_prefix(self._tokens[slot], prompt[:-1])
+            cached = common_prefix(self._tokens[slot], prompt[:-1])
+            return slot, cached if rewinds or cached == len(self._tokens[slot]) else 0
         if self._free:
             # Take the lowest slot to keep ranges short: attention is computed over whole ranges.
             return heapq.heappop(self._free), 0
@@ -118,16 +121,18 @@ class Feed:
     """Row of the last token of each span."""
     writes: Tensor
     """Flat indices in the cache at which each row's keys are written, [R * key-value heads]."""
-    dense: _Block | None
-    """Rows of a range of slots, one row each; None if they are not computed in one call."""
-    blocks: list[_Block]
-    """The other rows, one block per span."""
+    blocks: dict[int, tuple[_Block | None, list[_Block]]]
+    """Blocks by the width of a layer's sliding window; 0 is full attention. First the rows of a range of slots, one row
+    each, or None if they are not computed in one call; then the other rows, one block per span."""
 
 
 def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, int, int, int, int]:
-    """Return the cache's shape: layers, 2 (keys and values), slots + 1, key-value heads, tokens, width of a head."""
+    """Return the cache's shape: layers, 2 (keys and values), slots + 1, key-value heads, tokens, width of a head.
+
+    All layers count as full attention, and a model without attention counts as one head of the model's width.
+    """
     config = model_config.get_text_config()
-    heads: int = config.num_attention_heads
+    heads: int = getattr(config, "num_attention_heads", None) or 1
     width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
     shared: int = getattr(config, "num_key_value_heads", None) or heads
     return config.num_hidden_layers, 2, slots + 1, shared, pad(length), width
@@ -136,14 +141,23 @@ def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, i
 class SlotCache:
     """Cache with the interface of transformers, which calls `update` for each layer.
 
-    It has one slot for padding rows in addition to `slots` conversations of up to `length` tokens.
+    It has one slot for padding rows in addition to `slots` conversations of up to `length` tokens. Layers with a
+    sliding window keep all tokens too, and mask those before the window.
     """
+
+    KINDS = frozenset({"full_attention", "sliding_attention"})
+    """Kinds of layers that can use this cache."""
+
+    rewinds = True
+    """Whether a conversation can continue from any of its cached tokens, not only from the last one."""
 
     def __init__(self, config: Any, slots: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
         config = config.get_text_config()
         self.slots = slots
         self.length = pad(length)
         self.heads = config.num_attention_heads
+        window = min(getattr(config, "sliding_window", None) or self.length, self.length) % self.length
+        self.windows = [window if kind == "sliding_attention" else 0 for kind in layer_kinds(config)]
         shape = cache_shape(config, slots, length)
         self.key_value_heads, self.width = shape[3], shape[5]
         self.device = device
@@ -181,16 +195,21 @@ class SlotCache:
         writes = (slots_R * (self.key_value_heads * self.length) + positions_R)[:, None] + self._head_offsets
         rows = [(0, width, low), *rows]
         keys = [pad(max(positions[first:last], default=0) + 1) for first, last, _ in rows]
-        masks = self._masks(positions_R, max(keys))
-        dense, *blocks = [
-            _Block(first, last, slot, seen, masks[first:last, :seen])
-            for (first, last, slot), seen in zip(rows, keys, strict=True)
-        ]
-        return Feed(tokens_R[:, None], positions_R[:, None], last, writes.flatten(), dense if width else None, blocks)
+        by_window = {}
+        for window in {*self.windows}:
+            masks = self._masks(positions_R, max(keys), window)
+            dense, *blocks = [
+                _Block(first, last, slot, seen, masks[first:last, :seen])
+                for (first, last, slot), seen in zip(rows, keys, strict=True)
+            ]
+            by_window[window] = dense if width else None, blocks
+        return Feed(tokens_R[:, None], positions_R[:, None], last, writes.flatten(), by_window)
 
-    def _masks(self, positions_R: Tensor, keys: int) -> Tensor:
-        """Return causal masks to add to the scores of each row, [R, keys]."""
+    def _masks(self, positions_R: Tensor, keys: int, window: int) -> Tensor:
+        """Return causal masks to add to the scores of each row, [R, keys]. A window of 0 is full attention."""
         hidden = self._places[:keys] > positions_R[:, None]
+        if window:
+            hidden |= self._places[:keys] <= positions_R[:, None] - window
         zeros = torch.zeros(hidden.shape, device=self.device, dtype=self.layers.dtype)
         return zeros.masked_fill_(hidden, -torch.inf)
 
@@ -222,13 +241,16 @@ class SlotCache:
             cached.view(-1, self.width).index_copy_(0, self._writes, new.reshape(-1, self.width))
         return cached_keys, cached_values
 
-    def attend(self, feed: Feed, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+    def attend(
+        self, feed: Feed, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None = None
+    ) -> Tensor:
         """Compute each row's attention over its slot: query [R, heads, 1, width], result [R, 1, heads, width]."""
+        dense, blocks = feed.blocks[self.windows[layer]]
         out = torch.zeros(query.shape[0], 1, self.heads, self.width, device=query.device, dtype=query.dtype)
-        if feed.dense is not None:
-            out[feed.dense.first : feed.dense.last, 0] = self._range(feed.dense, query, keys, values, scale)
+        if dense is not None:
+            out[dense.first : dense.last, 0] = self._range(dense, query, keys, values, scale)
         attend = self._one_query if self.one_query else self._many_queries
-        for block in feed.blocks:
+        for block in blocks:
             out[block.first : block.last, 0] = attend(block, query, keys, values, scale)
         return out
 
@@ -277,7 +299,7 @@ class SlotCache:
 
 
 def _attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -286,9 +308,13 @@ def _attention(
     *,
     slot_feed: Feed,
     slot_cache: SlotCache,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    return slot_cache.attend(slot_feed, query, key, value, scaling), None
+    if softcap is not None or s_aux is not None:
+        raise TypeError("attention with capped scores or sinks cannot use the cache of slots")
+    return slot_cache.attend(slot_feed, module.layer_idx, query, key, value, scaling), None
 
 
 AttentionInterface.register(ATTENTION, _attention)

@@ -17,7 +17,7 @@ from torch import nn
 from starpod.trainer.engines.base import EngineStats, Reply, Request, check_prompt
 from starpod.trainer.engines.batcher import Batcher, Job
 from starpod.trainer.engines.lean import LeanDecoder
-from starpod.trainer.engines.slot_cache import ATTENTION, SlotCache
+from starpod.trainer.engines.own_caches import OwnCaches, make_cache
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype, kept_in_float32, output_layer
 from starpod.trainer.models.trunk import trunk_of, unwrapped
@@ -52,12 +52,12 @@ class TorchEngine:
             raise ValueError("an engine needs at least 1 slot, a context of 2 tokens and 1 prefill row")
         self.max_context = max_context
         self._model = _sharing_copy(_causal_lm(model))
-        parameter = next(self._model.parameters())
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         self._sees = view_of(self._model) is not None
-        self._stats = EngineStats(slots=slots)
-        self._cache = SlotCache(self._model.config, slots, max_context, parameter.device, compute_dtype(self._model))
-        self._lean = LeanDecoder(self._model, self._cache) if LeanDecoder.fits(self._model) else None
+        self._cache = make_cache(self._model, slots, max_context)
+        apart = isinstance(self._cache, OwnCaches)
+        self._stats = EngineStats(slots=slots, apart=apart)
+        self._lean = None if apart or not LeanDecoder.fits(self._model) else LeanDecoder(self._model, self._cache)
         self._batcher = Batcher(self._cache, self._stats, prefill_rows=prefill_rows)
         self._version = 0
         self._inbox: deque[Job | str] = deque()  # new jobs and names of conversations to forget, in order
@@ -207,10 +207,8 @@ def _sharing_copy(model: Any) -> Any:
         for parameter in model.parameters():
             if parameter.dtype != dtype and id(parameter) not in kept:
                 shared[id(parameter)] = nn.Parameter(whole(parameter).to(dtype), requires_grad=False)
-    shared_model = copy.deepcopy(model, shared)
-    shared_model.config.get_text_config()._attn_implementation = ATTENTION
     # Evaluation mode disables dropout, and also gradient checkpointing, which would disable the cache.
-    return shared_model.eval()
+    return copy.deepcopy(model, shared).eval()
 
 
 def _share_weights(source: nn.Module, shared_model: nn.Module) -> None:

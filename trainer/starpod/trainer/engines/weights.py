@@ -18,6 +18,7 @@ from uuid import uuid4
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
@@ -51,7 +52,7 @@ def weights_of(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[t
         if below:
             weight = weight + _adapters(model.get_submodule(layer), weight)
         weight = weight.to(dtype)
-        yield _plain_name(name), weight
+        yield from _as_saved(model, name, weight)
         del weight  # before the next one is gathered
 
 
@@ -59,7 +60,13 @@ def shapes_of(model: nn.Module) -> Iterator[tuple[str, list[int]]]:
     """Yield the names and shapes of the tensors of `weights_of` without gathering them."""
     for name, parameter in model.named_parameters():
         if ".lora_" not in name:
-            yield _plain_name(name), list(parameter.shape)
+            for saved, weight in _as_saved(model, name, torch.empty(parameter.shape, device="meta")):
+                yield saved, list(weight.shape)
+
+
+def _as_saved(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield a parameter as it is in a checkpoint, where each expert of a layer has tensors of its own, for example."""
+    yield from revert_weight_conversion(plain(model), {_plain_name(name): weight}).items()
 
 
 def _plain_name(name: str) -> str:

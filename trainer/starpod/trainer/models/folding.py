@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from starpod.trainer.models.trunk import hidden_states, trunk_of, unwrapped
+from starpod.trainer.models.trunk import hidden_states, layer_kinds, trunk_of, unwrapped
 
 SHORTEST = 64
 """Shorter common prefixes, in tokens, are not folded, because the mask costs more than reading them again."""
@@ -40,7 +41,17 @@ class Layout:
 
     def read(self, trunk: nn.Module) -> Tensor:
         """Run the trunk and return flat hidden states, [G * L, hidden]."""
-        return hidden_states(trunk, self.tokens_GL, self.positions_GL, self.mask_G1LL).flatten(0, 1)
+        return hidden_states(trunk, self.tokens_GL, self.positions_GL, self._masks(trunk)).flatten(0, 1)
+
+    def _masks(self, trunk: Any) -> Any:
+        """Return the mask of all layers, or one mask for each kind of layers if there are several."""
+        full, positions_GL = self.mask_G1LL, self.positions_GL
+        config = trunk.config.get_text_config()
+        kinds = set(layer_kinds(config))
+        if full is None or positions_GL is None or kinds == {"full_attention"}:
+            return full
+        sliding = full & (positions_GL[:, :, None] - positions_GL[:, None] < config.sliding_window)[:, None]
+        return sliding if kinds == {"sliding_attention"} else {"full_attention": full, "sliding_attention": sliding}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +181,11 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 def folds_cleanly(model: nn.Module) -> bool:
     """Return whether the model computes the same states with folding.
 
-    The model must use only full attention and accept masks.
+    The model must use only full or sliding attention and accept masks.
     """
     config = unwrapped(model).config.get_text_config()
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
-        return False
-    if getattr(config, "_attn_implementation", None) != "sdpa" or getattr(config, "sliding_window", None):
+    kinds = set(layer_kinds(config))
+    if not kinds <= {"full_attention", "sliding_attention"} or getattr(config, "_attn_implementation", None) != "sdpa":
         return False
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 6, 5]], device=next(model.parameters()).device)
     layouts = (lay_out_plainly(tokens), lay_out(tokens, torch.tensor([6, 6]), width=1_000_000, shortest=1))

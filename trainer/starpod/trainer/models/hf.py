@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
+from jinja2 import TemplateError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -19,8 +20,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from starpod.trainer.models.bundled import bundled_folder
-from starpod.trainer.models.config import SMOLLM2, LoraConfig, ModelConfig, ModelError
+from starpod.trainer.models.bundled import source_of
+from starpod.trainer.models.config import PACKAGED, TINY, LoraConfig, ModelConfig, ModelError
 from starpod.trainer.models.vision import PRETRAINED
 
 HUB_SECONDS = 5.0
@@ -31,16 +32,30 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer. Raises ModelError."""
     _check_hub(config)  # not repeated in load_model, which runs later
     tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, config)
+    if config.chat_template:
+        tokenizer.chat_template = config.chat_template
+        _try_template(tokenizer)
     if not tokenizer.chat_template:
         raise ModelError(
-            f"{config.name} has no chat template: choose an instruction-tuned model, or put a chat_template.jinja "
-            "into a folder with the model and give that folder"
+            f"{config.name} has no chat template: give a file with one as model.chat_template, or choose an "
+            "instruction-tuned model"
         )
     if tokenizer.eos_token_id is None:
         raise ModelError(f"the tokenizer of {config.name} names no end token (eos_token)")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _try_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ModelError if the configured chat template fails on a question."""
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise ModelError(
+            f"model.chat_template fails{f' in line {line}' * bool(line)}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def load_model(config: ModelConfig, seed: int) -> torch.nn.Module:
@@ -52,7 +67,9 @@ def load_model(config: ModelConfig, seed: int) -> torch.nn.Module:
         raise ModelError("model.attention flash_attention_2 needs the package flash-attn: install it, or use sdpa")
     dtype: torch.dtype = getattr(torch, config.base_dtype)
     kind = _kind(_load(AutoConfig, config))
-    model: PreTrainedModel = _load(kind, config, dtype=dtype, attn_implementation=config.attention)
+    # By default, transformers chooses sdpa if the model supports it, otherwise eager.
+    attention = None if config.attention == "sdpa" else config.attention
+    model: PreTrainedModel = _load(kind, config, dtype=dtype, attn_implementation=attention)
     return add_adapters(model, config.lora, seed) if config.lora.rank else model
 
 
@@ -91,13 +108,14 @@ def _kind(shape: PretrainedConfig) -> Any:
 
 
 def _load(factory: Any, config: ModelConfig, **settings: Any) -> Any:
-    source = bundled_folder() if config.name == SMOLLM2 else config.name
+    source = source_of(config.name)
     try:
         return factory.from_pretrained(source, revision=config.revision, **settings)
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(
-            f"cannot load model {config.name!r}: give tiny, smollm2, a folder, or a Hugging Face name that is in the "
-            f"local cache or can be downloaded from here (a gated one needs HF_TOKEN). {_first_line(error)}"
+            f"cannot load model {config.name!r}: give {', '.join([TINY, *PACKAGED])}, a folder, or a Hugging Face name "
+            "that is in the local cache or can be downloaded from here (a gated one needs HF_TOKEN). "
+            f"{_first_line(error)}"
         ) from None
 
 
@@ -107,7 +125,7 @@ def _check_hub(config: ModelConfig) -> None:
     Errors from the hub itself, such as for a gated model, are left to loading, which has better messages.
     """
     name = config.name
-    if name == SMOLLM2 or Path(name).exists() or constants.HF_HUB_OFFLINE:
+    if name in PACKAGED or Path(name).exists() or constants.HF_HUB_OFFLINE:
         return
     try:
         if isinstance(try_to_load_from_cache(name, "config.json", revision=config.revision), str):

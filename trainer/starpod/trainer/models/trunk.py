@@ -20,21 +20,30 @@ def trunk_of(model: nn.Module) -> nn.Module:
     return trunk
 
 
+def layer_kinds(config: Any) -> list[str]:
+    """Return the kind of each layer of a model's configuration, in the words of transformers."""
+    text = config.get_text_config()
+    if kinds := getattr(text, "layer_types", None):
+        return list(kinds)
+    attention = "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
+    kind = attention if getattr(text, "num_attention_heads", None) else "state_space"
+    return [kind] * text.num_hidden_layers
+
+
 def head_of(model: nn.Module) -> nn.Module:
     """Return the output layer, from hidden states to logits."""
     head: nn.Module = unwrapped(model).get_output_embeddings()
     return head
 
 
-def hidden_states(
-    trunk: nn.Module, tokens_BL: Tensor, positions_BL: Tensor | None = None, mask_B1LL: Tensor | None = None
-) -> Tensor:
+def hidden_states(trunk: nn.Module, tokens_BL: Tensor, positions_BL: Tensor | None = None, mask: Any = None) -> Tensor:
     """Return hidden states [B, L, hidden] of right-padded sequences. Causal attention needs no mask for right padding.
 
-    Positions of None count from 0. The mask is True if a query sees a key; None is the causal mask.
+    Positions of None count from 0. The mask [B, 1, L, L], or one for each kind of layers, is True if a query sees a
+    key; None is the causal mask.
     """
     states: Tensor = trunk(
-        input_ids=tokens_BL, position_ids=positions_BL, attention_mask=mask_B1LL, use_cache=False
+        input_ids=tokens_BL, position_ids=positions_BL, attention_mask=mask, use_cache=False
     ).last_hidden_state
     return states
 
