@@ -67,6 +67,17 @@ async def test_two_iterations_of_training(name: str) -> None:
     await engine.close()
 
 
+async def test_a_window_far_from_the_beginning() -> None:
+    """Kernels read keys in blocks of 512: here whole blocks are masked."""
+    policy = make("mistral")
+    engine = build_engine(EngineConfig(slots=2), policy, max_context=1200)
+    prompts = [[number, *range(3, 230)] * 5 for number in (1, 2)]
+    replies = await asyncio.gather(*(engine.generate(ask(prompt, tokens=4)) for prompt in prompts))
+    for prompt, reply in zip(prompts, replies, strict=True):
+        assert reply.logprobs == pytest.approx(logprobs_under(policy.model, prompt, reply.tokens, 1.0), abs=ROUNDING)
+    await engine.close()
+
+
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["gemma3_text", "qwen3_moe"])

@@ -17,7 +17,8 @@ from torch import nn
 from starpod.trainer.engines.base import EngineStats, Reply, Request, check_prompt
 from starpod.trainer.engines.batcher import Batcher, Job
 from starpod.trainer.engines.lean import LeanDecoder
-from starpod.trainer.engines.own_caches import OwnCaches, make_cache
+from starpod.trainer.engines.own_caches import make_cache
+from starpod.trainer.engines.slot_cache import SlotCache
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype, kept_in_float32, output_layer
 from starpod.trainer.models.trunk import trunk_of, unwrapped
@@ -55,9 +56,10 @@ class TorchEngine:
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         self._sees = view_of(self._model) is not None
         self._cache = make_cache(self._model, slots, max_context)
-        apart = isinstance(self._cache, OwnCaches)
-        self._stats = EngineStats(slots=slots, apart=apart)
-        self._lean = None if apart or not LeanDecoder.fits(self._model) else LeanDecoder(self._model, self._cache)
+        self._stats = EngineStats(slots=slots, apart=not isinstance(self._cache, SlotCache))
+        self._lean = None
+        if isinstance(self._cache, SlotCache) and LeanDecoder.fits(self._model):
+            self._lean = LeanDecoder(self._model, self._cache)
         self._batcher = Batcher(self._cache, self._stats, prefill_rows=prefill_rows)
         self._version = 0
         self._inbox: deque[Job | str] = deque()  # new jobs and names of conversations to forget, in order

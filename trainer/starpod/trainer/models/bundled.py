@@ -141,9 +141,9 @@ def _dequantise(packed: Path) -> tuple[Any, Any]:
     import gguf
 
     fields = gguf.GGUFReader(packed).fields
-    metadata = {key: fields[key].contents() for key in fields if key.startswith("tokenizer.ggml.")}
+    pre_tokenizer = fields.get("tokenizer.ggml.pre")
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name)
-    if metadata.get("tokenizer.ggml.pre") == "smollm":
+    if pre_tokenizer is not None and pre_tokenizer.contents() == "smollm":
         # This model splits numbers into digits, but transformers reads its pre-tokenizer as GPT-2's.
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -155,20 +155,21 @@ def _dequantise(packed: Path) -> tuple[Any, Any]:
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         packed.parent, gguf_file=packed.name, dtype=torch.float32, **plain
     )
-    _set_special_tokens(tokenizer, model, metadata)
+    _set_special_tokens(tokenizer, model, fields)
     return tokenizer, model
 
 
-def _set_special_tokens(tokenizer: Any, model: Any, metadata: Mapping[str, Any]) -> None:
-    """Set the special tokens that the file's metadata names. Some versions of transformers choose others.
+def _set_special_tokens(tokenizer: Any, model: Any, fields: Mapping[str, Any]) -> None:
+    """Set the special tokens that the fields of the file's metadata name. Some versions of transformers choose others.
 
     Raises ModelError if the tokenizer has another token under such an id.
     """
     for name, key in _SPECIALS.items():
-        number = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if number is None:
+        field = fields.get(f"tokenizer.ggml.{key}_token_id")
+        if field is None:
             continue
-        token, found = metadata["tokenizer.ggml.tokens"][number], tokenizer.convert_ids_to_tokens(number)
+        number = int(field.contents())
+        token, found = fields["tokenizer.ggml.tokens"].contents(number), tokenizer.convert_ids_to_tokens(number)
         if found != token:
             raise ModelError(
                 f"token {number} is {token!r} in the GGUF file and {found!r} in the tokenizer that transformers "
