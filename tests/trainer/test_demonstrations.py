@@ -16,6 +16,7 @@ from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.trainer.warm_start.demonstrations import (
     Demonstration,
     DemonstrationWriter,
+    choose_best,
     collect_demonstrations,
     join_turns,
 )
@@ -64,6 +65,17 @@ def test_moves_are_joined_to_turns_of_one_to_so_many() -> None:
     assert all(turn.observation == f"state {turn.actions[0]}" for turn in found)
     assert joined.imitate == ["30" not in turn.actions for turn in found]
     assert join_turns(given, 1, random.Random(1)) == given
+
+
+def test_the_best_are_imitated_and_of_them_only_moves_with_an_effect() -> None:
+    def played(*effects: int) -> Demonstration:
+        turns = [Turn(observation="", fresh=True, effective=effect) for effect in effects]
+        turns[-1].parts = {"environment": float(sum(effects))}
+        return Demonstration(Episode(0, 0, "lake-v1", turns=turns), Limits(), [True] * len(turns))
+
+    given = [played(1, 0), played(0), played(1, 0, 1), played(0, 0)]
+    assert choose_best(given, 1.0) == given
+    assert [each.imitate for each in choose_best(given, 0.5)] == [[True, False], [True, False, True]]
 
 
 async def test_more_moves_than_a_turn_may_have_are_refused(server: ServerProcess) -> None:

@@ -45,7 +45,10 @@ def test_sizes_come_from_the_environment(tmp_path: Path) -> None:
     for words in (
         "at most 12 turns: its expert took",
         "sees the whole episode so far",
-        "60 times, for 1 minutes or until",
+        "imitates the best 50% of 1000 demonstrations of its expert, 30% of the moves random",
+        "each turn with others from the same state",
+        "100 times, for 1 minutes or until",
+        "on an idle core about ",
     ):
         assert words in told
     wide = load_config(write(tmp_path, ("max_turns=12", "max_turns=500"), ("default=10", "default=4")))

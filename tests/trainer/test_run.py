@@ -28,6 +28,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, Collector, Start
+from starpod.trainer.run.progress import Progress
 from starpod.trainer.run.run import Output, Parts, Run
 from tests.trainer.tiny_learner import built, group_of, make_learner
 from tests.trainer.turns import a_turn
@@ -136,6 +137,17 @@ async def test_uniform_groups_that_leave_nothing_are_no_failure(tmp_path: Path) 
         run.finish_step()
     assert "the filter kept no group" in run.reason_to_stop()
     assert run.metrics["collect/response_diversity"] == 0, "it is that of all that was played"
+
+
+def test_the_first_iterations_tell_how_many_fit_into_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Progress, "elapsed", 30.0)
+    for iterations, count in ((50, 12), (10, 10)):
+        run = make_run(tmp_path, path=str(iterations), stop={"minutes": 2, "iterations": iterations})
+        for step in range(1, 5):
+            run.progress.step = step
+            run._forecast()
+            told = f"at this speed, stop.minutes=2 has room for {count} iterations" if step >= 3 else ""
+            assert run.output.screen.doing == told
 
 
 async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) -> None:

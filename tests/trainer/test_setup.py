@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 
 import starpod.trainer
+from starpod.client import Fleet
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.models.config import LoraConfig, ModelConfig
@@ -18,7 +19,9 @@ from starpod.trainer.models.policies import copy_trained
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.preflight import check, check_environment
-from starpod.trainer.rollout.environment import Facts
+from starpod.trainer.rewards.reward import RewardError
+from starpod.trainer.rollout.environment import Facts, read_facts
+from tests.support import ServerProcess
 from tests.trainer.models.tiny_policy import tiny_policy
 
 
@@ -72,6 +75,20 @@ async def test_options_of_stages_levels_and_evaluations_are_tried_before_anythin
         {"size": 4, "holes": 1},
         {"size": 4, "holes": 2},
     ]
+
+
+async def test_rewards_are_tried_on_a_whole_episode_before_anything_is_imitated(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def ending(turn, transition, view):\n    return 1.0 if not view.end else 1 / 0\n"
+    )
+    shaping = {f"{tmp_path}/mine.py:ending": 1.0}
+    config = Config.model_validate({"environment": "bandit", "rewards": {"shaping": shaping}})
+    async with Fleet(server.address) as fleet:
+        facts = await read_facts(fleet, "bandit-v1")
+        with pytest.raises(RewardError, match=r"'ending' failed on turn .* of bandit-v1.* \(.*mine\.py, line 2\)"):
+            await check_environment(config, config.tasks[0], fleet, facts)
 
 
 def test_several_processes_must_be_told_their_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

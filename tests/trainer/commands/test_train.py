@@ -10,6 +10,8 @@ from starpod.trainer.commands.train import further, train
 from starpod.trainer.config import StopConfig, load_config
 from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.hf import load_tokenizer
+from starpod.trainer.output.words import has_risen, remedies
+from starpod.trainer.warm_start.config import WarmStartConfig
 
 
 def run(*words: str) -> Result:
@@ -129,3 +131,18 @@ def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPa
 )
 def test_the_way_on_from_a_limit_is_told_with_a_higher_one(outcome: str, words: str) -> None:
     assert further(StopConfig(iterations=20, minutes=1.5, tokens=800), outcome) == words
+
+
+def test_a_run_has_risen_if_an_evaluation_is_clearly_above_the_first_or_little_was_left_to_learn() -> None:
+    def evaluations(*pairs: tuple[float, float]) -> list[dict[str, float]]:
+        return [{"success": success, "success_low": low} for success, low in pairs]
+
+    assert has_risen([]) and has_risen(evaluations((0.1, 0.05)))
+    assert has_risen(evaluations((0.1, 0.05), (0.3, 0.2), (0.1, 0.05))) and has_risen(
+        evaluations((0.9, 0.8), (0.9, 0.8))
+    )
+    assert not has_risen(evaluations((0.1, 0.05), (0.15, 0.09)))
+    graded = [{"success": 0.0, "success_low": 0.0, "return_mean": mean, "return_low": mean - 1} for mean in (2.0, 4.0)]
+    assert has_risen(graded) and not has_risen(graded[::-1])
+    assert remedies(WarmStartConfig(steps=1)) == "rewards on the way, or easier starts"
+    assert remedies(WarmStartConfig(steps=1, actions="random")).startswith("an `expert_action`, ")

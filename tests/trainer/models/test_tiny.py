@@ -1,6 +1,6 @@
 """The tiny policies' tokenizer: one token per word, nothing lost, nothing that depends on what stands beside it."""
 
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,28 @@ def tokens(text: str) -> list[str]:
     return TOKENIZER.convert_ids_to_tokens(TOKENIZER.encode(text))
 
 
+ROOM = "A room.\nYou see: {}\nExits: {}, {}\n#P_"
+ROOMS = [ROOM.format(*words) for words in permutations(("north", "south", "key"), 3)]
+PHRASES = train_tokenizer([*ROOMS, "<answer>north</answer>", "<answer>go south</answer>"], size=512, phrases=True)
+
+
 @settings(max_examples=40)
 @given(PIECES)
 def test_decoding_gives_the_text_back(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+    for room in (text, f"A room.{text}You see: {text}", ROOM.format(text, "north", text)):
+        assert PHRASES.decode(PHRASES.encode(room)) == room
+
+
+def test_words_that_always_stand_together_are_one_token_and_cells_of_a_map_are_not() -> None:
+    def split(text: str) -> list[str]:
+        return PHRASES.convert_ids_to_tokens(PHRASES.encode(text))
+
+    begin, *rest = split(ROOMS[0])
+    assert [begin, *rest] == [" A room.\nYou see:", " north", "\nExits:", " south", ",", " key", "\n", "#", "P", "_"]
+    assert split("<answer>north</answer>") == ["<answer>", " north", "</answer>"]
+    assert split("<answer>go south</answer>") == ["<answer>", " go south", "</answer>"]
+    assert split("You see: You seem") == [*split("You see:"), *split("<answer>You seem")[1:]]
 
 
 @settings(max_examples=40)

@@ -7,16 +7,19 @@ files, and `check_environment` the servers. Contradictions within a configuratio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from random import Random
 from typing import Any
 
-from starpod.client import Fleet, Want
+from starpod.client import Fleet, Observation, Want
 from starpod.trainer.agents.program import load_programs
+from starpod.trainer.agents.scripted import ReferenceAgent, choose_expertly, choose_randomly
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.output.sinks import check_sinks
-from starpod.trainer.rewards.reward import RewardError, Rewards
+from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import Facts, check_installed, make_task
+from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.tasks import TaskConfig
 from starpod.trainer.user_file import names_file
@@ -114,9 +117,9 @@ def check_model(config: Config) -> None:
 
 
 async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
-    """Refuse settings that the servers of an environment do not support, and options that it rejects.
+    """Refuse settings that the servers of an environment do not support, rejected options, and rewards that fail.
 
-    Raises ConfigError, and BadArgument for options.
+    Raises ConfigError, BadArgument for options, and RewardError.
     """
     for wrong, sentence in _lacking(config, task, facts):
         if wrong:
@@ -126,8 +129,31 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
         if environment not in tried:
             tried.append(environment)
             seed = config.seeds.train.start
-            for session in await make_task(environment, facts.actions, task.name).open(fleet, seed, 1, Want()):
+            want = Want(state_key=config.needs_state_key)  # an error in `state_key` must not show after the warm start
+            for session in await make_task(environment, facts.actions, task.name).open(fleet, seed, 1, want):
                 await session.close()
+    await _try_rewards(config, task, fleet, facts)
+
+
+async def _try_rewards(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
+    """Play an episode with each set of shaping functions, so that one that raises is found before the warm start."""
+    tried: list[RewardConfig] = []
+    for rewards in (each.rewards for stage in config.in_stages for each in stage.tasks if each.name == task.name):
+        if not rewards.shaped or rewards in tried:
+            continue
+        tried.append(rewards)
+        want = Want(valid_actions=True, expert_action=facts.expert)
+        opening = make_task(task.environment, facts.actions, task.name).open(fleet, config.seeds.train.start, 1, want)
+        for session in await opening:
+            try:
+                await play(ReferenceAgent(_any_action, facts.actions, Random(0)), session, rewards=Rewards(rewards))
+            finally:
+                await session.close()
+
+
+def _any_action(observation: Observation, actions: Sequence[str], rng: Random) -> str:
+    """Return the expert's action, a random one, or, in an environment that lists none, an invalid one."""
+    return choose_expertly(observation, actions, rng) or choose_randomly(observation, actions, rng) or ""
 
 
 def _played(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:

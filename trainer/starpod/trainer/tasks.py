@@ -21,7 +21,7 @@ Any_Section = TypeVar("Any_Section", bound=Section)
 OWN_KEYS = {
     "prompt": tuple(PromptConfig.model_fields),
     "rewards": tuple(RewardConfig.model_fields),
-    "warm_start": ("episodes", "demonstrations", "actions", "noise", "imitate_noise", "thought"),
+    "warm_start": ("episodes", "demonstrations", "actions", "noise", "imitate_noise", "best", "thought"),
     "evaluation": ("episodes", "temperature", "options", "reference"),
 }
 """Keys of the run's sections that one environment among several may set."""

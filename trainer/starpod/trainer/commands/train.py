@@ -222,7 +222,7 @@ def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[st
     """Write the report of a run that is over or stopped. Return the last lines of the screen by heading."""
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
-    from starpod.trainer.output.words import after_the_best, final_line, with_interval
+    from starpod.trainer.output.words import after_the_best, final_line, has_risen, remedies, with_interval
 
     screen.phase("writing the report")
     try:
@@ -238,6 +238,9 @@ def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[st
     said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
     how = commands(path, config.to_dict())
     how["go on"] += further(config.stop, outcome)
+    if not has_risen(folder.read_evaluations()):
+        longer = "train longer, or " * bool(further(config.stop, outcome))
+        said["success did not rise"] = f"{longer}give the environment {remedies(config.warm_start)}"
     return {**said, "report": str(report), **how}
 
 

@@ -54,6 +54,9 @@ class TinyConfig(Section):
     key_value_heads: int | None = Field(default=2, ge=1, description="Heads of keys and values; null: as many.")
     intermediate: int = Field(default=192, ge=8, description="Width inside the MLP.")
     vocabulary: int = Field(default=1024, ge=320, description="Most entries of the tokenizer, with 256 bytes.")
+    phrases: bool = Field(
+        default=False, description="One token for words that always stand together, such as `You see:`."
+    )
     positions: int = Field(default=4096, ge=16, description="Longest context.")
     rope_theta: float = Field(default=1000.0, gt=1, description="Base of the rotary wavelengths.")
     tied: bool = Field(default=False, description="Shares input and output embeddings.")

@@ -229,7 +229,9 @@ def build_policy(
     if config.name == TINY:
         if texts is None:
             raise ModelError("a tiny model needs texts of its environments, of which its tokenizer is made")
-        tokenizer: PreTrainedTokenizerBase = train_tokenizer(texts, size=config.tiny.vocabulary)
+        tokenizer: PreTrainedTokenizerBase = train_tokenizer(
+            texts, size=config.tiny.vocabulary, phrases=config.tiny.phrases
+        )
         model = build_tiny(config, tokenizer, seed)
     else:
         tokenizer = hf.load_tokenizer(config)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from functools import partial
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -50,33 +51,45 @@ _WORDS = r" ?\|\|| ?\p{Lu}?\p{Ll}+| ?\S|\s"
 """The action separator, a word, or one other character. Only a word's first letter may be a capital, so that the rows
 of a map are split into characters."""
 
+_SEVERAL_LETTERS = re.compile(r"[^\W\d_]{2}")
+_MOST_SEQUENCES = 5000
+"""Number of different texts that are searched for phrases."""
+
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], *, size: int, phrases: bool = False) -> PreTrainedTokenizerFast:
     """Build a tokenizer with the most frequent words of `texts` and at most `size` entries.
 
     Tags of optional blocks and the image mark are tokens if they occur in the texts. The same texts give the same
-    tokenizer. Raises ValueError if `size` leaves no room for words.
+    tokenizer. phrases: see TinyConfig. Raises ValueError if `size` leaves no room for words.
     """
     splitter = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     sections = re.compile("|".join(map(re.escape, (*_SPECIALS, *TAGS, *FURTHER_TAGS, MARK))))
     counts: Counter[str] = Counter()
+    sequences: Counter[tuple[str, ...]] = Counter()
     found: set[str] = set()
     for text in texts:
         found.update(sections.findall(text))
         for section in sections.split(text):
             if section:
-                counts.update(word for word, _ in splitter.pre_tokenize_str(f" {section}"))
+                words = tuple(word for word, _ in splitter.pre_tokenize_str(f" {section}"))
+                counts.update(words)
+                sequences[words] += phrases
     tags = (*TAGS, *(tag for tag in FURTHER_TAGS if tag in found))
     always = [" ", "\n", *_ALWAYS, *(f" {word}" for word in _ALWAYS)]
     specials = (*_SPECIALS, *([MARK] if MARK in found else []))
     fixed = [*specials, *tags, *_BYTES, *always]
     if size <= len(fixed):
         raise ValueError(f"a vocabulary of {size} has no room for words; give it more than {len(fixed)} entries")
-    words = sorted(counts.keys() - set(always), key=lambda word: (-counts[word], word))
+    joined = find_phrases(sequences) if phrases else {}
+    counts.update(joined)
+    kept = sorted(counts.keys() - set(always), key=lambda word: (-counts[word], word))[: size - len(fixed)]
+    if known := sorted(joined.keys() & set(kept), key=len, reverse=True):
+        longest_first = "|".join(map(re.escape, known))
+        splitter = pre_tokenizers.Split(Regex(rf"(?:{longest_first})(?!\p{{L}})|{_WORDS}"), behavior="isolated")
     # With equal scores, Unigram prefers fewer pieces, so a known word is always one token.
-    pieces = [(piece, -1.0) for piece in [*fixed, *words[: size - len(fixed)]]]
+    pieces = [(piece, -1.0) for piece in [*fixed, *kept]]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.normalizer = normalizers.Prepend(" ")
     tokenizer.pre_tokenizer = splitter
@@ -94,6 +107,46 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFa
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def find_phrases(sequences: Mapping[tuple[str, ...], int]) -> dict[str, int]:
+    """Return sequences of words in which one word implies its neighbour, with their numbers of occurrences.
+
+    Of "You see: key" and "You see: door", the phrase is "You see:". At least one word of a pair has several letters, so
+    that the cells of a map remain separate tokens. Rare pairs are left out: they may imply each other by chance.
+    """
+    known = {word for sequence in sequences for word in sequence}
+    left = dict(islice(sequences.items(), _MOST_SEQUENCES))
+    rare = sum(left.values()) // 500
+    while True:
+        words, pairs = Counter[str](), Counter[tuple[str, str]]()
+        for sequence, count in left.items():
+            for word in sequence:
+                words[word] += count
+            for pair in pairwise(sequence):
+                pairs[pair] += count
+        joined = {
+            pair
+            for pair, count in pairs.items()
+            if count > rare and count in (words[pair[0]], words[pair[1]]) and any(map(_SEVERAL_LETTERS.search, pair))
+        }
+        if not joined:
+            return {word: count for word, count in words.items() if word not in known}
+        left = {_join(sequence, joined): count for sequence, count in left.items()}
+
+
+def _join(sequence: tuple[str, ...], joined: Container[tuple[str, str]]) -> tuple[str, ...]:
+    """Return a sequence of words with the pairs in `joined` as one word each."""
+    words: list[str] = []
+    last = ""
+    for word in sequence:
+        if (last, word) in joined:
+            words[-1] += word
+            last = ""  # a word joins one pair at a time
+        else:
+            words.append(word)
+            last = word
+    return tuple(words)
 
 
 def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:

@@ -21,6 +21,7 @@ from starpod.trainer.tasks import TaskConfig
 from starpod.trainer.warm_start.demonstrations import (
     Demonstration,
     DemonstrationWriter,
+    choose_best,
     collect_demonstrations,
     read_demonstrations,
 )
@@ -56,7 +57,7 @@ class Served:
             images=self.config.prompt.shows_images,
             progress=progress,
         )
-        self.demonstrations = [*collected, *read]
+        self.demonstrations = [*choose_best(collected, self.config.warm_start.best), *read]
 
     async def _read(self, config: Config) -> list[Demonstration]:
         path = self.config.warm_start.demonstrations

@@ -36,6 +36,9 @@ from starpod.trainer.run.weights import EngineWeights
 from starpod.trainer.scorers.base import TurnScorer, score_and_fit
 from starpod.trainer.update import Learner
 
+_MEASURED = 3
+"""Number of iterations after which their duration is extrapolated."""
+
 
 @dataclass(slots=True)
 class Output:
@@ -313,7 +316,15 @@ class Run:
         if self.output.sinks is not None:
             self.output.sinks.write(step, metrics, warnings)
         screen.step(step, self.config.stop.iterations, metrics)
+        self._forecast()
         self.persistence.finish_step()
+
+    def _forecast(self) -> None:
+        """Show, after the first steps, how many iterations fit into the time limit."""
+        stop, progress = self.config.stop, self.progress
+        if progress.step == _MEASURED and stop.minutes is not None:
+            count = min(stop.iterations, round(60 * stop.minutes / progress.elapsed * _MEASURED))
+            self.output.screen.phase(f"at this speed, stop.minutes={stop.minutes:g} has room for {count} iterations")
 
     def _follow_stages(self) -> None:
         """Record the stage in the metrics, and begin the next one if its condition is met."""

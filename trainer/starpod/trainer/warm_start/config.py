@@ -42,6 +42,13 @@ class WarmStartConfig(Section):
         default=False,
         description="Imitates these moves too.",
     )
+    best: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Share of the played episodes that is imitated: those with the highest returns. Below 1, moves "
+        "without effect are left out.",
+    )
     actions_per_turn: int = Field(
         default=1, ge=1, description="Moves of a demonstrated turn at most; how many is drawn for each turn."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -162,6 +163,21 @@ def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> D
             room = rng.randint(1, most)
         room -= 1
     return replace(demonstration, episode=replace(demonstration.episode, turns=turns), imitate=imitate)
+
+
+def choose_best(demonstrations: Sequence[Demonstration], share: float) -> Sequence[Demonstration]:
+    """Return the share with the highest returns, in which moves without effect are not imitated; all if it is 1."""
+    if share == 1:
+        return demonstrations
+    ranked = sorted(range(len(demonstrations)), key=lambda index: -demonstrations[index].episode.own_return)
+    chosen = [demonstrations[index] for index in sorted(ranked[: math.ceil(share * len(ranked))])]
+    return [
+        replace(
+            each,
+            imitate=[told and turn.effective > 0 for told, turn in zip(each.imitate, each.episode.turns, strict=True)],
+        )
+        for each in chosen
+    ]
 
 
 def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Demonstration]:
