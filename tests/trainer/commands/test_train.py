@@ -8,9 +8,10 @@ from click.testing import CliRunner, Result
 
 from starpod.trainer.commands.train import further, train
 from starpod.trainer.config import StopConfig, load_config
+from starpod.trainer.diagnostics.success import has_risen
+from starpod.trainer.environment_file import remedies
 from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.hf import load_tokenizer
-from starpod.trainer.output.words import has_risen, remedies
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 

@@ -15,7 +15,6 @@ from starpod.client.programs import ServiceFailed, ServiceRefused, started
 from starpod.trainer.agents.base import Task
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.models.config import TinyConfig, model_title
-from starpod.trainer.output.words import remedies
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
@@ -109,6 +108,12 @@ class Job:
             return f"the last {prompt.window} turns at most {tokens}"
         declared = ", since its spec says fully_observed" * self.spec.capabilities.fully_observed
         return f"the present observation alone{declared}"
+
+
+def remedies(warm_start: WarmStartConfig) -> str:
+    """Return what the author of an environment can add so that success rises."""
+    expert = "" if warm_start.steps and warm_start.actions == "expert" else "an `expert_action`, "
+    return f"{expert}rewards on the way, or easier starts"
 
 
 def choose_job(source: str, context: str | None = None) -> Job:

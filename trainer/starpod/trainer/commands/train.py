@@ -220,9 +220,11 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
 
 def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[str, str]:
     """Write the report of a run that is over or stopped. Return the last lines of the screen by heading."""
+    from starpod.trainer.diagnostics.success import has_risen
+    from starpod.trainer.environment_file import remedies
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
-    from starpod.trainer.output.words import after_the_best, final_line, has_risen, remedies, with_interval
+    from starpod.trainer.output.words import after_the_best, final_line, with_interval
 
     screen.phase("writing the report")
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starpod.trainer.diagnostics.config import EchoTrapConfig
@@ -91,3 +92,15 @@ class SuccessTrack:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._start, self._latest = list(state["start"]), list(state["latest"])
         self._best, self._since_best, self.solved = state["best"], state["since_best"], state["solved"]
+
+
+def has_risen(evaluations: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether an evaluation is clearly better than the first one, or nothing was left to learn.
+
+    Fewer than two evaluations cannot tell, and count as a rise.
+    """
+    first, *later = evaluations or [{}]
+    if not later or first["success"] >= HIGH:
+        return True
+    pairs = (("success", "success_low"), ("return_mean", "return_low"))
+    return any((each.get(low) or -math.inf) > (first.get(mean) or 0.0) for each in later for mean, low in pairs)

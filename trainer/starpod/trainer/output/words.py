@@ -9,8 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 from starpod.report.figures import Kind, show
-from starpod.trainer.diagnostics.success import HIGH
-from starpod.trainer.warm_start.config import WarmStartConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,24 +199,6 @@ def after_the_best(
     if isinstance(best, int | float) and isinstance(last, int | float) and last > best:
         return evaluations[-1]
     return None
-
-
-def has_risen(evaluations: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether an evaluation is clearly better than the first one, or nothing was left to learn.
-
-    Fewer than two evaluations cannot tell, and count as a rise.
-    """
-    first, *later = evaluations or [{}]
-    if not later or first["success"] >= HIGH:
-        return True
-    pairs = (("success", "success_low"), ("return_mean", "return_low"))
-    return any((each.get(low) or -math.inf) > (first.get(mean) or 0.0) for each in later for mean, low in pairs)
-
-
-def remedies(warm_start: WarmStartConfig) -> str:
-    """Return what the author of an environment can add so that success rises."""
-    expert = "" if warm_start.steps and warm_start.actions == "expert" else "an `expert_action`, "
-    return f"{expert}rewards on the way, or easier starts"
 
 
 def short(summary: Mapping[str, Any], graded: bool) -> str:
