@@ -227,7 +227,8 @@ def _job(
             "entropy_coefficient": 0.0,
             "mini_batch_size": 8,
         },
-        "optimizer": {"lr": 0.001},
+        # Without slower first iterations, the share of well-formed replies fell from 99.7 % to 95 % at this rate.
+        "optimizer": {"lr": 0.001, "warmup_iterations": 5},
         "warm_start": warm_start,
         "evaluation": {"every": 5, "episodes": 128, "reference": references},
         "stop": {"iterations": iterations, "minutes": minutes, "success": 0.99},
