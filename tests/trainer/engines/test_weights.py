@@ -4,6 +4,7 @@ import copy
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from starpod.trainer.engines import weights
-from starpod.trainer.engines.weights import make_folder, weights_of, write_weights
+from starpod.trainer.engines.weights import make_folder, shapes_of, weights_of, write_weights
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_policy
+from tests.trainer.engines.architectures import make
 from tests.trainer.engines.conformance import TINY, make_policy
 
 
@@ -44,6 +46,14 @@ def test_what_cannot_be_written_is_gathered_to_its_end(tmp_path: Path, monkeypat
     with pytest.raises(OSError):
         write_weights(model, tmp_path / "file" / "folder")
     assert len(gathered) == len(list(model.parameters()))
+
+
+def test_experts_have_the_names_of_a_checkpoint(tmp_path: Path) -> None:
+    model: Any = make("qwen3_moe").model
+    model.save_pretrained(tmp_path)
+    saved, handed = load_file(tmp_path / "model.safetensors"), dict(weights_of(model))
+    assert handed.keys() == saved.keys() and all(torch.equal(handed[name], saved[name]) for name in saved)
+    assert dict(shapes_of(model)) == {name: list(weight.shape) for name, weight in saved.items()}
 
 
 def test_adapters_are_added_to_their_layers() -> None:

@@ -92,7 +92,7 @@ class LocalVllm(ServedEngine):
         self._folder = make_folder(config.handover_folder)
         arguments: dict[str, Any] = {}
         if on_cpu:
-            _check_head_size(model)
+            _check_cpu_kernels(model)
             _use_whole_cpu(_cache_gibibytes(model, tokens=config.slots * max_context))
             # With chunked prefill, the worker rewinds its random generator, which CPU generators do not support.
             arguments = {
@@ -316,8 +316,11 @@ def _none_is_stopped() -> bool:
     return all(status != STOPPED for status, _ in _core_processes())
 
 
-def _check_head_size(model: torch.nn.Module) -> None:
-    """Raise EngineError if vLLM's CPU kernels do not support the size of the attention heads."""
+def _check_cpu_kernels(model: torch.nn.Module) -> None:
+    """Raise EngineError if vLLM's CPU kernels do not support the model's attention heads, or new weights of experts."""
+    if any(".experts." in name for name, _ in model.named_parameters()):
+        # vLLM 0.32 repacks the first weights of experts for its CPU kernels, but not those that it is handed later.
+        raise EngineError("vLLM on a CPU reads new weights of a mixture of experts wrongly: use engine=torch, or a GPU")
     _, size = _attention(model)
     if size % 32:
         raise EngineError(
