@@ -27,9 +27,11 @@ HALF = 2
 
 
 def make_policy() -> Policy:
-    """Tied embeddings, a shared critic, and sizes that are no multiples of the number of ranks."""
+    """Tied embeddings, a shared critic, logits in slices, and sizes that are no multiples of the number of ranks."""
     shape = TinyConfig(hidden=10, heads=1, key_value_heads=1, intermediate=21, vocabulary=335, tied=True)
-    return build_policy(ModelConfig(tiny=shape), texts=["Left || Right", "a hole"], critic="shared", seed=0)
+    return build_policy(
+        ModelConfig(tiny=shape, logits_at_once=1000), texts=["Left || Right", "a hole"], critic="shared", seed=0
+    )
 
 
 def blocks_of(step: int) -> list[tuple[Tensor, Tensor, Tensor]]:

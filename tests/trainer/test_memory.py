@@ -88,6 +88,8 @@ def test_what_lowers_memory_lowers_the_estimate(qwen: str) -> None:
     assert plain["engine's cache, 14 replies at once"] < 8
     assert held(qwen, world=4)["optimiser (AdamW)"] == pytest.approx(plain["optimiser (AdamW)"] / 4)
     assert held(qwen, world=4)["total"] < plain["total"]
+    # In bfloat16, slices of logits and of the rounded weight, and the gradient of the embeddings.
+    assert plain["logits"] == pytest.approx((2**25 * 16 + 151936 * 2048 * 4) / GIB)
     assert held(qwen, "algorithm.kl.where=loss")["reference model"] == pytest.approx(plain["weights"])
     separate = held(qwen, "algorithm.advantage=gae", "model.critic=separate")
     assert separate["critic"] == pytest.approx(4 * plain["weights"])

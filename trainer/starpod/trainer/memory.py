@@ -266,9 +266,13 @@ def _passes(config: Config, place: Place, shape: Shape) -> list[Item]:
         held *= 2
     size = getattr(torch, model.dtype).itemsize
     # Logits in the model's dtype and in float32, their log-softmax and its gradient; then the gradient of the largest
-    # weight.
-    logits = min(model.logits_at_once, tokens * shape.vocabulary) * (size + 3 * FLOAT32)
-    logits += shape.largest * (FLOAT32 + (2 * size if size < FLOAT32 else 0))
+    # weight, and if a pass rounds, the rounded weight and its gradient, all but the first by slices if they are large.
+    rounds = size < FLOAT32
+    if rounds and max(tokens, shape.hidden) * shape.vocabulary > model.logits_at_once:
+        logits = model.logits_at_once * (2 * FLOAT32 + 4 * size) + shape.largest * FLOAT32
+    else:
+        logits = min(model.logits_at_once, tokens * shape.vocabulary) * (size + 3 * FLOAT32)
+        logits += shape.largest * (FLOAT32 + 2 * size * rounds)
     lower = "optimizer.micro_batch_tokens, sampling.max_episode_tokens"
     more = "" if model.gradient_checkpointing else ", model.gradient_checkpointing"
     items = [

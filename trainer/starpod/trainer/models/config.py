@@ -124,7 +124,7 @@ class ModelConfig(Section):
     logits_at_once: int = Field(
         default=2**25,
         ge=1,
-        description="Logits held at a time; more are made in chunks, twice.",
+        description="Logits held at a time; more are computed in slices of the vocabulary, twice.",
     )
 
     def in_dtype(self, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+
+class LinearHead(NamedTuple):
+    """An output layer that is one matrix product."""
+
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    dtype: torch.dtype
+    """Type in which the product is computed."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -41,11 +50,108 @@ class _TokenLogprobs(torch.autograd.Function):
         return out, None, None
 
 
+class _SlicedLogprobs(torch.autograd.Function):
+    """_TokenLogprobs together with the output layer, by slices of the vocabulary.
+
+    The forward pass keeps a running maximum and running sums (online softmax, arXiv 1805.02867), the backward pass
+    computes the logits again. No [N, V] tensor exists in any type. A slice of rows instead would round the whole weight
+    and add up its whole gradient once per slice, which for a vocabulary of 150,000 takes longer than the products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        tokens_N: Tensor,
+        temperature: float,
+        entropy: bool,
+        width: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.temperature, ctx.width = temperature, width
+        count = len(tokens_N)
+        peak_N = torch.full((count,), -torch.inf, device=hidden_NH.device)
+        chosen_N, total_N, weighted_N = (torch.zeros_like(peak_N) for _ in range(3))
+        for first, logits in _slices(hidden_NH, weight_VH, bias_V, temperature, width):
+            chosen_N += _take(logits, tokens_N - first)
+            old_N, peak_N = peak_N, torch.maximum(peak_N, logits.amax(-1))
+            # Sums so far are relative to the old maximum. Before the first slice they are 0, and so is the factor.
+            factor_N = (old_N - peak_N).exp()
+            if entropy:
+                moved_N = torch.where(total_N > 0, old_N - peak_N, 0.0)
+                weighted_N = (weighted_N + total_N * moved_N) * factor_N
+            p = logits.sub_(peak_N[:, None]).exp()
+            total_N = total_N * factor_N + p.sum(-1)
+            if entropy:
+                weighted_N += p.mul_(logits).sum(-1)
+        log_total_N = total_N.log()
+        entropy_N = log_total_N - weighted_N / total_N if entropy else None
+        normaliser_N = peak_N + log_total_N
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, tokens_N, normaliser_N, entropy_N)
+        return chosen_N - normaliser_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_NH, weight_VH, bias_V, tokens_N, normaliser_N, entropy_N = ctx.saved_tensors
+        chosen_gradient, entropy_gradient = gradients
+        zero_N = torch.zeros_like(normaliser_N)
+        g_N = zero_N if chosen_gradient is None else chosen_gradient
+        gh_N = zero_N if entropy_gradient is None or entropy_N is None else entropy_gradient
+        scale_N = -g_N if entropy_N is None else -g_N - gh_N * entropy_N
+        to_hidden, to_weight, to_bias = ctx.needs_input_grad[:3]
+        hidden_gradient = torch.zeros_like(hidden_NH, dtype=torch.float32) if to_hidden else None
+        weight_gradient = torch.empty_like(weight_VH) if to_weight else None
+        bias_gradient = torch.empty_like(bias_V) if to_bias else None
+        for first, logits in _slices(hidden_NH, weight_VH, bias_V, ctx.temperature, ctx.width):
+            inside = slice(first, first + logits.shape[1])
+            log_p = logits.sub_(normaliser_N[:, None])
+            p = log_p.exp()
+            out = log_p.mul_(-gh_N[:, None]).add_(scale_N[:, None]).mul_(p)
+            del p
+            _add(out, tokens_N - first, g_N)
+            out = out.div_(ctx.temperature).to(hidden_NH.dtype)
+            if hidden_gradient is not None:
+                hidden_gradient += out @ weight_VH[inside].to(out.dtype)
+            if weight_gradient is not None:
+                weight_gradient[inside] = out.T @ hidden_NH
+            if bias_gradient is not None:
+                bias_gradient[inside] = out.sum(0)
+        if hidden_gradient is not None:
+            hidden_gradient = hidden_gradient.to(hidden_NH.dtype)
+        return hidden_gradient, weight_gradient, bias_gradient, None, None, None, None
+
+
+def _slices(
+    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float, width: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the first entry of each slice of the vocabulary, and its logits in float32, which may be overwritten."""
+    for first in range(0, len(weight_VH), width):
+        logits = hidden_NH @ weight_VH[first : first + width].to(hidden_NH.dtype).T
+        if bias_V is not None:
+            logits += bias_V[first : first + width].to(logits.dtype)
+        yield first, logits.float().div_(temperature)
+        del logits
+
+
+def _take(values_NV: Tensor, places_N: Tensor) -> Tensor:
+    """Return each row's value at its place, or 0 if the place is outside the row."""
+    inside_N = (places_N >= 0) & (places_N < values_NV.shape[1])
+    return torch.where(inside_N, values_NV.gather(1, torch.where(inside_N, places_N, 0)[:, None])[:, 0], 0.0)
+
+
+def _add(values_NV: Tensor, places_N: Tensor, added_N: Tensor) -> None:
+    """Add a number to each row at its place, unless the place is outside the row."""
+    inside_N = (places_N >= 0) & (places_N < values_NV.shape[1])
+    values_NV.scatter_add_(1, torch.where(inside_N, places_N, 0)[:, None], torch.where(inside_N, added_N, 0.0)[:, None])
+
+
 def token_logprobs(
     head: Callable[[Tensor], Tensor],
     hidden_NH: Tensor,
     tokens_N: Tensor,
     *,
+    linear: LinearHead | None = None,
     temperature: float,
     entropy: bool,
     logits_at_once: int,
@@ -53,8 +159,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probabilities of tokens under softmax(head(hidden) / temperature), and entropies, in float32 nats.
 
-    If [N, vocabulary] has more than `logits_at_once` entries, logits are computed in chunks of rows. They are then
-    recomputed for the gradient instead of being kept.
+    If [N, vocabulary], or the head's weight where a pass rounds it, has more than `logits_at_once` entries, both are
+    computed in slices of the vocabulary. If `linear`, the weight, is None, logits are computed in slices of the rows.
+    Slices are computed again for the gradient instead of being kept.
     """
 
     def part(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -64,6 +171,16 @@ def token_logprobs(
         result: tuple[Tensor, Tensor | None] = _TokenLogprobs.apply(logits, tokens, entropy)  # type: ignore[no-untyped-call]
         return result
 
+    if linear is not None:
+        rounded = linear.dtype != linear.weight_VH.dtype
+        per_entry = max(len(tokens_N), hidden_NH.shape[1] if rounded else 0)
+        if per_entry * vocabulary > logits_at_once:
+            width = max(1, logits_at_once // per_entry)
+            with torch.autocast(hidden_NH.device.type, enabled=False):
+                sliced: tuple[Tensor, Tensor | None] = _SlicedLogprobs.apply(  # type: ignore[no-untyped-call]
+                    hidden_NH.to(linear.dtype), linear.weight_VH, linear.bias_V, tokens_N, temperature, entropy, width
+                )
+            return sliced
     rows = max(1, logits_at_once // vocabulary)
     if len(tokens_N) <= rows:
         return part(hidden_NH, tokens_N)

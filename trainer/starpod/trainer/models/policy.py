@@ -24,7 +24,14 @@ from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig, ModelErro
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
 from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_out_plainly, tokens_read
 from starpod.trainer.models.logprobs import token_logprobs
-from starpod.trainer.models.precision import compute_dtype, compute_in, computing, output_layer, round_weights
+from starpod.trainer.models.precision import (
+    compute_dtype,
+    compute_in,
+    computing,
+    linear_head,
+    output_layer,
+    round_weights,
+)
 from starpod.trainer.models.tiny import build_tiny, tiny_kind, tiny_shape, train_tokenizer
 from starpod.trainer.models.trunk import splits_cleanly, trunk_of, unwrapped
 from starpod.trainer.models.vision import open_eyes, showing, view_of
@@ -169,6 +176,7 @@ class Policy(nn.Module):
                 output_layer(self.model),
                 hidden_NH,
                 targets_N,
+                linear=linear_head(self.model),
                 temperature=temperature,
                 entropy=entropy,
                 logits_at_once=self.config.logits_at_once,

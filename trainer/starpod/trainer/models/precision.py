@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from starpod.trainer.models.logprobs import LinearHead
 from starpod.trainer.models.trunk import head_of, unwrapped
 
 
@@ -64,6 +65,19 @@ def output_layer(model: nn.Module) -> Callable[[Tensor], Tensor]:
             return nn.functional.linear(hidden.float(), head.weight.float(), bias)
 
     return logits
+
+
+def linear_head(model: nn.Module) -> LinearHead | None:
+    """Return the weight of the output layer, and the type in which `output_layer` computes.
+
+    None if the layer is more than one product, or if FSDP gathers its weight only for a call of the layer.
+    """
+    head = head_of(model)
+    # Adapters and FSDP give the layer another class.
+    if type(head) is not nn.Linear:
+        return None
+    dtype = torch.float32 if getattr(unwrapped(model), "float32_logits", False) else compute_dtype(model)
+    return LinearHead(head.weight, head.bias, dtype)
 
 
 def kept_in_float32(model: nn.Module) -> set[int]:
