@@ -1,6 +1,6 @@
 """A custom policy loss, advantage estimator and reply grammar, named in a configuration or on the command line:
 
-starpod train frozen_lake algorithm=dapo algorithm.loss=examples/own_methods.py:cispo
+starpod train frozen_lake algorithm=dapo algorithm.loss=examples/own_methods.py:sapo
 starpod train frozen_lake algorithm=dapo algorithm.advantage=examples/own_methods.py:median
 starpod train frozen_lake prompt.grammar=examples/own_methods.py:ReAct
 """
@@ -17,29 +17,26 @@ from starpod.trainer.data.batch import RolloutBatch
 from starpod.trainer.prompts.grammar import Further, Grammar, Inside
 
 
-def cispo(
+def sapo(
     logprobs_BT: Tensor,
     old_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     *,
     mask_BT: Tensor,
     turns_BT: Tensor,
-    high: float = 4.0,
+    positive: float = 1.0,
+    negative: float = 1.05,
 ) -> PolicyLoss:
-    """Return CISPO's loss (arXiv 2506.13585): -sg(min(rho, 1 + high)) A log p.
+    """Return SAPO's loss (arXiv 2511.20347): -4 / tau sigmoid(tau (rho - 1)) A.
 
-    PPO's clip takes the gradient away from tokens whose ratio has moved too far. Here the ratio is only a bounded
-    weight, so that every token keeps its gradient.
+    PPO's clip takes the gradient away at a bound. Here it fades as the ratio moves away from 1, sooner for a larger
+    temperature tau, which is `positive` or `negative` by the sign of the advantage.
     """
-    log_ratio_BT = clamped_difference(logprobs_BT, old_logprobs_BT).detach()
-    ratio_BT = torch.where(mask_BT, log_ratio_BT.exp(), 1.0)
-    loss_BT = -ratio_BT.clamp(max=1 + high) * advantages_BT * logprobs_BT
-    return PolicyLoss(
-        torch.where(mask_BT, loss_BT, 0.0),
-        clipped_low_BT=torch.zeros_like(mask_BT),
-        clipped_high_BT=mask_BT & (ratio_BT > 1 + high),
-        ratio_BT=ratio_BT,
-    )
+    ratio_BT = torch.where(mask_BT, clamped_difference(logprobs_BT, old_logprobs_BT), 0.0).exp()
+    tau_BT = torch.where(advantages_BT > 0, positive, negative)
+    loss_BT = -4 / tau_BT * torch.sigmoid(tau_BT * (ratio_BT - 1)) * advantages_BT
+    never_BT = torch.zeros_like(mask_BT)
+    return PolicyLoss(torch.where(mask_BT, loss_BT, 0.0), never_BT, never_BT, ratio_BT.detach())
 
 
 def median(rollout: RolloutBatch, rewards_BT: Tensor, *, scale: bool = True) -> Tensor:

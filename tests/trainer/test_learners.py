@@ -109,7 +109,7 @@ def test_an_agent_that_says_nothing_learns_nothing() -> None:
         {"kl": {"where": "reward", "coefficient": 0.5}},
         {"kl": {"where": "loss", "coefficient": 0.5, "agents": {"verifier": 0.1}}},
         {"turn_clip": {"kind": "decay"}},
-        {"correction": {"mode": "truncated", "cap": 2.0, "level": "token"}},
+        {"correction": {"mode": "tis", "cap": 2.0, "level": "token"}},
     ],
     ids=str,
 )

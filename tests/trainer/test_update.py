@@ -102,11 +102,23 @@ def test_an_episode_whose_context_moves_is_scored_within_the_budget(monkeypatch:
     assert max(passes) <= 24
 
 
-@pytest.mark.parametrize("correction", ["truncated", "masked", "bypass", "off"])
-def test_a_single_step_needs_no_scores_before_it(monkeypatch: pytest.MonkeyPatch, correction: str) -> None:
-    """Its own forward pass gives the log-probabilities that it starts from, for stale tokens too."""
+@pytest.mark.parametrize(
+    ("correction", "options"),
+    [
+        ("tis", {}),
+        ("icepop", {}),
+        ("off", {}),
+        ("bypass", {}),
+        ("bypass", {"epochs": 2, "mini_batch_size": 3}),
+        ("bypass", {"loss": "gspo", "mini_batch_size": 3}),
+    ],
+)
+def test_no_scores_are_needed_before_a_single_step_or_where_the_samplers_stand_for_them(
+    monkeypatch: pytest.MonkeyPatch, correction: str, options: dict[str, Any]
+) -> None:
+    """The first step's own forward pass is compared with the sampler, for fresh tokens only."""
     algorithm = AlgorithmConfig.model_validate(
-        {"preset": "starpo-s", "advantage": "grpo", "correction": {"mode": correction}}
+        {"preset": "starpo-s", "advantage": "grpo", "correction": {"mode": correction}, **options}
     )
     results = []
     for scores_first in (True, False):
@@ -116,6 +128,8 @@ def test_a_single_step_needs_no_scores_before_it(monkeypatch: pytest.MonkeyPatch
             stale = each.turns[1]
             stale.versions = [VERSION - 1] * len(stale.versions)
             stale.logprobs[-1] += wrong
+        for each in (episode for group in groups for episode in group.episodes):
+            each.turns[0].logprobs[0] += 0.001
         passes: list[bool] = []
         score = of.policy.score
 
@@ -128,9 +142,15 @@ def test_a_single_step_needs_no_scores_before_it(monkeypatch: pytest.MonkeyPatch
             if scores_first:
                 patched.setattr(AlgorithmConfig, "scores_first", lambda *_: True)
             metrics = of.learn(groups, version=VERSION)
-        assert (False in passes) == scores_first
-        results.append((metrics, of.policy.state_dict()))
-    (before, weights), (after, again) = results
+        # A loss of whole episodes completes episodes that are packed into several blocks, in each step.
+        assert (passes[:1] == [False]) == scores_first or "loss" in options
+        results.append((metrics, of.policy.state_dict(), len(passes)))
+    (before, weights, many), (after, again, fewer) = results
+    assert fewer < many
+    if options:  # the gap is that of the first step's rows
+        gaps = [{name: each.pop(name) for name in [*each] if "logprob_gap" in name} for each in (before, after)]
+        assert gaps[0].keys() == gaps[1].keys()
+        assert [each["policy/logprob_gap_max"] for each in gaps] == [pytest.approx(0.001, rel=0.01)] * 2
     assert after == {name: pytest.approx(value, rel=1e-4, abs=1e-6) for name, value in before.items()}
     for name, weight in weights.items():
         torch.testing.assert_close(again[name], weight, rtol=1e-5, atol=1e-7)
@@ -434,7 +454,7 @@ def test_growth_of_squared_gradients_is_that_of_the_episodes_by_themselves() -> 
     of = make_learner(AlgorithmConfig(preset="dapo"))
     groups = by_two_agents([group_of(of.policy, number, (1.0, 0.0, 1.0, 0.0, 0.5)) for number in range(6)])
     found = of.gradients(groups, version=VERSION, buckets=1)
-    batch, rollout, _ = of.read([episode for group in groups for episode in group.episodes], VERSION, single=False)
+    batch, rollout, _ = of.read([episode for group in groups for episode in group.episodes], VERSION, unscored=False)
     units, agents = agent_units(rollout)
 
     def moment(agent: str, term: CreditTerm) -> float:

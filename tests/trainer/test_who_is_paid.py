@@ -321,7 +321,7 @@ def trained(episodes: Sequence[Episode], term: CreditTerm) -> list[dict[int, flo
     algorithm = AlgorithmConfig(preset="dapo", advantage="terms", terms=(term,))
     learner = LEARNER
     learner.configure(algorithm, learner.config, {"": WEIGHTS})
-    batch, rollout, _ = learner.read(episodes, 0, single=True)
+    batch, rollout, _ = learner.read(episodes, 0, unscored=True)
     found_BT = learner._advantages(batch, rollout).advantages_BT.tolist()
     return [dict(zip(turns, row, strict=False)) for turns, row in zip(rollout.turns_BT.tolist(), found_BT, strict=True)]
 

@@ -17,9 +17,11 @@ MODES: list[dict[str, Any]] = [
     {},
     {"mode": "off"},
     {"mode": "bypass"},
-    {"mode": "masked"},
+    {"mode": "icepop"},
     {"level": "sequence"},
-    {"mode": "masked", "level": "sequence", "cap": 3.0},
+    {"mode": "mis"},
+    {"mode": "mis", "level": "token", "low": 0.5},
+    {"mode": "geometric"},
 ]
 MASK = torch.tensor([[True, False, True, True]])
 
@@ -30,17 +32,41 @@ def weights(ratios: list[float], **options: Any) -> list[float]:
     return items
 
 
-def test_weights_are_the_ratio_of_proximal_to_sampler_up_to_a_cap() -> None:
-    assert weights([0.1, 7.0, 1.5, 9.0]) == pytest.approx([0.1, 1, 1.5, 2])
-    assert weights([0.1, 7.0, 1.5, 9.0], cap=4.0) == pytest.approx([0.1, 1, 1.5, 4])
-    assert weights([0.1, 7.0, 1.5, 9.0], mode="masked") == pytest.approx([0, 1, 1.5, 0])
-    assert weights([0.1, 7.0, 1.5, 9.0], mode="off") == [1, 1, 1, 1]
+E = 2.0**0.1
 
 
-def test_an_episode_can_have_the_product_of_its_tokens() -> None:
-    assert weights([0.5, 7.0, 1.5, 1.0], level="sequence") == pytest.approx([0.75, 1, 0.75, 0.75])
-    assert weights([2.0, 7.0, 1.5, 1.0], level="sequence") == pytest.approx([2, 1, 2, 2])
-    assert weights([2.0, 7.0, 1.5, 1.0], level="sequence", mode="masked") == pytest.approx([0, 1, 0, 0])
+@pytest.mark.parametrize(
+    ("options", "ratios", "expected"),
+    [
+        # min(w, cap).
+        ({}, [0.1, 7.0, 1.5, 9.0], [0.1, 1, 1.5, 2]),
+        ({"cap": 4.0}, [0.1, 7.0, 1.5, 9.0], [0.1, 1, 1.5, 4]),
+        # The product of the tokens is 0.75, and 3.
+        ({"level": "sequence"}, [0.5, 7.0, 1.5, 1.0], [0.75, 1, 0.75, 0.75]),
+        ({"level": "sequence"}, [2.0, 7.0, 1.5, 1.0], [2, 1, 2, 2]),
+        # w up to 3, else 0; products of 0.075, 2.7 and 3.3.
+        ({"mode": "mis"}, [0.05, 7.0, 1.5, 1.0], [0.075, 1, 0.075, 0.075]),
+        ({"mode": "mis"}, [1.8, 7.0, 1.5, 1.0], [2.7, 1, 2.7, 2.7]),
+        ({"mode": "mis"}, [2.2, 7.0, 1.5, 1.0], [0, 1, 0, 0]),
+        ({"mode": "mis", "level": "token"}, [0.1, 7.0, 2.9, 3.1], [0.1, 1, 2.9, 0]),
+        ({"mode": "mis", "low": 0.1}, [0.05, 7.0, 1.5, 1.0], [0, 1, 0, 0]),
+        # w within [0.5, 5], else 0 (arXiv 2510.18855).
+        ({"mode": "icepop"}, [0.49, 7.0, 0.51, 4.9], [0, 1, 0.51, 4.9]),
+        ({"mode": "icepop", "low": 0.2, "cap": 4.5}, [0.49, 7.0, 0.1, 4.9], [0.49, 1, 0, 0]),
+        # The geometric mean of 2, 1/2 and 2^0.3 is 2^0.1, or 1.072; without the last, 1.
+        ({"mode": "geometric"}, [2.0, 7.0, 0.5, E**3], [0, 1, 0, 0]),
+        ({"mode": "geometric", "cap": 1.08}, [2.0, 7.0, 0.5, E**3], [1, 1, 1, 1]),
+        ({"mode": "geometric"}, [2.0, 7.0, 0.5, 1.0], [1, 1, 1, 1]),
+        ({"mode": "geometric"}, [0.9, 7.0, 1.0, 1.0], [0, 1, 0, 0]),
+        ({"mode": "off"}, [0.1, 7.0, 1.5, 9.0], [1, 1, 1, 1]),
+        # Former names.
+        ({"mode": "truncated"}, [0.1, 7.0, 1.5, 9.0], [0.1, 1, 1.5, 2]),
+        ({"mode": "masked"}, [0.1, 7.0, 1.5, 9.0], [0, 1, 1.5, 0]),
+        ({"mode": "masked", "level": "sequence"}, [2.0, 7.0, 1.5, 1.0], [0, 1, 0, 0]),
+    ],
+)
+def test_golden_weights(options: dict[str, Any], ratios: list[float], expected: list[float]) -> None:
+    assert weights(ratios, **options) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("options", MODES)
@@ -63,9 +89,9 @@ def test_weights_stay_finite_and_within_the_cap(options: dict[str, Any]) -> None
 def test_three_policies_are_told_apart() -> None:
     rollout = a_rollout([[0.0, 1.0]], groups=[0], old=[[math.log(0.5), math.log(0.2)]])
     rollout = replace(rollout, sampler_logprobs_BT=doubles([math.log(0.4), math.log(0.4)]))
-    truncated, bypass = CorrectionConfig(), CorrectionConfig(mode="bypass")
+    tis, bypass = CorrectionConfig(), CorrectionConfig(mode="bypass")
     logprobs = rollout.old_logprobs_BT, rollout.sampler_logprobs_BT
-    assert correction_weights(truncated, *logprobs, rollout.mask_BT).tolist() == [pytest.approx([1.25, 0.5])]
-    assert torch.equal(proximal_logprobs(truncated, rollout), rollout.old_logprobs_BT)
+    assert correction_weights(tis, *logprobs, rollout.mask_BT).tolist() == [pytest.approx([1.25, 0.5])]
+    assert torch.equal(proximal_logprobs(tis, rollout), rollout.old_logprobs_BT)
     assert correction_weights(bypass, *logprobs, rollout.mask_BT).tolist() == [[1, 1]]
     assert torch.equal(proximal_logprobs(bypass, rollout), rollout.sampler_logprobs_BT)

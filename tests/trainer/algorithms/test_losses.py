@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "decay": {"turn_clip": {"kind": "decay", "decay": 0.5}},
     "bounds": {"turn_clip": {"kind": "decay", "low": [0.3, 0.1], "high": [0.1, 0.4, 0.0]}},
     "gspo": {"loss": "gspo", "clip_low": 0.1, "clip_high": 0.1},
+    "dppo": {"loss": "dppo"},
 }
 
 
@@ -87,6 +88,62 @@ def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
     turns = torch.tensor([[0, -1, 0, 1]])
     result = config.policy_loss(log_ratio, torch.zeros(1, 4), doubles([1] * 4), mask_BT=mask, turns_BT=turns)
     assert result.per_token_BT.tolist() == [pytest.approx([-1.0004, 0, -1.0004, -1.0004])]
+
+
+# --- CISPO and DPPO ---------------------------------------------------------------------------------------------------
+
+
+def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
+    config = a_config(loss="cispo", clip_high=1.0)
+    logprobs_BT = doubles([-1.0, -1.0, -1.0]).requires_grad_()
+    loss = config.policy_loss(
+        logprobs_BT,
+        doubles([-1.0, -4.0, 0.0]),  # ratios of 1 and about 20
+        doubles([2.0, -3.0, 1.0]),
+        mask_BT=torch.tensor([[True, True, False]]),
+        turns_BT=torch.zeros(1, 3, dtype=torch.int64),
+    )
+    # -min(rho, 2) A log p: -1 x 2 x -1 and -2 x -3 x -1.
+    assert loss.per_token_BT.tolist() == [[2.0, -6.0, 0.0]]
+    loss.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprobs_BT.grad is not None and logprobs_BT.grad.tolist() == [[-2.0, 6.0, 0.0]]
+    assert loss.clipped_high_BT.tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("options", "old", "new", "advantage", "loss"),
+    [
+        # A rare token may become ten times as likely, as its probability moves by 0.09; PPO would clip at 1.28.
+        ({}, 0.01, 0.1, 1.0, -10.0),
+        # A likely one may not move from 0.6 to 0.8, a ratio of 1.33, nor back.
+        ({}, 0.6, 0.8, 1.0, 0.0),
+        ({}, 0.8, 0.6, -2.0, 0.0),
+        # Back towards the old policy it may.
+        ({}, 0.6, 0.8, -3.0, 4.0),
+        ({}, 0.8, 0.6, 1.0, -0.75),
+        ({"divergence_low": 0.05}, 0.5, 0.4, -1.0, 0.0),
+        ({"divergence_high": 0.05}, 0.5, 0.4, -1.0, 0.8),
+        # KL: 0.5 ln(0.5 / 0.6) + 0.5 ln(0.5 / 0.4) = 0.0204; 0.5 ln(0.5 / 0.7) + 0.5 ln(0.5 / 0.3) = 0.0872.
+        ({"divergence": "kl"}, 0.5, 0.6, 1.0, -1.2),
+        ({"divergence": "kl"}, 0.5, 0.7, 1.0, 0.0),
+        ({"divergence": "kl", "divergence_high": 0.087}, 0.5, 0.7, 1.0, 0.0),
+        ({"divergence": "kl", "divergence_high": 0.0873}, 0.5, 0.7, 1.0, -1.4),
+        ({"divergence": "kl"}, 1.0, 1.0, 1.0, -1.0),
+    ],
+)
+def test_dppo_bounds_the_divergence(
+    options: dict[str, Any], old: float, new: float, advantage: float, loss: float
+) -> None:
+    result = a_config(loss="dppo", **options).policy_loss(
+        doubles([new]).log(),
+        doubles([old]).log(),
+        doubles([advantage]),
+        mask_BT=torch.ones(1, 1, dtype=torch.bool),
+        turns_BT=torch.zeros(1, 1, dtype=torch.int64),
+    )
+    assert result.per_token_BT.item() == pytest.approx(loss)
+    assert result.clipped_high_BT.item() == (loss == 0 and advantage > 0)
+    assert result.clipped_low_BT.item() == (loss == 0 and advantage < 0)
 
 
 # --- per turn ---------------------------------------------------------------------------------------------------------
@@ -187,13 +244,14 @@ def test_gradient_of_kl_and_of_the_value_loss(function: Callable[[Tensor], Tenso
     assert torch.autograd.gradcheck(lambda inputs: function(inputs).sum(), (at,), eps=1e-6, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "cispo"])
 def test_what_is_masked_has_no_loss_and_no_gradient_whatever_it_holds(kind: str) -> None:
     mask, turns = random_layout(3, 3, 6)
     logprobs = torch.where(mask, random_doubles(3, 3, 6), float("nan")).requires_grad_()
     old = torch.where(mask, random_doubles(4, 3, 6), float("inf"))
     advantages = torch.where(mask, random_doubles(5, 3, 6), float("nan"))
-    result = a_config(**KINDS[kind]).policy_loss(logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
+    config = a_config(**KINDS.get(kind, {"loss": kind}))
+    result = config.policy_loss(logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
     result.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     assert result.per_token_BT[~mask].eq(0).all() and result.per_token_BT.isfinite().all()

@@ -1,5 +1,6 @@
 """Estimators, losses and reply grammars of a user's file: those of examples/own_methods.py, and what is refused."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,21 @@ from tests.trainer.tiny_learner import VERSION, group_of, make_learner
 EXAMPLE = "examples/own_methods.py"
 
 
-def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
-    config = AlgorithmConfig(preset="dapo", loss=f"{EXAMPLE}:cispo", loss_parameters={"high": 1.0})
-    logprobs_BT = doubles([-1.0, -1.0, -1.0]).requires_grad_()
-    mask_BT = torch.tensor([[True, True, False]])
+def test_sapo_lets_the_gradient_fade() -> None:
+    config = AlgorithmConfig(preset="dapo", loss=f"{EXAMPLE}:sapo", loss_parameters={"negative": 2.0})
+    logprobs_BT = doubles([-1.0, math.log(0.5), math.log(0.5), -1.0]).requires_grad_()
     loss = config.policy_loss(
         logprobs_BT,
-        doubles([-1.0, -4.0, 0.0]),  # ratios of 1 and about 20
-        doubles([2.0, -3.0, 1.0]),
-        mask_BT=mask_BT,
-        turns_BT=torch.zeros(1, 3, dtype=torch.int64),
+        doubles([-1.0, math.log(0.25), math.log(0.25), 0.0]),  # ratios of 1, 2 and 2
+        doubles([3.0, 1.0, -1.0, 1.0]),
+        mask_BT=torch.tensor([[True, True, True, False]]),
+        turns_BT=torch.zeros(1, 4, dtype=torch.int64),
     )
+    assert loss.per_token_BT.tolist() == [pytest.approx([-6.0, -4 * 0.731059, 2 * 0.880797, 0])]
     loss.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
-    assert logprobs_BT.grad is not None and logprobs_BT.grad.tolist() == [[-2.0, 6.0, 0.0]]
-    assert loss.clipped_high_BT.tolist() == [[False, True, False]]
+    # -4 rho sigmoid(1 - sigmoid) A, with sigmoid(1) = 0.731059 and sigmoid(2) = 0.880797.
+    assert logprobs_BT.grad is not None
+    assert logprobs_BT.grad.tolist() == [pytest.approx([-3.0, -8 * 0.196612, 8 * 0.104994, 0.0], abs=1e-5)]
 
 
 def test_an_estimator_may_have_any_statistic() -> None:
@@ -77,7 +79,7 @@ constant = 3
     ("word", "sentence"),
     [
         ("algorithm.loss=mine.py:absent", "it defines no absent"),
-        ("algorithm.loss=absent.py:cispo", "absent.py:cispo cannot be loaded: FileNotFoundError"),
+        ("algorithm.loss=absent.py:sapo", "absent.py:sapo cannot be loaded: FileNotFoundError"),
         ("algorithm.loss=mine.py:constant", "is a int, not a function or a class"),
         ("algorithm.loss=mine.py:scalar", "must return a PolicyLoss"),
         ("algorithm.loss=mine.py:failing", "fails on two made-up episodes: KeyError: 'values'"),
@@ -101,7 +103,7 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(
 
 
 def test_a_policy_is_updated_by_an_estimator_and_a_loss_of_a_file() -> None:
-    config = AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median", loss=f"{EXAMPLE}:cispo")
+    config = AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median", loss=f"{EXAMPLE}:sapo")
     learner = make_learner(config)
     metrics = learner.learn([group_of(learner.policy, 0, (1.0, 0.0, 0.0))], version=VERSION)
     assert metrics["update/grad_norm"] > 0 and metrics["policy/ratio_max"] == pytest.approx(1.0)

@@ -38,7 +38,7 @@ class _Share:
     batch: Batch
     rollout: RolloutBatch
     metrics: dict[str, float]
-    single: bool
+    unscored: bool
 
     def advantages(self, advantages_BT: Tensor) -> Advantages:
         """Return the whole batch's advantages at this agent's tokens. Both batches order tokens by row and turn."""
@@ -103,7 +103,7 @@ class Learners:
         for agent, share in shares.items():
             own = None if record is None else UpdateRecord()
             given = share.advantages(advantages_BT)
-            stream = Stream(share.batch, share.rollout, given, share.metrics, weight=1.0, single=share.single)
+            stream = Stream(share.batch, share.rollout, given, share.metrics, weight=1.0, unscored=share.unscored)
             found[agent] = share.learner.take_steps([stream], version=version, scale=scale, rate=rate, record=own)
             if record is not None and own is not None:
                 record.found_2BT[:, share.inside_BT] = own.found_2BT[:, share.rollout.mask_BT]
@@ -117,7 +117,7 @@ class Learners:
         scored: score all tokens even if the update does not need it. Raises ConfigError for an unknown agent.
         """
         episodes = episodes_of(groups)
-        batch, rollout, _ = self._first.read(episodes, version, single=True)
+        batch, rollout, _ = self._first.read(episodes, version, unscored=True)
         old_BT, ref_BT = rollout.old_logprobs_BT.clone(), torch.zeros_like(rollout.old_logprobs_BT)
         units, agents = agent_units(rollout)
         shares = {}
@@ -131,10 +131,10 @@ class Learners:
             rows = [row for row, each in enumerate(said) if each.sampled_tokens]
             if not rows:
                 continue
-            single = not (scored or learner.algorithm.scores_first(len(rows)))
-            read = learner.read([said[row] for row in rows], version, single=single)
+            unscored = not (scored or learner.algorithm.scores_first(len(rows)))
+            read = learner.read([said[row] for row in rows], version, unscored=unscored)
             inside_BT = units.mask_BT & (units.index_BT == index)
-            share = shares[agent] = _Share(learner, rows, inside_BT, *read, single)
+            share = shares[agent] = _Share(learner, rows, inside_BT, *read, unscored)
             old_BT[inside_BT] = share.rollout.old_logprobs_BT[share.rollout.mask_BT]
             if share.rollout.ref_logprobs_BT is not None:
                 ref_BT[inside_BT] = share.rollout.ref_logprobs_BT[share.rollout.mask_BT]

@@ -66,7 +66,7 @@ class Accumulated:
 
     metrics: dict[str, float]
     logprobs_BT: Tensor | None
-    """The policy's log-probabilities, 0 for other rows' tokens, if the update has a single step; else None."""
+    """The policy's log-probabilities, 0 for other rows' tokens, if `finds`; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class Stream:
     """Metrics of their scoring."""
     weight: float
     """Weight of the loss."""
-    single: bool
-    """See `accumulate`."""
+    unscored: bool
+    """Whether its log-probabilities are the sampler's; see `AlgorithmConfig.scores_first`."""
 
 
 class Learner:
@@ -195,7 +195,7 @@ class Learner:
         metrics = dict(streams[0].metrics)
         if record is not None:
             record.begin(streams[0].batch, streams[0].advantages.advantages_BT)
-        steps = []
+        steps: list[dict[str, float]] = []
         for _ in range(self.algorithm.epochs):
             orders = [torch.randperm(len(each.batch), generator=self.generator).tolist() for each in streams]
             parts = [split(order, self.algorithm.steps(len(orders[0]))) for order in orders]
@@ -208,7 +208,7 @@ class Learner:
                         each.advantages,
                         rows,
                         scale=scale * each.weight,
-                        single=each.single,
+                        finds=each.unscored and not steps,
                         record=record if each is streams[0] else None,
                     )
                     for each, rows in zip(streams, rows_of, strict=True)
@@ -216,7 +216,7 @@ class Learner:
                 ]
                 if (found_BT := done[0].logprobs_BT) is not None:
                     batch, sampler_BT = streams[0].batch, streams[0].rollout.sampler_logprobs_BT
-                    metrics = self._check_sampler(batch, sampler_BT, found_BT, version)
+                    metrics = self._check_sampler(batch, sampler_BT, found_BT, version, rows_of[0])
                 for other in done[1:]:
                     done[0].metrics["update/branch_loss"] = other.metrics["update/loss"]
                 steps.append(done[0].metrics | self._step())
@@ -231,12 +231,12 @@ class Learner:
     def _streams(self, groups: Sequence[Group], version: int) -> list[Stream]:
         """Return the groups' episodes and, separately, their branches, whose loss is a separate mean."""
         main, branches = episodes_of(groups), branches_of(groups)
-        single = not self.algorithm.scores_first(len(main or branches))
+        unscored = not self.algorithm.scores_first(len(main or branches))
         streams = []
         for episodes, weight in ((main, 1.0), (branches, self.branches.weight)):
             if not episodes:
                 continue
-            batch, rollout, metrics = self.read(episodes, version, single=single)
+            batch, rollout, metrics = self.read(episodes, version, unscored=unscored)
             if episodes is branches:
                 parents = [each.parent for each in branches]
                 advantages = sibling_advantages(self.algorithm, rollout, parents, self.branches.scale)
@@ -246,15 +246,15 @@ class Learner:
                 metrics["critic/explained_variance"] = explained_variance(
                     rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
                 )
-            streams.append(Stream(batch, rollout, advantages, metrics, weight, single))
+            streams.append(Stream(batch, rollout, advantages, metrics, weight, unscored))
         return streams
 
     def read(
-        self, episodes: Sequence[Episode], version: int, *, single: bool
+        self, episodes: Sequence[Episode], version: int, *, unscored: bool
     ) -> tuple[Batch, RolloutBatch, dict[str, float]]:
-        """Return the episodes as a batch, scored unless the update has one step, and metrics. Raises LogprobGap."""
+        """Return the episodes as a batch, scored unless `unscored`, and metrics. Raises LogprobGap."""
         batch = Batch(episodes, self.parallel.device)
-        rollout, metrics = (self._unscored(batch), {}) if single else self.prepare(batch, version)
+        rollout, metrics = (self._unscored(batch), {}) if unscored else self.prepare(batch, version)
         return batch, rollout, metrics
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
@@ -299,10 +299,24 @@ class Learner:
     def _advantages(self, batch: Batch, rollout: RolloutBatch) -> Advantages:
         return advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
 
-    def _check_sampler(self, batch: Batch, sampler_BT: Tensor, logprobs_BT: Tensor, version: int) -> dict[str, float]:
-        """Compare the engine's log-probabilities of this version's tokens with the policy's. Raises LogprobGap."""
+    def _check_sampler(
+        self,
+        batch: Batch,
+        sampler_BT: Tensor,
+        logprobs_BT: Tensor,
+        version: int,
+        rows: Sequence[int] | None = None,
+    ) -> dict[str, float]:
+        """Compare the engine's log-probabilities of this version's tokens with the policy's. Raises LogprobGap.
+
+        rows: rows to compare; None means all.
+        """
         versions = [[v for turn in episode.own_turns for v in turn.versions] for episode in batch.episodes]
         fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & batch.mask_BT
+        if rows is not None:
+            chosen_B1 = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
+            chosen_B1[list(rows)] = True
+            fresh_BT = fresh_BT & chosen_B1
         gaps = (logprobs_BT - sampler_BT).abs()[fresh_BT]
         return check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
 
@@ -365,7 +379,7 @@ class Learner:
         No optimiser step is taken.
         """
         kept = [group for group in groups if episodes_of([group])]
-        batch, rollout, _ = self.read(episodes_of(kept), version, single=False)
+        batch, rollout, _ = self.read(episodes_of(kept), version, unscored=False)
         # Compute advantages over the whole batch, as in an update. A bucket without deviation would show a gradient if
         # it were whitened separately.
         advantages = self._advantages(batch, rollout)
@@ -477,7 +491,7 @@ class Learner:
         *,
         scale: float,
         components: Container[str] = LOSS_TERMS,
-        single: bool = False,
+        finds: bool = False,
         record: UpdateRecord | None = None,
     ) -> Accumulated:
         """Add the gradient of one optimiser step's loss over these rows, or of some of its components.
@@ -489,8 +503,8 @@ class Learner:
             rows: Rows of this step.
             scale: Factor of the loss.
             components: Components of the loss to include.
-            single: Whether the update has only this step. Then this pass itself computes the log-probabilities that
-                ratios and corrections refer to, and `rollout`'s are not used.
+            finds: Whether this is the first step of an update without scores. Then this pass itself computes the
+                log-probabilities before the update. Ratios and corrections refer to them, except in mode `bypass`.
             record: See `learn`.
         """
         algorithm = self.algorithm
@@ -507,7 +521,7 @@ class Learner:
         sampler_BT = rollout.sampler_logprobs_BT
         correction_BT = correction_weights(algorithm.correction, rollout.old_logprobs_BT, sampler_BT, rollout.mask_BT)
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
-        found_BT = torch.zeros_like(weights_BT) if single else None
+        found_BT = torch.zeros_like(weights_BT) if finds else None
         # Sequence-level ratios need all turns of an episode. Turns packed into other blocks contribute these
         # precomputed log-probabilities.
         present_BT = (

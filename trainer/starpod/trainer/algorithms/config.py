@@ -32,6 +32,8 @@ from starpod.trainer.algorithms.estimators import (
     UserEstimator,
 )
 from starpod.trainer.algorithms.objectives import (
+    CISPO,
+    DPPO,
     GSPO,
     OBJECTIVES,
     PPO,
@@ -168,6 +170,8 @@ METHODS: tuple[type[Estimator | Objective], ...] = (
     ClippedObjective,
     PPO,
     GSPO,
+    CISPO,
+    DPPO,
     UserObjective,
 )
 """Classes with keys that belong to `algorithm` in addition to those of `AlgorithmConfig`."""
@@ -199,7 +203,9 @@ class AlgorithmConfig(Section):
     )
 
     loss: str = Field(
-        default="ppo", description="Ratios per token, or per episode (gspo).", examples=[*OBJECTIVES, "FILE.py:NAME"]
+        default="ppo",
+        description="Ratios per token, or per episode (gspo); see docs/algorithms.md#policy-loss.",
+        examples=[*OBJECTIVES, "FILE.py:NAME"],
     )
     loss_average: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(
         default="token-mean", description="Weights of tokens in the loss; seq-mean-token-mean in gspo."
@@ -248,14 +254,14 @@ class AlgorithmConfig(Section):
     def scores_first(self, episodes: int) -> bool:
         """Return whether an update of this number of episodes needs log-probabilities before its first step.
 
-        With a single step they come from that step's forward pass, and all ratios are exactly 1. Values, losses of
-        whole episodes and penalised rewards need them earlier.
+        With a single step they come from that step's forward pass, and all ratios are exactly 1. With correction
+        `bypass`, the sampler's are used instead. Values, losses of whole episodes and penalised rewards need them
+        earlier.
         """
-        whole_episodes = self.objective.couples_turns or (
-            self.correction.mode in ("truncated", "masked") and self.correction.level == "sequence"
-        )
+        whole_episodes = self.objective.couples_turns or self.correction.level == "sequence"
         single = self.epochs * self.steps(episodes) == 1
-        return not single or self.needs_critic or self.needs_reference or whole_episodes
+        unscored = self.correction.mode == "bypass" or (single and not whole_episodes)
+        return self.needs_critic or self.needs_reference or not unscored
 
     @property
     def critic(self) -> CriticEstimator | None:

@@ -188,6 +188,55 @@ def clipped_loss(
     return PolicyLoss(loss_BT, clipped_low_BT, clipped_high_BT, torch.where(mask_BT, ratio_BT.detach(), 1.0))
 
 
+def weighted_loss(
+    logprobs_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, high: float
+) -> PolicyLoss:
+    """Return CISPO's loss -sg(min(rho, 1 + high)) A log p at each token (arXiv 2506.13585).
+
+    PPO's clip takes the gradient away from tokens whose ratio has moved too far. Here the ratio is only a bounded
+    weight, so that every token keeps its gradient.
+    """
+    ratio_BT = log_ratio_BT.detach().exp()
+    loss_BT = -ratio_BT.clamp(max=1 + high) * advantages_BT * torch.where(mask_BT, logprobs_BT, 0.0)
+    never_BT = torch.zeros_like(mask_BT)
+    return PolicyLoss(torch.where(mask_BT, loss_BT, 0.0), never_BT, mask_BT & (ratio_BT > 1 + high), ratio_BT)
+
+
+def binary_divergence(kind: Literal["tv", "kl"], logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
+    """Return the divergence at each token between old and new policy, reduced to "this token or any other".
+
+    With the token's probabilities q (old) and p (new), `tv` is |p - q|, and `kl` is
+    q log(q / p) + (1 - q) log((1 - q) / (1 - p)).
+    """
+    p, q = logprobs_BT.exp(), old_logprobs_BT.exp()
+    if kind == "tv":
+        return (p - q).abs()
+    # A probability of exactly 1 in one policy alone would be an infinite divergence.
+    rest_p, rest_q = ((1 - each).clamp(min=torch.finfo(each.dtype).eps) for each in (p, q))
+    return q * (old_logprobs_BT - logprobs_BT) + rest_q * (rest_q / rest_p).log()
+
+
+def divergence_loss(
+    log_ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    divergence_BT: Tensor,
+    *,
+    low: float,
+    high: float,
+) -> PolicyLoss:
+    """Return DPPO's loss -M rho A at each token (arXiv 2602.04879).
+
+    M is 0 where the update would move a token's probability further away and the divergence exceeds a bound: `high`
+    for A > 0 and rho > 1, `low` for A < 0 and rho < 1.
+    """
+    ratio_BT = log_ratio_BT.exp()
+    high_BT = mask_BT & (advantages_BT > 0) & (ratio_BT > 1) & (divergence_BT > high)
+    low_BT = mask_BT & (advantages_BT < 0) & (ratio_BT < 1) & (divergence_BT > low)
+    loss_BT = torch.where(mask_BT & ~high_BT & ~low_BT, -ratio_BT * advantages_BT, 0.0)
+    return PolicyLoss(loss_BT, low_BT, high_BT, torch.where(mask_BT, ratio_BT.detach(), 1.0))
+
+
 # --- tokens that another policy sampled -------------------------------------------------------------------------------
 #
 # Tokens may be sampled by an older policy, or by the same one computed differently. There are three policies (arXiv
@@ -205,16 +254,23 @@ def correction_weights(
 ) -> Tensor:
     """Return weights [B, T] of the policy's loss, exactly 1 outside the mask and if sampler and proximal agree.
 
-    In mode `truncated`, a weight is min(exp(old - sampler), cap). In mode `masked`, it is exp(old - sampler), but 0
-    outside [1/cap, cap]. With level `sequence`, each token has the product of the ratios over its episode.
+    With w = exp(old - sampler), for level `sequence` the product over the episode, and bounds low and cap:
+    `tis` min(w, cap) (truncated importance sampling); `mis` and `icepop` w, but 0 outside [low, cap] (masked importance
+    sampling; arXiv 2510.18855); `geometric` 1, but 0 for episodes whose geometric mean of w is outside.
     """
     if config.mode in ("off", "bypass"):
         return torch.ones_like(old_logprobs_BT)
     assert config.cap is not None
     log_ratio_BT = torch.where(mask_BT, clamped_difference(old_logprobs_BT, sampler_logprobs_BT), 0.0)
     if config.level == "sequence":
-        log_ratio_BT = torch.where(mask_BT, log_ratio_BT.sum(1, keepdim=True), 0.0)
+        sums_B1 = log_ratio_BT.sum(1, keepdim=True)
+        lengths_B1 = mask_BT.sum(1, keepdim=True).clamp(min=1) if config.mode == "geometric" else 1
+        log_ratio_BT = torch.where(mask_BT, sums_B1 / lengths_B1, 0.0)
     limit = math.log(config.cap)
-    if config.mode == "truncated":
+    if config.mode == "tis":
         return log_ratio_BT.clamp(max=limit).exp()
-    return torch.where(log_ratio_BT.abs() > limit, 0.0, log_ratio_BT.clamp(-limit, limit).exp())
+    least = math.log(config.low) if config.low else -math.inf
+    inside_BT = (log_ratio_BT >= least) & (log_ratio_BT <= limit)
+    if config.mode == "geometric":
+        return inside_BT.to(log_ratio_BT.dtype)
+    return torch.where(inside_BT, log_ratio_BT.clamp(max=limit).exp(), 0.0)

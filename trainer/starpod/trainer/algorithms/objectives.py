@@ -5,9 +5,10 @@ The keys of a loss belong to the configuration's `algorithm`, and are refused wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from starpod.trainer.algorithms.sections import TurnClipConfig
 from starpod.trainer.section import Section
@@ -102,6 +103,59 @@ class GSPO(ClippedObjective):
         )
 
 
+class CISPO(Objective):
+    """The `cispo` loss: the ratio is a bounded weight, and every token keeps its gradient (arXiv 2506.13585)."""
+
+    couples_turns: ClassVar[bool] = False
+
+    # A weight of at most 5, as in ScaleRL (arXiv 2510.13786).
+    clip_high: float = Field(default=4.0, ge=0, description="Upper bound of ratios: 1 + clip_high.")
+
+    def per_token(self, source: str, inputs: LossInputs) -> PolicyLoss:
+        from starpod.trainer.algorithms.losses import masked_log_ratio, weighted_loss
+
+        log_ratio_BT = masked_log_ratio(inputs.logprobs_BT, inputs.old_logprobs_BT, inputs.mask_BT)
+        return weighted_loss(
+            inputs.logprobs_BT, log_ratio_BT, inputs.advantages_BT, inputs.mask_BT, high=self.clip_high
+        )
+
+
+class DPPO(Objective):
+    """The `dppo` loss: bounds of the divergence at a token instead of its ratio (arXiv 2602.04879)."""
+
+    couples_turns: ClassVar[bool] = False
+
+    divergence: Literal["tv", "kl"] = Field(
+        default="tv", description="Total variation or KL divergence of the token against all others."
+    )
+    divergence_low: float = Field(
+        default=0.15, ge=0, description="Bound where the advantage is negative; by default 0.05 for kl."
+    )
+    divergence_high: float = Field(
+        default=0.15, ge=0, description="Bound where the advantage is positive; by default 0.05 for kl."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounds(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        # Both are among the bounds that the paper's appendix F.4 compares.
+        bound = 0.05 if values.get("divergence") == "kl" else 0.15
+        return {"divergence_low": bound, "divergence_high": bound, **values}
+
+    def per_token(self, source: str, inputs: LossInputs) -> PolicyLoss:
+        from starpod.trainer.algorithms.losses import binary_divergence, divergence_loss, masked_log_ratio
+
+        log_ratio_BT = masked_log_ratio(inputs.logprobs_BT, inputs.old_logprobs_BT, inputs.mask_BT)
+        return divergence_loss(
+            log_ratio_BT,
+            inputs.advantages_BT,
+            inputs.mask_BT,
+            binary_divergence(self.divergence, inputs.logprobs_BT.detach(), inputs.old_logprobs_BT),
+            low=self.divergence_low,
+            high=self.divergence_high,
+        )
+
+
 class UserObjective(Objective):
     """A loss from a user's file. user_methods.py describes its arguments and result."""
 
@@ -114,5 +168,5 @@ class UserObjective(Objective):
         return loss
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"ppo": PPO, "gspo": GSPO}
+OBJECTIVES: dict[str, type[Objective]] = {"ppo": PPO, "gspo": GSPO, "cispo": CISPO, "dppo": DPPO}
 """Losses by name."""

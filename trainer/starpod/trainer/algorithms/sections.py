@@ -165,27 +165,54 @@ class GiGPOConfig(Section):
 class CorrectionConfig(Section):
     """Importance weights for tokens that an older policy sampled."""
 
-    mode: Literal["off", "truncated", "masked", "bypass"] = Field(
-        default="truncated",
+    mode: Literal["off", "tis", "mis", "icepop", "geometric", "bypass"] = Field(
+        default="tis",
         description="See docs/algorithms.md#data-of-another-policy.",
     )
     level: Literal["token", "sequence"] = Field(
-        default="token", description="A weight per token, or their product per episode."
+        default="token", description="A ratio per token, or their product per episode; by default sequence in mis."
     )
-    cap: float | None = Field(default=None, ge=1, description="Largest weight; by default 2.")
+    cap: float | None = Field(
+        default=None,
+        ge=1,
+        description="Upper bound of the ratio; by default tis 2, mis 3, icepop 5, geometric 1.01.",
+    )
+    low: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Lower bound of the ratio; by default mis 0, icepop 0.5, geometric 0.99.",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, values: Any) -> Any:
-        return _fill(values, "mode", "truncated", {"truncated": {"cap": 2.0}, "masked": {"cap": 2.0}})
+        if isinstance(values, Mapping):  # the former names of two modes
+            if values.get("mode") == "truncated":
+                values = {**values, "mode": "tis"}
+            if values.get("mode") == "masked":
+                cap = values.get("cap") or 2.0
+                values = {"level": "token", **values, "mode": "mis", "cap": cap, "low": 1 / float(cap)}
+        defaults: dict[str, dict[str, Any]] = {
+            "tis": {"cap": 2.0},
+            "mis": {"level": "sequence", "cap": 3.0, "low": 0.0},
+            "icepop": {"cap": 5.0, "low": 0.5},
+            "geometric": {"level": "sequence", "cap": 1.01, "low": 0.99},
+        }
+        return _fill(values, "mode", "tis", defaults)
 
     @model_validator(mode="after")
     def _fits_together(self) -> CorrectionConfig:
-        weighted = self.mode in ("truncated", "masked")
-        if weighted and self.cap is None:
-            raise ValueError(f"algorithm.correction.mode {self.mode} needs a cap, e.g. 2")
-        if not weighted and (self.cap is not None or self.level != "token"):
-            raise ValueError(
-                f"algorithm.correction.mode {self.mode} uses no weights: drop cap and level, or set mode to truncated"
-            )
+        masks = self.mode in ("mis", "icepop", "geometric")
+        mode = f"algorithm.correction.mode {self.mode}"
+        if self.cap is None and (masks or self.mode == "tis"):
+            raise ValueError(f"{mode} needs a cap, e.g. 2")
+        if self.low is None and masks:
+            raise ValueError(f"{mode} needs a lower bound low; 0 is none")
+        if self.low is not None and self.mode == "tis":
+            raise ValueError(f"{mode} has no lower bound: drop low, or set mode to mis or icepop")
+        if self.mode in ("off", "bypass") and (self.cap, self.low, self.level) != (None, None, "token"):
+            raise ValueError(f"{mode} uses no weights: drop cap, low and level, or set mode to tis")
+        if (self.mode, self.level) in (("icepop", "sequence"), ("geometric", "token")):
+            raise ValueError(f"{mode} has a level of its own: drop level, or set mode to mis")
         return self
