@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
@@ -53,9 +54,22 @@ from starpod.trainer.setup import open_run
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "benchmarks" / "llm.json"
 PICTURE = RESULT.with_name("llm-success.svg")
-GROUPS, GROUP_SIZE, THREADS, REPLY, LR, SEED = 8, 8, 2, 32, 2e-5, 1
-ROWS = 8
-"""Number of episodes in a batch of TRL."""
+THREADS, REPLY, LR, SEED = 2, 32, 2e-5, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of an iteration, and what samples in both trainers: `torch` is transformers' `generate` in TRL."""
+
+    groups: int = 8
+    group_size: int = 8
+    rows: int = 8
+    """Number of episodes in a batch of TRL."""
+    engine: str = "torch"
+    micro_batch_tokens: int = 1024
+
+
+SIZE = Size()
 EPISODES = 128
 """Number of held-out start states of an evaluation."""
 EVALUATED = ("step", "success", "success_low", "success_high")
@@ -74,10 +88,10 @@ threads: {THREADS}
 seed: {SEED}
 environment: {{id: bandit-v1}}
 sampling: {{max_reply_tokens: {REPLY}, max_episode_tokens: 320}}
-engine: {{slots: {GROUPS * GROUP_SIZE}}}
-collect: {{groups: {GROUPS}, group_size: {GROUP_SIZE}}}
+engine: {{name: ENGINE, slots: SLOTS}}
+collect: {{groups: GROUPS, group_size: GROUP_SIZE}}
 algorithm: {{preset: starpo-s, advantage: dr_grpo, filter: {{strategy: none}}}}
-optimizer: {{lr: {LR}, micro_batch_tokens: 1024}}
+optimizer: {{lr: {LR}, micro_batch_tokens: BUDGET}}
 evaluation: {{every: 0, episodes: {EPISODES}, temperature: 0.5, reference: []}}
 stop: {{iterations: ITERATIONS}}
 """
@@ -134,23 +148,37 @@ def peak_gib(command: Sequence[str]) -> float:
     return usage.ru_maxrss / 2**20
 
 
-def configured(model: Path, iterations: int, folder: Path) -> Path:
+def configured(model: Path, iterations: int, folder: Path, size: Size = SIZE) -> Path:
     """Write the configuration to a file beside the folder of its run."""
     config = folder.with_suffix(".yaml")
-    config.write_text(CONFIG.replace("MODEL", str(model)).replace("ITERATIONS", str(iterations)))
+    values = {
+        "GROUP_SIZE": size.group_size,
+        "GROUPS": size.groups,
+        "SLOTS": size.groups * size.group_size,
+        "ENGINE": size.engine,
+        "BUDGET": size.micro_batch_tokens,
+        "ITERATIONS": iterations,
+        "MODEL": model,
+    }
+    text = CONFIG
+    for name, value in values.items():
+        text = text.replace(name, str(value))
+    config.write_text(text)
     return config
 
 
-def train(python: str, changes: Sequence[str], model: Path, iterations: int, folder: Path) -> dict[str, Any]:
+def train(
+    python: str, changes: Sequence[str], model: Path, iterations: int, folder: Path, size: Size = SIZE
+) -> dict[str, Any]:
     """Measure complete iterations of `starpod train`, with its own clock."""
-    config = configured(model, iterations, folder)
+    config = configured(model, iterations, folder, size)
     command = [python, "-m", "starpod.cli.main", "train", str(config), *changes, "monitor.screen=plain"]
     peak = peak_gib([*command, "--run-dir", str(folder)])
     steps = [step["metrics"] for step in RunFolder(folder).read_metrics()]
     return {
         "seconds": [step["time/step"] for step in steps],
         "sampling": [step["time/collect"] for step in steps],
-        "sampled": [step["collect/tokens_per_turn"] * GROUPS * GROUP_SIZE for step in steps],
+        "sampled": [step["collect/tokens_per_turn"] * size.groups * size.group_size for step in steps],
         "success": [step["collect/success"] for step in steps],
         "peak_gib": peak,
     }
@@ -207,7 +235,9 @@ async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[f
     return seconds
 
 
-def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str, Any]:
+def train_trl(
+    python: str, model: Path, iterations: int, work: Path, size: Size = SIZE, *, evaluated: bool = True
+) -> dict[str, Any]:
     """Measure complete iterations of TRL's trainer with a callback's clock, and evaluate its weights after each."""
     settings, out, weights = work / "settings.json", work / "trl.json", work / "trl"
     with local_services(["bandit-v1"]) as address:
@@ -222,15 +252,13 @@ def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str
             "threads": THREADS,
             "seed": SEED,
             "iterations": iterations,
-            "groups": GROUPS,
-            "group_size": GROUP_SIZE,
-            "rows": ROWS,
+            **asdict(size),
             "max_reply_tokens": REPLY,
             "lr": LR,
             "system": prompter.system(),
             "user": prompter.user(1, "{observation}", actions_left=session.limits.max_actions),
             "opening": prompt.opening,
-            "seeds": SeedCursor(SeedsConfig().train, SEED).take(GROUPS * iterations),
+            "seeds": SeedCursor(SeedsConfig().train, SEED).take(size.groups * iterations),
             "weights": str(weights),
         }
         settings.write_text(json.dumps(values))
@@ -238,6 +266,7 @@ def train_trl(python: str, model: Path, iterations: int, work: Path) -> dict[str
     played = [
         asyncio.run(evaluate(weights / str(step), work / f"trl-{step}")) | {"step": step}
         for step in range(1, iterations + 1)
+        if evaluated
     ]
     return json.loads(out.read_text()) | {"peak_gib": peak, "evaluations": played}
 

