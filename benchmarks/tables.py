@@ -479,7 +479,7 @@ def called(run: Mapping[str, Any]) -> str:
 
 
 def echo_trap() -> str:
-    runs = [*figures("learning_echo_trap"), *figures("learning_echo_trap_parts")]
+    runs = [run for name in ("echo_trap", "echo_trap_parts", "echo_trap_turns") for run in read_runs(name)]
     rows = []
     for name in dict.fromkeys(run["variant"] for run in runs):
         seeds = [run for run in runs if run["variant"] == name]

@@ -19,7 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -136,9 +136,11 @@ def starpod(*words: str, stdout: int | None = None) -> str:
     return ended.stdout
 
 
-def run(name: str, variant: Variant, seed: int, folder: Path, words: Iterable[str]) -> dict[str, object]:
+def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[str]) -> dict[str, object]:
     """Train once and return the figures. An unfinished run of this configuration is resumed, a finished one kept."""
-    command = ["train", *variant.words, *words, f"seed={seed}", "monitor.screen=plain"]
+    changed = {word.partition("=")[0] for word in words}
+    kept = [word for word in variant.words if word.partition("=")[0] not in changed]
+    command = ["train", *kept, *words, f"seed={seed}", "monitor.screen=plain"]
     asked = starpod(*command, "--dry-run", stdout=subprocess.PIPE)
     before, source = folder / "asked.yaml", folder / "origin.json"
     if not before.exists() or before.read_text() != asked:
@@ -227,7 +229,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="instead of the number in the file")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the runs go")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changed in every run")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="changed in every run, whatever the file says"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check the files, and print the runs' commands")
     arguments = parser.parse_args()
     for name in arguments.experiments:
