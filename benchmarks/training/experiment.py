@@ -202,7 +202,8 @@ def transfer(folder: Path, options: Mapping[str, Any]) -> dict[str, object]:
     """Evaluate a finished run's policy on its environment with other options, and return the figures."""
     config, report = load_config(str(RunFolder(folder).config)), folder / "transfer.json"
     environment = config.environment.id
-    words = [word for name, value in options.items() for word in ("--option", f"{name}={json.dumps(value)}")]
+    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
+    words = [word for name, value in values.items() for word in ("--option", f"{name}={value}")]
     words += ["--episodes", str(config.evaluation.episodes), "--temperature", str(config.evaluation.temperature)]
     with local_services([environment]) as address:
         starpod("eval", str(folder), address, "-e", environment, *words, "--json", str(report))
