@@ -73,11 +73,11 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         f"{TRAINER}/data/episode.py",
         "turns=[turn for turn in episode.turns if turn.agent_id == agent]",
         "turns=list(episode.turns)",
-        "tests/trainer/test_learners.py::test_the_turns_of_one_agent",
+        "tests/trainer/test_learner.py::test_the_turns_of_one_agent",
     ),
     "several environments: one whitening for all": (
         f"{TRAINER}/update.py",
-        "rows.setdefault(kind, []).append(row)",
+        "rows.setdefault(episode.kind, []).append(row)",
         'rows.setdefault("", []).append(row)',
         "tests/trainer/test_mixture.py::test_the_rewards_of_one_environment_do_not_change_the_advantages_of_another",
     ),

@@ -25,12 +25,13 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.engines.base import Request
 from starpod.trainer.engines.torch_engine import TorchEngine
+from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, model_title
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.models.precision import fast_dtype
 from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner
+from starpod.trainer.update import PolicyTrainer
 
 REPLY = (12, 24)
 """Range of the number of tokens in a reply."""
@@ -50,12 +51,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     policy = build_policy(ModelConfig(name=arguments.model, dtype=arguments.dtype), texts=None, critic="none", seed=0)
-    learner = Learner(
-        policy,
-        AlgorithmConfig.model_validate({"preset": "starpo-s", "advantage": "grpo"}),
-        OptimizerConfig(lr=1e-6),
-        Parallel(),
-    )
+    algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "advantage": "grpo"})
+    learner = Learner({"": PolicyTrainer(policy, algorithm, OptimizerConfig(lr=1e-6), Parallel())})
     rounds = [asyncio.run(measure(policy, learner, arguments, place)) for place in range(arguments.rounds + 1)][1:]
     figures = {name: sum(each[name] for each in rounds) / len(rounds) for name in rounds[0]}
     if not arguments.without_plain:

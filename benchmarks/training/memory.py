@@ -21,11 +21,12 @@ from starpod.trainer.config import Config, load_config
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.engines.base import Engine, Request
 from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.learner import Learner
 from starpod.trainer.memory import GIB, estimate_memory, place_of
 from starpod.trainer.models.config import TINY
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner
+from starpod.trainer.update import PolicyTrainer
 
 WORDS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -62,9 +63,11 @@ async def take_step(config: Config) -> None:
     policy = build()
     longest = config.sampling.max_episode_tokens
     engine = await sample(config, policy, rng)
-    learner = Learner(policy, config.algorithm, config.optimizer, Parallel(), max_length=longest, make_reference=build)
+    trainer = PolicyTrainer(
+        policy, config.algorithm, config.optimizer, Parallel(), max_length=longest, make_reference=build
+    )
     if config.algorithm.needs_reference:
-        learner.freeze_reference(None)
+        trainer.freeze_reference(None)
     count = -(-2 * config.optimizer.micro_batch_tokens // longest)
     groups = []
     for number in range(-(-count // 2)):
@@ -82,7 +85,7 @@ async def take_step(config: Config) -> None:
             )
             members.append(Episode(number, member, "random", turns=[turn], end="terminal"))
         groups.append(Group(number, members))
-    learner.learn(groups, version=1)
+    Learner({"": trainer}).learn(groups, version=1)
     await engine.close()
 
 

@@ -13,13 +13,13 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, load_checkpoint
 from starpod.trainer.checkpoints.state import flatten_optimizer, split_parts, unflatten_optimizer
 from starpod.trainer.engines.weights import weights_of
-from starpod.trainer.learners import Learners
+from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, Scores, build_policy
 from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner
+from starpod.trainer.update import PolicyTrainer
 from tests.trainer.tiny_learner import VERSION, group_of
 
 STEPS = 4
@@ -108,7 +108,7 @@ def adapt(parallel: Parallel, base: Path, dtype: str) -> dict[str, Any]:
     algorithm = AlgorithmConfig.model_validate({"preset": "starpo-ppo", "kl": {"where": "loss", "coefficient": 0.1}})
     # Epsilon keeps Adam from making steps of rounding errors.
     optimizer = OptimizerConfig(lr=1.0, critic_lr=1.0, eps=1.0)
-    learner = Learner(policy, algorithm, optimizer, parallel, max_length=64)
+    learner = Learner({"": PolicyTrainer(policy, algorithm, optimizer, parallel, max_length=64)})
     learner.learn(groups, version=VERSION - 1)
     learner.freeze_reference(None)
     metrics = learner.learn(groups, version=VERSION - 1)
@@ -146,15 +146,15 @@ def team(parallel: Parallel) -> dict[str, Any]:
         turn.agent_id, turn.parts = "solver", {"environment": 0.2 * turn.reply[0]}
     policy = Policies.of(("solver", "verifier"), first)
     algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas"})
-    learners = {}
+    trainers = {}
     for agent, own in policy.by_agent.items():
         parallel.shard(own)
-        learners[agent] = Learner(own, algorithm, OptimizerConfig(lr=1.0, eps=1.0), parallel, max_length=64)
-    learner = Learners(policy, learners)
+        trainers[agent] = PolicyTrainer(own, algorithm, OptimizerConfig(lr=1.0, eps=1.0), parallel, max_length=64)
+    learner = Learner(trainers)
     learner.learn(groups, version=VERSION - 1)
     metrics = learner.learn(groups, version=VERSION - 1)
     metrics |= learner.gradients(groups, version=VERSION - 1, buckets=1)
-    replica = Policies.of(policy.by_agent, make_policy())
+    replica = Policies.of(tuple(policy.by_agent), make_policy())
     parallel.copy_weights(policy.model, replica.model)
     state = parallel.broadcast_object(learner.policy_state())
     assert all(

@@ -12,9 +12,11 @@ from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode, Group, branches_of
+from starpod.trainer.data.updates import UpdateRecord
+from starpod.trainer.learner import batch_steps
 from starpod.trainer.rollout.config import PivotsConfig
-from starpod.trainer.update import Learner
-from tests.trainer.tiny_learner import VERSION, built, make_learner, say, turn
+from starpod.trainer.update import PolicyTrainer
+from tests.trainer.tiny_learner import VERSION, built, learner_of, make_trainer, say, turn
 
 DR_GRPO = {"preset": "dr-grpo", "loss_average": "token-mean", "correction": {"mode": "off"}}
 
@@ -47,16 +49,16 @@ def say_own(episode: Episode) -> Episode:
     return episode
 
 
-def gradient(learner: Learner) -> list[Tensor]:
-    return [each.grad.clone() for each in learner.policy.parameters() if each.grad is not None]
+def gradient(trainer: PolicyTrainer) -> list[Tensor]:
+    return [each.grad.clone() for each in trainer.policy.parameters() if each.grad is not None]
 
 
 def learn(groups: Sequence[Group], weight: float = 1.0) -> tuple[dict[str, float], list[Tensor]]:
-    learner = make_learner(AlgorithmConfig.model_validate(DR_GRPO))
-    learner.branches = PivotsConfig(weight=weight)
-    learner.config = learner.config.model_copy(update={"max_grad_norm": 1e9})
-    metrics = learner.learn(groups, version=VERSION)
-    return metrics, gradient(learner)
+    trainer = make_trainer(AlgorithmConfig.model_validate(DR_GRPO))
+    trainer.branches = PivotsConfig(weight=weight)
+    trainer.config = trainer.config.model_copy(update={"max_grad_norm": 1e9})
+    metrics = learner_of(trainer).learn(groups, version=VERSION)
+    return metrics, gradient(trainer)
 
 
 def main_group(size: float = 0.3) -> Group:
@@ -135,8 +137,8 @@ def test_the_gradient_of_what_is_shared_is_exactly_zero() -> None:
 def test_what_was_earned_before_a_branch_is_part_of_its_return() -> None:
     parent = an_episode(0, [[1, 2], [3]], [0.75, 0.0])
     branch = branched(parent, 1, 1, [[4, 5]], [0.5])
-    learner = make_learner(AlgorithmConfig.model_validate(DR_GRPO))
-    rollout = learner._unscored(Batch([say(built("none"), parent), branch]))
+    trainer = make_trainer(AlgorithmConfig.model_validate(DR_GRPO))
+    rollout = trainer.unscored(Batch([say(built("none"), parent), branch]))
     assert rollout.returns_B.tolist() == [0.75, 1.25]
     assert rollout.turns_BT.tolist() == [[0, 0, 1], [1, 1, -1]]
     (first, *_), (second, *_) = credit((CreditTerm(),), rollout, rollout.rewards_BT).tolist()
@@ -154,12 +156,14 @@ def test_golden_siblings() -> None:
     alike = [branched(parent, 0, 30 + index, [[9]], [2.0]) for index in range(2)]
     kept = branches_of([Group(0, [parent], branches=[*siblings, *others, *alike])])
     assert [id(each) for each in kept] == [id(each) for each in (*siblings, *others)]
-    learner = make_learner(AlgorithmConfig.model_validate(DR_GRPO))
-    _, stream = learner._streams([Group(0, main_group().episodes, branches=kept)], VERSION)
+    trainer = make_trainer(AlgorithmConfig.model_validate(DR_GRPO))
+    step = next(batch_steps({"": trainer}, [Group(0, main_group().episodes, branches=kept)], VERSION, UpdateRecord()))
+    _, (stream, _) = step.parts
     expected = [0.75, *[-0.25] * 6, 0.75, -1.0, 1.0]
     assert stream.advantages.advantages_BT[:, 0].tolist() == expected
-    learner.branches = PivotsConfig(scale="std")
-    _, stream = learner._streams([Group(0, main_group().episodes, branches=kept)], VERSION)
+    trainer.branches = PivotsConfig(scale="std")
+    step = next(batch_steps({"": trainer}, [Group(0, main_group().episodes, branches=kept)], VERSION, UpdateRecord()))
+    _, (stream, _) = step.parts
     scaled = [1.620182, *[-0.540061] * 6, 1.620182, -0.707106, 0.707106]
     assert stream.advantages.advantages_BT[:, 0].tolist() == pytest.approx(scaled, abs=1e-6)
 
@@ -177,13 +181,13 @@ def test_golden_gains() -> None:
     episode = an_episode(0, [[1], [2, 3], [4]], [0, 0, 1.0])
     for each, value in zip(episode.turns, (0.25, 0.5, 0.75), strict=True):
         each.value = value
-    learner = make_learner(AlgorithmConfig.model_validate({**DR_GRPO, "advantage": "vineppo"}))
-    rollout = learner._unscored(Batch([say(built("none"), episode)]))
-    terms = learner.algorithm.credit_terms
+    trainer = make_trainer(AlgorithmConfig.model_validate({**DR_GRPO, "advantage": "vineppo"}))
+    rollout = trainer.unscored(Batch([say(built("none"), episode)]))
+    terms = trainer.algorithm.credit_terms
     assert credit(terms, rollout, rollout.rewards_BT).tolist() == [[0.25] * 4]
     episode.turns[1].value = None
     with pytest.raises(ValueError, match="needs the value of every state"):
-        credit(terms, learner._unscored(Batch([episode])), rollout.rewards_BT)
+        credit(terms, trainer.unscored(Batch([episode])), rollout.rewards_BT)
 
 
 def test_trees_are_compared_within_and_with_each_other() -> None:
@@ -191,10 +195,9 @@ def test_trees_are_compared_within_and_with_each_other() -> None:
     low, high = branched(roots[0], 1, 2, [[3]], [0.0]), branched(roots[1], 1, 3, [[4]], [0.0])
     again = branched(low, 1, 4, [[5]], [0.0])
     again.parent = (2, 1)
-    learner = make_learner(AlgorithmConfig.model_validate({**DR_GRPO, "advantage": "tree_grpo"}))
-    rollout = learner._unscored(Batch([*(say(built("none"), root) for root in roots), low, high, again]))
-    assert rollout.trees == [0, 1, 0, 1, 0]
-    found = credit(learner.algorithm.credit_terms, rollout, rollout.rewards_BT)[:, 0]
+    trainer = make_trainer(AlgorithmConfig.model_validate({**DR_GRPO, "advantage": "tree_grpo"}))
+    rollout = trainer.unscored(Batch([*(say(built("none"), root) for root in roots), low, high, again]))
+    found = credit(trainer.algorithm.credit_terms, rollout, rollout.rewards_BT)[:, 0]
     between = torch.tensor([0.8, -0.2, -0.2, -0.2, -0.2]) / 0.447214
     within = torch.tensor([2 / 3, 0, -1 / 3, 0, -1 / 3]) / 0.577350
     torch.testing.assert_close(found, (between + within).double(), rtol=1e-4, atol=1e-5)

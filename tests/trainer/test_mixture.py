@@ -15,6 +15,7 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.config import Config, ConfigError, parse_config
+from starpod.trainer.data.batch import Advantages, RolloutBatch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.evaluation.figures import overall
 from starpod.trainer.evaluation.statistics import interval_of_mean, wilson_interval
@@ -135,20 +136,25 @@ def test_the_rewards_of_one_environment_do_not_change_the_advantages_of_another(
     advantage: str, options: dict[str, Any]
 ) -> None:
     config = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": advantage, **options})
-    own, kinds = [[0.0, 1.0], [1.0, 2.0], [0.0, 0.0], [3.0, 1.0]], ["a", "b"] * 4
+    own = [[0.0, 1.0], [1.0, 2.0], [0.0, 0.0], [3.0, 1.0]]
+
+    def advantages_of(rollout: RolloutBatch) -> Advantages:
+        for episode, task in zip(rollout.episodes, ["a", "b"] * 4, strict=True):
+            episode.task = task
+        return advantages_by_kind(config, rollout)
 
     def mixed(factor: float) -> torch.Tensor:
         rows = [row for mine in own for row in (mine, [factor * value for value in mine])]
         values = [[0.5, 0.25]] * 8
         rollout = a_rollout(rows, groups=[0, 1, 0, 1, 2, 3, 2, 3], values=values)
-        return advantages_by_kind(config, rollout, kinds).advantages_BT
+        return advantages_of(rollout).advantages_BT
 
     alone = compute_advantages(config, a_rollout(own, groups=[0, 0, 2, 2], values=[[0.5, 0.25]] * 4)).advantages_BT
     torch.testing.assert_close(mixed(1000.0)[0::2], alone, rtol=0, atol=0)
     assert not torch.equal(mixed(1.0)[1::2], torch.zeros_like(alone))
     if advantage == "gae":
         rollout = a_rollout(own * 2, groups=[0, 0, 1, 1, 2, 2, 3, 3], values=[[0.5, 0.25]] * 8)
-        found = advantages_by_kind(config, rollout, ["a", "b"] * 4)
+        found = advantages_of(rollout)
         assert found.returns_BT is not None
         torch.testing.assert_close(found.returns_BT, compute_advantages(config, rollout).returns_BT)
 

@@ -28,9 +28,10 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, Collector, Start
+from starpod.trainer.run.policies import Models
 from starpod.trainer.run.progress import Progress
 from starpod.trainer.run.run import Output, Parts, Run
-from tests.trainer.tiny_learner import built, group_of, make_learner
+from tests.trainer.tiny_learner import built, group_of, learner_of, make_trainer
 from tests.trainer.turns import a_turn
 
 Outcome = Callable[[int], list[float]]
@@ -74,7 +75,7 @@ def make_run(
     values = {"evaluation": evaluation, "collect": {"groups": 4, "group_size": 2}} | values
     config = Config.model_validate(values)
     folder = RunFolder.create(tmp_path / path, resume=True).begin(config.to_dict())
-    learner = make_learner(config.algorithm)
+    learner = learner_of(make_trainer(config.algorithm))
     agents = EngineAgents(
         engine=cast(Any, SimpleNamespace(stats=EngineStats, pause=nothing, load=nothing, resume=nothing)),
         template=cast(Any, None),
@@ -91,7 +92,7 @@ def make_run(
         config,
         Parts(
             collectors=[collector] * len(config.in_stages),
-            sampler=learner.policy,
+            models=Models(learner.policies, learner.policies, cast(Any, None)),
             learner=learner,
             output=Output(folder, Checkpoints(folder.checkpoints, config.checkpoint), Screen()),
             parallel=parallel or Parallel(),
@@ -450,7 +451,7 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
     worth = {"selection": iter([0.0, 1.0, 0.0]), "evaluation": iter([0.0])}
 
     async def collect(self: Any, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
-        weight = next(run.learner.policy.parameters()).flatten()[0].item()
+        weight = next(run.learner.policies.parameters()).flatten()[0].item()
         seen.append((self.agents.purpose, [start.seed for start in starts], weight))
         value = next(worth[self.agents.purpose])
         return Collected([Group(start.id, [replace(episode(start.id, 0, value), seed=start.seed)]) for start in starts])
@@ -459,7 +460,7 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
     for _ in range(3):
         run.begin_step()
         with torch.no_grad():
-            next(run.learner.policy.parameters()).flatten()[0] = float(run.progress.step)
+            next(run.learner.policies.parameters()).flatten()[0] = float(run.progress.step)
         run.progress.version += 1
         await run.evaluate()
         assert run.evaluating.is_best(run.progress.step) == (run.progress.step in (1, 2)), (

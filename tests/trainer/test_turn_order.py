@@ -1,6 +1,5 @@
 """Updates turn by turn: SeeUPO's advantages and carry, and a step for each turn on exactly its tokens."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -14,11 +13,9 @@ from starpod.trainer.algorithms.credit import group_statistics
 from starpod.trainer.data.batch import Advantages, Batch, samples_of
 from starpod.trainer.data.episode import Group
 from starpod.trainer.data.updates import UpdateRecord
-from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.parallel import Parallel
-from starpod.trainer.turn_order import TurnwiseLearner, carried, normalised, turn_alone
-from starpod.trainer.update import Learner
-from tests.trainer.tiny_learner import VERSION, built, group_of, make_learner
+from starpod.trainer.turn_order import carried, normalised, turn_alone, turn_steps
+from starpod.trainer.update import PolicyTrainer, Stream
+from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer
 
 
 def centred(*groups: list[float]) -> torch.Tensor:
@@ -54,9 +51,9 @@ def test_nothing_leaves_its_bounds(values: list[float], moves: list[float]) -> N
         assert 0.8 - 1e-6 <= carry.item() <= 1.2 + 1e-6
 
 
-def turnwise(order: str = "reverse_turns", lr: float = 1e-2, **algorithm: Any) -> TurnwiseLearner:
-    config = AlgorithmConfig(preset="seeupo", order=order, kl={"where": "off"}, **algorithm)  # type: ignore[arg-type]
-    return TurnwiseLearner(copy.deepcopy(built("none")), config, OptimizerConfig(lr=lr), Parallel(), max_length=64)
+def turnwise(order: str = "reverse_turns") -> PolicyTrainer:
+    config = AlgorithmConfig(preset="seeupo", order=order, kl={"where": "off"})  # type: ignore[arg-type]
+    return make_trainer(config, lr=1e-2)
 
 
 def groups_of(turns: int = 3) -> list[Group]:
@@ -80,49 +77,44 @@ def test_a_turn_alone_has_its_whole_past_as_its_prompt() -> None:
 
 def test_with_one_turn_it_is_gspo_on_normalised_advantages() -> None:
     groups = groups_of(turns=1)
-    learner, other = turnwise(), make_learner(AlgorithmConfig(preset="seeupo", kl={"where": "off"}), lr=1e-2)  # type: ignore[arg-type]
-    learner.learn(groups, version=VERSION)
+    trainer, other = turnwise(), turnwise()
+    learner_of(trainer).learn(groups, version=VERSION)
     batch = Batch([episode for group in groups for episode in group.episodes])
     rollout, _ = other.prepare(batch, VERSION)
     advantages_B = normalised(centred(*(group.returns for group in groups)))
     advantages_BT = torch.where(batch.mask_BT, advantages_B.unsqueeze(1), 0.0).float()
     other.optimizer.zero_grad()
-    advantages = Advantages(advantages_BT, None, batch.mask_BT)
-    other.accumulate(batch, rollout, advantages, range(len(batch)), scale=1.0)
+    stream = Stream(batch, rollout, Advantages(advantages_BT, None, batch.mask_BT))
+    other.accumulate(stream, range(len(batch)), scale=1.0)
     other._step()
-    for one, two in zip(learner.policy.parameters(), other.policy.parameters(), strict=True):
+    for one, two in zip(trainer.policy.parameters(), other.policy.parameters(), strict=True):
         torch.testing.assert_close(one, two)
 
 
 @pytest.mark.parametrize("order", ["reverse_turns", "forward_turns"])
-def test_each_turn_has_a_step_in_its_order_with_the_carry_of_those_before(
-    order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner, groups = turnwise(order), groups_of()
+def test_each_turn_has_a_step_in_its_order_with_the_carry_of_those_before(order: str) -> None:
+    trainer, groups = turnwise(order), groups_of()
     del groups[0].episodes[0].turns[1:]  # a short episode is in no later turn's statistics
     seen: list[dict[tuple[int, int], float]] = []
-    carries: list[dict[tuple[int, int], float]] = []
-    learn_turn = TurnwiseLearner._learn_turn
-
-    def watched(self: TurnwiseLearner, episodes: Any, turn: int, carry: Any, **settings: Any) -> Any:
-        carries.append(dict(carry))
-        result = learn_turn(self, episodes, turn, carry, **settings)
-        first = result[1][:, 0].tolist()
-        seen.append({(each.group, each.member): value for each, value in zip(episodes, first, strict=True)})
-        return result
-
-    monkeypatch.setattr(TurnwiseLearner, "_learn_turn", watched)
+    carry: dict[tuple[int, int], float] = {}
     record = UpdateRecord()
-    metrics = learner.learn(groups, version=VERSION, record=record)
-    assert metrics["update/turns"] == 3
-    rows = [3, 3, 4] if order == "reverse_turns" else [4, 3, 3]
-    assert [len(each) for each in seen] == rows
-    assert carries[0] == {} and len(carries[-1]) == max(rows[:-1])
-    # The first step has plain advantages, later ones are moved by what came before, in the right direction.
-    assert carries[1][1, 0] > 1 > carries[1][1, 1]
-    assert seen[1][1, 0] == pytest.approx(
-        seen[0][1, 0] * carries[1][1, 0] if rows[0] == rows[1] else seen[1][1, 0], rel=1e-5
-    )
+    for step in turn_steps({"": trainer}, groups, VERSION, record):
+        ((stream, rows),) = step.parts
+        batch, old_BT = stream.batch, stream.rollout.old_logprobs_BT
+        assert list(rows) == list(range(len(batch)))
+        places = [(episode.group, episode.member) for episode in batch.episodes]
+        carry_B = torch.tensor([carry.get(place, 1.0) for place in places])
+        first_B = stream.advantages.advantages_BT[:, 0]
+        seen.append(dict(zip(places, first_B.tolist(), strict=True)))
+        # Without the carry, the advantages of a step have the mean 0.
+        assert first_B.abs().max() > 0.5 and (first_B / carry_B).mean().item() == pytest.approx(0, abs=1e-6)
+        metrics = trainer.take(step, version=VERSION, scale=1.0)
+        assert metrics["update/turns"] == 3
+        assert metrics["update/carry_mean"] == pytest.approx(carry_B.mean().item())
+        moved_B = (trainer.score(batch).logprobs_BT - old_BT).sum(1) / batch.mask_BT.sum(1)
+        carry |= dict(zip(places, carried(carry_B, moved_B).tolist(), strict=True))
+        assert carry[1, 0] > 1 > carry[1, 1]
+    assert [len(each) for each in seen] == ([3, 3, 4] if order == "reverse_turns" else [4, 3, 3])
     # What is recorded of each token is of the step that its turn had.
     for episode, tokens in record.tokens():
         own = [step[episode.group, episode.member] for step in seen if (episode.group, episode.member) in step]
@@ -131,22 +123,13 @@ def test_each_turn_has_a_step_in_its_order_with_the_carry_of_those_before(
         assert tokens.advantages.tolist() == pytest.approx(expected, abs=2e-3)
 
 
-def test_together_is_the_plain_learner_and_a_turn_of_one_episode_is_passed_over() -> None:
-    config = AlgorithmConfig(preset="dr-grpo")
-    learners = [kind(copy.deepcopy(built("none")), config, OptimizerConfig(lr=1e-2), Parallel()) for kind in KINDS]
-    for learner in learners:
-        learner.learn(groups_of(), version=VERSION)
-    for one, two in zip(learners[0].policy.parameters(), learners[1].policy.parameters(), strict=True):
-        assert one.equal(two)
+def test_a_turn_of_one_episode_is_passed_over() -> None:
     groups = groups_of()
     for group in groups:
         for episode in group.episodes[group.id :]:
             del episode.turns[1:]
     del groups[0].episodes[1].turns[1:]
-    assert turnwise().learn(groups, version=VERSION)["update/turns"] == 1
-
-
-KINDS = (Learner, TurnwiseLearner)
+    assert learner_of(turnwise()).learn(groups, version=VERSION)["update/turns"] == 1
 
 
 @pytest.mark.parametrize(

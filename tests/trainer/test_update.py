@@ -26,11 +26,11 @@ from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner, LogprobGap, check_logprob_gaps
-from tests.trainer.tiny_learner import VERSION, built, group_of, make_learner, say, turn
+from starpod.trainer.update import LogprobGap, PolicyTrainer, Stream, check_logprob_gaps
+from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer, say, turn
 
 
-def gradient(of: Learner, groups: list[Group], drift: float = 0.0) -> tuple[Tensor, dict[str, float]]:
+def gradient(of: PolicyTrainer, groups: list[Group], drift: float = 0.0) -> tuple[Tensor, dict[str, float]]:
     """Of one optimiser step over all of the groups, and the metrics.
 
     drift: by how much, times their own size, all weights have moved since the update began.
@@ -42,7 +42,8 @@ def gradient(of: Learner, groups: list[Group], drift: float = 0.0) -> tuple[Tens
         for parameter in of.policy.parameters():
             parameter += drift * parameter * torch.randn(parameter.shape, generator=generator)
     of.optimizer.zero_grad()
-    done = of.accumulate(batch, rollout, compute_advantages(of.algorithm, rollout), range(len(batch)), scale=1.0)
+    stream = Stream(batch, rollout, compute_advantages(of.algorithm, rollout))
+    done = of.accumulate(stream, range(len(batch)), scale=1.0)
     parts = [p.grad.flatten() for p in of.policy.parameters() if p.grad is not None]
     return torch.cat(parts), done.metrics
 
@@ -71,7 +72,7 @@ def test_no_cut_into_micro_batches_changes_gradient_or_metrics(
     budget: int, preset: str, average: str, clip: dict[str, Any]
 ) -> None:
     algorithm = AlgorithmConfig(preset=preset, loss_average=average, **clip)  # type: ignore[arg-type]
-    whole, cut = make_learner(algorithm, opinion=True), make_learner(algorithm, budget=budget, opinion=True)
+    whole, cut = make_trainer(algorithm, opinion=True), make_trainer(algorithm, budget=budget, opinion=True)
     groups = [
         group_of(whole.policy, number, rewards, turns=3)
         for number, rewards in enumerate([(1.0, 0.0, 0.5), (0.0, 1.0, 0.2)])
@@ -86,7 +87,7 @@ def test_no_cut_into_micro_batches_changes_gradient_or_metrics(
 
 def test_an_episode_whose_context_moves_is_scored_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a window each turn is a sample of its own: no pass holds all of an episode's."""
-    of = make_learner(AlgorithmConfig(preset="starpo-s"), budget=24)
+    of = make_trainer(AlgorithmConfig(preset="starpo-s"), budget=24)
     group = group_of(of.policy, 1, (1.0, 0.0), turns=6)
     widest = max(len(turn.prompt) + len(turn.reply) for episode in group.episodes for turn in episode.turns)
     passes: list[int] = []
@@ -97,7 +98,7 @@ def test_an_episode_whose_context_moves_is_scored_within_the_budget(monkeypatch:
         return score(tokens_BL, *rest, **options)
 
     monkeypatch.setattr(of.policy, "score", counted)
-    of.learn([group], version=VERSION)
+    learner_of(of).learn([group], version=VERSION)
     assert widest <= 24 < sum(len(turn.prompt) + len(turn.reply) for turn in group.episodes[0].turns)
     assert max(passes) <= 24
 
@@ -122,7 +123,7 @@ def test_no_scores_are_needed_before_a_single_step_or_where_the_samplers_stand_f
     )
     results = []
     for scores_first in (True, False):
-        of = make_learner(algorithm, budget=40)
+        of = make_trainer(algorithm, budget=40)
         groups = [group_of(of.policy, number, (1.0, 0.0, 0.3), turns=3) for number in range(2)]
         for wrong, each in zip((0.3, -0.3, 2.0), groups[0].episodes, strict=True):
             stale = each.turns[1]
@@ -141,7 +142,7 @@ def test_no_scores_are_needed_before_a_single_step_or_where_the_samplers_stand_f
             patched.setattr(of.policy, "score", counted)
             if scores_first:
                 patched.setattr(AlgorithmConfig, "scores_first", lambda *_: True)
-            metrics = of.learn(groups, version=VERSION)
+            metrics = learner_of(of).learn(groups, version=VERSION)
         # A loss of whole episodes completes episodes that are packed into several blocks, in each step.
         assert (passes[:1] == [False]) == scores_first or "loss" in options
         results.append((metrics, of.policy.state_dict(), len(passes)))
@@ -197,20 +198,20 @@ def test_what_rounding_does_by_chance_stops_no_run_and_what_is_wrong_does() -> N
 
 @pytest.mark.parametrize("wrong", [2.0, -2.0, math.nan])
 def test_falsified_logprobs_of_the_present_version_stop_the_run(wrong: float) -> None:
-    of = make_learner(AlgorithmConfig(preset="starpo-grpo"))
+    of = make_trainer(AlgorithmConfig(preset="starpo-grpo"))
     group = group_of(of.policy, 0, (1.0, 0.0))
     before = copy.deepcopy(of.policy.state_dict())
     group.episodes[1].turns[0].logprobs[-1] += wrong
     with pytest.raises(LogprobGap):
-        of.learn([group], version=VERSION)
+        learner_of(of).learn([group], version=VERSION)
     assert all(torch.equal(tensor, before[name]) for name, tensor in of.policy.state_dict().items())
 
 
 def test_logprobs_of_another_version_may_differ() -> None:
-    of = make_learner(AlgorithmConfig(preset="starpo-grpo"))
+    of = make_trainer(AlgorithmConfig(preset="starpo-grpo"))
     group = group_of(of.policy, 0, (1.0, 0.0))
     group.episodes[1].turns[0].logprobs[-1] += 0.5
-    metrics = of.learn([group], version=VERSION + 1)
+    metrics = learner_of(of).learn([group], version=VERSION + 1)
     assert "policy/logprob_gap_max" not in metrics
     assert "critic/grad_norm" not in metrics, "only a critic has one"
 
@@ -218,11 +219,11 @@ def test_logprobs_of_another_version_may_differ() -> None:
 def test_a_critics_large_gradient_takes_nothing_from_the_policys() -> None:
     """Their gradients are clipped and told apart, and by default the critic's loss leaves the trunk alone."""
     quiet, loud = (
-        make_learner(AlgorithmConfig(preset="starpo-s", value_coefficient=coefficient), opinion=True)
+        make_trainer(AlgorithmConfig(preset="starpo-s", value_coefficient=coefficient), opinion=True)
         for coefficient in (0.5, 500.0)
     )
     groups = [group_of(quiet.policy, number, (1.0, 0.0)) for number in range(2)]
-    expected, found = (of.learn(groups, version=VERSION) for of in (quiet, loud))
+    expected, found = (learner_of(of).learn(groups, version=VERSION) for of in (quiet, loud))
     assert found["update/grad_norm"] == expected["update/grad_norm"]
     assert found["critic/grad_norm"] == pytest.approx(1000 * expected["critic/grad_norm"], rel=1e-3)
     assert found["critic/grad_norm"] > 10 > found["update/grad_norm"] > 0.01
@@ -230,17 +231,17 @@ def test_a_critics_large_gradient_takes_nothing_from_the_policys() -> None:
 
 
 def test_a_gradient_of_the_critic_that_is_not_finite_stops_the_whole_step() -> None:
-    of = make_learner(AlgorithmConfig(preset="starpo-s"), opinion=True)
+    of = make_trainer(AlgorithmConfig(preset="starpo-s"), opinion=True)
     before = weights(of)
     next(of.policy.critic_parameters()).register_hook(lambda gradient: gradient * math.inf)
-    metrics = of.learn([group_of(of.policy, 0, (1.0, 0.0))], version=VERSION)
+    metrics = learner_of(of).learn([group_of(of.policy, 0, (1.0, 0.0))], version=VERSION)
     assert metrics["update/nonfinite"] == 1
     assert all(map(torch.equal, weights(of), before))
 
 
-def with_critic(critic: str, **given: float) -> Learner:
+def with_critic(critic: str, **given: float) -> PolicyTrainer:
     optimizer = OptimizerConfig.model_validate({"lr": 1e-6, **given})
-    return Learner(copy.deepcopy(built(critic)), AlgorithmConfig(preset="starpo-s"), optimizer, Parallel())
+    return PolicyTrainer(copy.deepcopy(built(critic)), AlgorithmConfig(preset="starpo-s"), optimizer, Parallel())
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_a_shared_critic_learns_at_its_own_rate() -> None:
     def learnt(**given: float) -> float:
         of = with_critic("shared", **given)
         groups = [group_of(of.policy, number, (0.5 * (number % 2), 0.5 * (number % 2))) for number in range(2)]
-        return [of.learn(groups, version=-1)["critic/explained_variance"] for _ in range(40)][-1]
+        return [learner_of(of).learn(groups, version=-1)["critic/explained_variance"] for _ in range(40)][-1]
 
     assert learnt() > 0.3
     assert abs(learnt(critic_lr=1e-5)) < 0.05
@@ -264,53 +265,55 @@ def test_a_shared_critic_learns_at_its_own_rate() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_makes_the_better_reply_likelier(preset: str) -> None:
-    of = make_learner(AlgorithmConfig(preset=preset), lr=3e-4)
+    of = make_trainer(AlgorithmConfig(preset=preset), lr=3e-4)
     groups = [group_of(of.policy, number, (1.0, 0.0)) for number in range(3)]
 
     def chances() -> Tensor:
         return torch.tensor([[chance(of.policy, episode) for episode in group.episodes] for group in groups])
 
     before = chances()
-    metrics = of.learn(groups, version=VERSION)
+    metrics = learner_of(of).learn(groups, version=VERSION)
     assert metrics["policy/logprob_gap_max"] < 1e-5
     assert all(math.isfinite(value) for value in metrics.values())
     better, worse = (chances() - before).T
     assert bool((better > worse).all()) and better.sum() > 0
 
 
-def weights(of: Learner) -> list[Tensor]:
+def weights(of: PolicyTrainer) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in of.policy.parameters()]
 
 
 def test_failed_episodes_have_no_influence() -> None:
-    one, other = (make_learner(AlgorithmConfig(preset="starpo-s")) for _ in range(2))
+    one, other = (make_trainer(AlgorithmConfig(preset="starpo-s")) for _ in range(2))
     group = group_of(one.policy, 0, (1.0, 0.0, 0.0))
     lost = dataclasses.replace(copy.deepcopy(group.episodes[0]), member=3, end="failed")
     lost.turns[-1].parts = {"environment": 100.0}
-    assert one.learn([group], version=VERSION) == other.learn(
+    assert learner_of(one).learn([group], version=VERSION) == learner_of(other).learn(
         [Group(0, copy.deepcopy(group.episodes), [lost])], version=VERSION
     )
     assert all(map(torch.equal, weights(one), weights(other)))
     group.episodes.append(Episode(0, 4, "lake", end="context"))
-    assert math.isfinite(one.learn([group], version=-1)["update/loss"]), "an episode without a token is left out"
+    assert math.isfinite(learner_of(one).learn([group], version=-1)["update/loss"]), (
+        "an episode without a token is left out"
+    )
 
 
 @pytest.mark.parametrize("preset", ["starpo-s", "starpo-grpo"])
 def test_replies_that_were_cut_can_be_left_out_of_the_policys_loss(preset: str) -> None:
     """They weigh nothing, and the mean is over the others: as if the step had been over those alone."""
     kept, masked = (
-        make_learner(AlgorithmConfig(preset=preset, mask_truncated=flag), opinion=True) for flag in (False, True)
+        make_trainer(AlgorithmConfig(preset=preset, mask_truncated=flag), opinion=True) for flag in (False, True)
     )
     group = group_of(kept.policy, 0, (1.0, 0.0, 0.5))
     for cut in group.episodes[1].turns:
         cut.finish = "length"
 
-    def policy_gradient(of: Learner, rows: list[int]) -> Tensor:
+    def policy_gradient(of: PolicyTrainer, rows: list[int]) -> Tensor:
         batch = Batch(group.episodes)
         rollout, _ = of.prepare(batch, VERSION)
-        advantages = compute_advantages(of.algorithm, rollout)
+        stream = Stream(batch, rollout, compute_advantages(of.algorithm, rollout))
         of.policy.zero_grad()
-        of.accumulate(batch, rollout, advantages, rows, scale=1.0, components=("task", "entropy", "kl"))
+        of.accumulate(stream, rows, scale=1.0, components=("task", "entropy", "kl"))
         return torch.cat([p.grad.flatten() for p in of.policy.trained_parameters() if p.grad is not None])
 
     found = policy_gradient(masked, [0, 1, 2])
@@ -320,22 +323,22 @@ def test_replies_that_were_cut_can_be_left_out_of_the_policys_loss(preset: str) 
 
 def test_groups_that_the_filter_drops_have_no_influence() -> None:
     algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "filter": {"value": 0.5}})
-    one, other = (make_learner(algorithm) for _ in range(2))
+    one, other = (make_trainer(algorithm) for _ in range(2))
     telling, alike = group_of(one.policy, 0, (1.0, 0.0)), group_of(one.policy, 1, (1.0, 1.0))
     kept = filter_groups(algorithm.filter, [alike, telling])
     assert kept == [telling]
-    assert one.learn([telling], version=VERSION) == other.learn(kept, version=VERSION)
+    assert learner_of(one).learn([telling], version=VERSION) == learner_of(other).learn(kept, version=VERSION)
     assert all(map(torch.equal, weights(one), weights(other)))
 
 
 @pytest.mark.parametrize(("episodes", "steps"), [(1, 1), (3, 1), (5, 1), (6, 2), (7, 2), (9, 2), (10, 3), (12, 3)])
 def test_steps_follow_from_the_episodes_that_are_left(episodes: int, steps: int) -> None:
     """As many steps of equal size as come closest to the configured size, and never none."""
-    of = make_learner(AlgorithmConfig(preset="starpo-grpo", mini_batch_size=4))
+    of = make_trainer(AlgorithmConfig(preset="starpo-grpo", mini_batch_size=4))
     rewards = tuple(float(number % 2) for number in range(episodes))
     taken = []
     of.optimizer.register_step_post_hook(lambda *_: taken.append(1))
-    of.learn([group_of(of.policy, 0, rewards)], version=VERSION)
+    learner_of(of).learn([group_of(of.policy, 0, rewards)], version=VERSION)
     assert len(taken) == steps
 
 
@@ -372,19 +375,19 @@ def test_rates_that_would_end_before_the_run_or_never_are_refused() -> None:
 
 
 def test_a_rate_of_nothing_moves_nothing_and_both_rates_are_scaled() -> None:
-    of = make_learner(AlgorithmConfig(preset="starpo-s", filter=FilterConfig()), opinion=True)
+    of = make_trainer(AlgorithmConfig(preset="starpo-s", filter=FilterConfig()), opinion=True)
     before = [tensor.clone() for tensor in weights(of)]
     group = group_of(of.policy, 0, (1.0, 0.0))
-    assert of.learn([group], version=VERSION, rate=0.0)["update/learning_rate"] == 0.0
+    assert learner_of(of).learn([group], version=VERSION, rate=0.0)["update/learning_rate"] == 0.0
     assert all(map(torch.equal, weights(of), before))
-    of.learn([group], version=VERSION, rate=0.5)
+    learner_of(of).learn([group], version=VERSION, rate=0.5)
     assert [parameters["lr"] for parameters in of.optimizer.param_groups] == [0.0005, 0.0005]
     assert not all(map(torch.equal, weights(of), before))
 
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(fresh: bool) -> None:
-    of = make_learner(AlgorithmConfig(preset="starpo-s", bootstrap_truncated=True), opinion=True)
+    of = make_trainer(AlgorithmConfig(preset="starpo-s", bootstrap_truncated=True), opinion=True)
     (episode,) = group_of(of.policy, 1, (0.5,)).episodes
     tail = [7, 8, 9]
     episode.end, episode.tail, episode.tail_fresh = "max_turns", tail, fresh
@@ -401,7 +404,7 @@ def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(f
 
 
 def test_truncated_episodes_are_valued_alike_alone_and_together() -> None:
-    of = make_learner(AlgorithmConfig(preset="starpo-s", bootstrap_truncated=True), opinion=True)
+    of = make_trainer(AlgorithmConfig(preset="starpo-s", bootstrap_truncated=True), opinion=True)
     episodes = group_of(of.policy, 1, (0.5, 0.0, 1.0, 0.2)).episodes
     for episode, tail in zip(episodes, ([7, 8, 9], [4] * 20, [], [5]), strict=True):
         episode.end, episode.tail = "max_turns", tail
@@ -413,10 +416,10 @@ def test_truncated_episodes_are_valued_alike_alone_and_together() -> None:
 
 
 def test_gradients_by_bucket_are_of_the_whole_batchs_advantages() -> None:
-    of = make_learner(AlgorithmConfig(preset="starpo-s"), opinion=True)
+    of = make_trainer(AlgorithmConfig(preset="starpo-s"), opinion=True)
     alike, telling = group_of(of.policy, 0, (0.0, 0.0)), group_of(of.policy, 1, (1.0, 0.0))
-    alone = of.gradients([alike], version=VERSION, buckets=2)
-    beside = of.gradients([alike, telling], version=VERSION, buckets=2)
+    alone = learner_of(of).gradients([alike], version=VERSION, buckets=2)
+    beside = learner_of(of).gradients([alike, telling], version=VERSION, buckets=2)
     # Whitened by itself a group where all earn alike seems to have as much to teach as any other.
     assert beside["gradients/zero/task"] != pytest.approx(alone["gradients/zero/task"], rel=0.05)
     assert beside["gradients/zero/groups"] == beside["gradients/1/groups"] == 1
@@ -436,25 +439,26 @@ def test_gradients_of_agents_with_one_scale_for_all_and_with_their_own() -> None
     own = {"unit": "agent", "score": "reward", "key": ["agent"], "scale": "std"}
     norms = []
     for term in (own, {**own, "key": []}):
-        of = make_learner(AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "terms", "terms": [term]}))
+        of = make_trainer(AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "terms", "terms": [term]}))
         group = group_of(of.policy, 0, (1.0, 0.0, 1.0, 0.0))
-        found = of.gradients(by_two_agents([group]), version=VERSION, buckets=1)
+        found = learner_of(of).gradients(by_two_agents([group]), version=VERSION, buckets=1)
         norms.append({name: found[f"gradients/agents/{name}/task"] for name in ("solver", "verifier")})
         factors = [found[f"gradients/agents/{name}/pooled_factor"] for name in ("solver", "verifier")]
         assert factors == pytest.approx([2.010460, 0.262860], abs=1e-5)
         assert found["gradients/1/task"] <= sum(norms[-1].values()) + 1e-6
         assert all(parameter.grad is None for parameter in of.policy.parameters())
     assert norms[1]["solver"] > norms[0]["solver"] and norms[1]["verifier"] < norms[0]["verifier"]
-    alone = make_learner(AlgorithmConfig(preset="dapo"))
-    found = alone.gradients([group_of(alone.policy, 0, (1.0, 0.0))], version=VERSION, buckets=1)
+    alone = make_trainer(AlgorithmConfig(preset="dapo"))
+    found = learner_of(alone).gradients([group_of(alone.policy, 0, (1.0, 0.0))], version=VERSION, buckets=1)
     assert not any(name.startswith("gradients/agents") for name in found)
 
 
 def test_growth_of_squared_gradients_is_that_of_the_episodes_by_themselves() -> None:
-    of = make_learner(AlgorithmConfig(preset="dapo"))
+    of = make_trainer(AlgorithmConfig(preset="dapo"))
     groups = by_two_agents([group_of(of.policy, number, (1.0, 0.0, 1.0, 0.0, 0.5)) for number in range(6)])
-    found = of.gradients(groups, version=VERSION, buckets=1)
-    batch, rollout, _ = of.read([episode for group in groups for episode in group.episodes], VERSION, unscored=False)
+    found = learner_of(of).gradients(groups, version=VERSION, buckets=1)
+    batch = Batch([episode for group in groups for episode in group.episodes])
+    rollout, _ = of.prepare(batch, VERSION)
     units, agents = agent_units(rollout)
 
     def moment(agent: str, term: CreditTerm) -> float:
@@ -465,7 +469,7 @@ def test_growth_of_squared_gradients_is_that_of_the_episodes_by_themselves() -> 
             inside_BT = units.mask_BT & (units.index_BT == agents.index(agent))
             inside_BT[[other for other in range(len(batch)) if other != row]] = False
             alone = Advantages(torch.where(inside_BT, advantages_BT, 0.0), None, batch.mask_BT)
-            add = functools.partial(of.accumulate, batch, rollout, alone, range(len(batch)), scale=1.0)
+            add = functools.partial(of.accumulate, Stream(batch, rollout, alone), range(len(batch)), scale=1.0)
             total += gradient_norm(of.policy, functools.partial(add, components=("task",))) ** 2
         return total
 
@@ -476,13 +480,13 @@ def test_growth_of_squared_gradients_is_that_of_the_episodes_by_themselves() -> 
 
 
 def test_a_learner_that_goes_on_is_as_if_it_had_never_stopped_but_takes_new_rates() -> None:
-    one = make_learner(AlgorithmConfig(preset="starpo-s"))
+    one = make_trainer(AlgorithmConfig(preset="starpo-s"))
     groups = [group_of(one.policy, number, (1.0, 0.0, 0.2)) for number in range(2)]
-    one.learn(groups, version=VERSION)
-    other, faster = make_learner(one.algorithm), make_learner(one.algorithm, lr=0.5)
-    for learner in (other, faster):
-        learner.policy.load_state_dict(one.policy.state_dict())
-        learner.load_state(*copy.deepcopy(one.state()))
-    assert one.learn(groups, version=-1) == other.learn(groups, version=-1)
+    learner_of(one).learn(groups, version=VERSION)
+    other, faster = make_trainer(one.algorithm), make_trainer(one.algorithm, lr=0.5)
+    for trainer in (other, faster):
+        trainer.policy.load_state_dict(one.policy.state_dict())
+        trainer.load_state(*copy.deepcopy(one.state()))
+    assert learner_of(one).learn(groups, version=-1) == learner_of(other).learn(groups, version=-1)
     assert all(map(torch.equal, weights(one), weights(other)))
-    assert faster.learn(groups, version=-1)["update/learning_rate"] == 0.5
+    assert learner_of(faster).learn(groups, version=-1)["update/learning_rate"] == 0.5

@@ -22,7 +22,7 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 from starpod.trainer.config import ConfigError, load_config
 from starpod.trainer.data.batch import Batch
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import DONE, Episode, Group, Turn, paid_turns, part_sums
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.rollout.branches import Brancher
@@ -32,9 +32,10 @@ from starpod.trainer.rollout.search import Search
 from starpod.trainer.scorers.base import pay
 from starpod.trainer.scorers.config import QConfig
 from starpod.trainer.scorers.q import QScorer, turn_targets
+from starpod.trainer.update import advantages_by_kind
 from starpod.v1 import environment_pb2 as pb
-from tests.trainer.tiny_learner import make_learner
-from tests.trainer.turns import a_turn
+from tests.trainer.tiny_learner import make_trainer
+from tests.trainer.turns import NOT_DONE, a_turn
 
 NAMES = ("look", "move", "fly")
 WEIGHTS = {"a": 2.0, "c": 0.5}
@@ -256,7 +257,8 @@ def is_trained(episodes: Sequence[Episode]) -> None:
     if not episodes:
         return
     batch = Batch(episodes)
-    for episode, row, parts in zip(episodes, batch.rewards_BT().tolist(), batch.parts(), strict=True):
+    for episode, row in zip(episodes, batch.rewards_BT().tolist(), strict=True):
+        parts = [part_sums(turns) for turns in paid_turns(episode)]
         rewards: defaultdict[int, float] = defaultdict(float)
         named: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         for i in range(episode.shared, len(episode.turns)):
@@ -317,16 +319,15 @@ def number_in_line(episode: Episode, j: int) -> object:
 
 
 def trained(episodes: Sequence[Episode], term: CreditTerm) -> list[dict[int, float]]:
-    """The advantage of each turn that was sampled, by a learner's own way."""
+    """The advantage of each turn that was sampled, by a trainer's own way."""
     algorithm = AlgorithmConfig(preset="dapo", advantage="terms", terms=(term,))
-    learner = LEARNER
-    learner.configure(algorithm, learner.config, {"": WEIGHTS})
-    batch, rollout, _ = learner.read(episodes, 0, unscored=True)
-    found_BT = learner._advantages(batch, rollout).advantages_BT.tolist()
+    TRAINER.configure(algorithm, TRAINER.config, {"": WEIGHTS})
+    rollout = TRAINER.unscored(Batch(episodes))
+    found_BT = advantages_by_kind(algorithm, rollout).advantages_BT.tolist()
     return [dict(zip(turns, row, strict=False)) for turns, row in zip(rollout.turns_BT.tolist(), found_BT, strict=True)]
 
 
-LEARNER = make_learner(AlgorithmConfig(preset="dapo"))
+TRAINER = make_trainer(AlgorithmConfig(preset="dapo"))
 
 
 def assert_credit(
@@ -464,7 +465,7 @@ def test_a_checklist_is_that_of_the_attempt_up_to_the_turn(
 
 
 def test_each_attempt_is_paid_for_its_own_tools_and_its_own_subgoals() -> None:
-    used = {"actions": ["left"], "ran": [True]}
+    used = {"actions": ["left"], "outcomes": [DONE]}
     turns = [said("attempt1", **used), said("attempt1", **used), said("attempt2", "1", **used)]
     rewards = Rewards(RewardConfig.model_validate({"tools": {"bonus": 0.1}, "subgoals": {"keep_penalty": -0.3}}))
     episode = Episode(0, 0, "doors-v1", turns=turns[:2], success=True)
@@ -506,14 +507,14 @@ def test_a_step_that_a_program_takes_by_itself_is_credited_to_its_reply() -> Non
 
 
 def test_a_bonus_is_for_the_actions_that_were_executed_wherever_they_stand() -> None:
-    turn = Turn(fresh=True, actions=["fly", "left", "right"], ran=[False, True, False], executed=1)
+    turn = Turn(fresh=True, actions=["fly", "left", "right"], outcomes=[NOT_DONE, DONE, NOT_DONE])
     config = RewardConfig.model_validate({"tools": {"bonus": 0.1, "actions": ["left", "right"]}})
     Rewards(config).settle(Episode(0, 0, "doors-v1", turns=[turn], success=True))
     assert turn.parts["tools"] == pytest.approx(0.1)
 
 
 def test_an_attempt_that_said_nothing_leaves_the_one_before_as_it_was() -> None:
-    turn = Turn(fresh=True, actions=["look"], ran=[True], parts={"environment": 1.0})
+    turn = Turn(fresh=True, actions=["look"], outcomes=[DONE], parts={"environment": 1.0})
     rewards = Rewards(RewardConfig.model_validate({"tools": {"bonus": 0.5}}))
     episode = Episode(0, 0, "doors-v1", turns=[turn], end="terminal", success=True)
     rewards.settle(episode)
@@ -525,7 +526,7 @@ def test_an_attempt_that_said_nothing_leaves_the_one_before_as_it_was() -> None:
 def test_a_turn_without_tokens_is_scored_zero_and_wherever_it_stands() -> None:
     """The table of a batch's turns ends with the last one that was sampled."""
     episode = Episode(0, 0, "doors-v1", turns=[a_turn(), a_turn(()), a_turn(())], end="terminal", success=True)
-    scorer = QScorer(QConfig(), LEARNER.policy, lr=1e-3, micro_batch_tokens=64)
+    scorer = QScorer(QConfig(), TRAINER.policy, lr=1e-3, micro_batch_tokens=64)
     (scores,) = scorer.score([episode])
     assert scores[1:] == [0.0, 0.0] and 0 < scores[0] < 1
     scorer.fit([Group(0, [episode])])

@@ -1,4 +1,4 @@
-"""A learner over a policy of a few thousand parameters, and groups that it sampled."""
+"""A trainer of a policy of a few thousand parameters, and groups that it sampled."""
 
 import copy
 import functools
@@ -8,11 +8,12 @@ import torch
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner
+from starpod.trainer.update import PolicyTrainer
 from tests.trainer.turns import a_turn
 
 VERSION = 3
@@ -32,21 +33,21 @@ def built(critic: str, heads: int = 1) -> Policy:
     )
 
 
-def make_learner(
+def make_trainer(
     algorithm: AlgorithmConfig,
     *,
     lr: float = 1e-3,
     budget: int = 8192,
     opinion: bool = False,
     policy: Policy | None = None,
-) -> Learner:
+) -> PolicyTrainer:
     """opinion: whether the critic, if there is one, has any; a new one says 0. policy: to be trained, if not a new
     one."""
     policy = policy or copy.deepcopy(built("shared" if algorithm.needs_critic else "none", algorithm.value_heads))
     with torch.no_grad():
         for parameter in policy.critic_parameters() if opinion else ():
             parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
-    learner = Learner(
+    trainer = PolicyTrainer(
         policy,
         algorithm,
         OptimizerConfig(lr=lr, critic_lr=lr, micro_batch_tokens=budget),
@@ -55,8 +56,13 @@ def make_learner(
         make_reference=lambda: copy.deepcopy(built("none")),
     )
     if algorithm.needs_reference:
-        learner.freeze_reference(built("none").state_dict())
-    return learner
+        trainer.freeze_reference(built("none").state_dict())
+    return trainer
+
+
+def learner_of(trainer: PolicyTrainer) -> Learner:
+    """The learner of one policy for all agents."""
+    return Learner({"": trainer})
 
 
 def say(policy: Policy, episode: Episode) -> Episode:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from starpod.trainer.data.episode import Turn
+from starpod.trainer.data.episode import ActionOutcome, Turn
+
+NOT_DONE = ActionOutcome(executed=False, valid=False, effective=False)
 
 
 def a_turn(reply: Sequence[int] = (2,), reward: float = 0.0, **values: Any) -> Turn:

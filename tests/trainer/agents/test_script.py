@@ -1,5 +1,6 @@
 """Scripts over the wire: who speaks, what each one sees, what is sent, and whose turn earns it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
 from tests.trainer.lake import ACTIONS, LAKE, SAMPLING, TEMPLATE, reply
 from tests.trainer.scripted_engine import Say, ScriptedEngine
-from tests.trainer.tiny_learner import make_learner
+from tests.trainer.tiny_learner import make_trainer
 from tests.trainer.turns import a_turn
 
 WAY = ["Down", "Down", "Right", "Right"]
@@ -199,18 +200,8 @@ def test_the_first_attempt_alone_is_held_to_the_first_policy(estimator: str, lef
     ]
     batch = Batch([Episode(0, 0, "lake", turns=turns)])
     kl = {"where": "reward", "estimator": estimator, "coefficient": 1e-9, "agents": {"attempt1": 0.1}}
-    rollout = RolloutBatch(
-        mask_BT=batch.mask_BT,
-        turns_BT=batch.turns_BT(),
-        rewards_BT=batch.rewards_BT(),
-        groups_B=torch.zeros(1, dtype=torch.int64),
-        old_logprobs_BT=torch.zeros(1, 3),
-        sampler_logprobs_BT=torch.zeros(1, 3),
-        ref_logprobs_BT=torch.zeros(1, 3) - torch.tensor([[0.2, -0.1, 0.4]]),
-        bootstrap_B=torch.zeros(1),
-        agents=[["attempt1", "attempt2"]],
-        parts=[[turn.parts for turn in turns]],
-    )
+    reference_BT = torch.zeros(1, 3) - torch.tensor([[0.2, -0.1, 0.4]])
+    rollout = replace(RolloutBatch.of(batch), ref_logprobs_BT=reference_BT)
     rewards_BT = penalised_rewards(AlgorithmConfig(preset="score", kl=kl), rollout)  # type: ignore[arg-type]
     assert rewards_BT.sum().item() == pytest.approx(left, abs=1e-6)
     assert rewards_BT[0, 2].item() == pytest.approx(1, abs=1e-6)
@@ -226,9 +217,9 @@ def test_each_attempt_is_compared_with_its_own_kind() -> None:
         ]
         return Episode(0, member, "lake", turns=turns)
 
-    learner = make_learner(AlgorithmConfig(preset="score", kl={"where": "off"}))  # type: ignore[arg-type]
+    trainer = make_trainer(AlgorithmConfig(preset="score", kl={"where": "off"}))  # type: ignore[arg-type]
     batch = Batch([episode(0, 0, 11), episode(1, 1, 1), episode(2, 0, 0)])
-    found = compute_advantages(learner.algorithm, learner._unscored(batch)).advantages_BT
+    found = compute_advantages(trainer.algorithm, trainer.unscored(batch)).advantages_BT
     assert found[:, 0].tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
     assert found[:, 1].tolist() == pytest.approx([7, -3, -4])
 

@@ -1,6 +1,7 @@
 """Rollouts, groups and random batches that the tests of the algorithms share."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,17 +25,27 @@ def a_rollout(
     old: Sequence[Sequence[float]] | None = None,
     reference: Sequence[Sequence[float]] | None = None,
     bootstrap: Sequence[float] | None = None,
-    state_keys: Sequence[Sequence[bytes]] = (),
+    **of_turns: Sequence[Sequence[Any]],
 ) -> RolloutBatch:
-    """Everything in double precision; what is not given is 0, all tokens are sampled, and each is a turn."""
+    """Everything in double precision; what is not given is 0, all tokens are sampled, and each is a turn.
+
+    of_turns: fields of `Turn`, by episode and turn.
+    """
     rewards_BT = doubles(*rewards)
     zeros = torch.zeros_like(rewards_BT)
     mask_BT = torch.tensor(mask, dtype=torch.bool) if mask is not None else torch.ones_like(rewards_BT).bool()
     columns_BT = torch.arange(rewards_BT.shape[1]).expand(rewards_BT.shape)
     old_BT = doubles(*old) if old is not None else zeros
+    turns_BT = torch.tensor(turns) if turns is not None else columns_BT
+    episodes = []
+    for row, group in enumerate(groups):
+        given = {name: values[row] for name, values in of_turns.items() if len(values)}
+        count = max(map(len, given.values())) if given else int(turns_BT[row].max()) + 1
+        own = [a_turn(**{name: values[turn] for name, values in given.items()}) for turn in range(count)]
+        episodes.append(Episode(group, row, "lake", turns=own))
     return RolloutBatch(
         mask_BT=mask_BT,
-        turns_BT=torch.tensor(turns) if turns is not None else columns_BT,
+        turns_BT=turns_BT,
         rewards_BT=rewards_BT,
         groups_B=torch.tensor(groups),
         old_logprobs_BT=old_BT,
@@ -42,7 +53,7 @@ def a_rollout(
         bootstrap_B=doubles(bootstrap)[0] if bootstrap is not None else zeros[:, 0],
         values_BT=doubles(*values) if values is not None else None,
         ref_logprobs_BT=doubles(*reference) if reference is not None else None,
-        state_keys=state_keys,
+        episodes=episodes,
     )
 
 

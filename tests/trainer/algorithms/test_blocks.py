@@ -29,8 +29,9 @@ THINK, ANSWER = BLOCKS.index("think"), BLOCKS.index("answer")
 def blocks_rollout(parts: Sequence[Mapping[str, float]], spans: Sequence[Sequence[int]]) -> RolloutBatch:
     """One group of episodes of one turn, with these parts of its reward, and a block for each token."""
     rewards = [[0.0] * (len(own) - 1) + [sum(part.values())] for part, own in zip(parts, spans, strict=True)]
-    rollout = a_rollout(rewards, groups=[0] * len(parts), turns=[[0] * len(own) for own in spans])
-    return replace(rollout, parts=[[part] for part in parts], blocks_BT=torch.tensor(spans))
+    turns, paid = [[0] * len(own) for own in spans], [[part] for part in parts]
+    rollout = a_rollout(rewards, groups=[0] * len(parts), turns=turns, parts=paid)
+    return replace(rollout, blocks_BT=torch.tensor(spans))
 
 
 def paper(*terms: CreditTerm) -> Tensor:

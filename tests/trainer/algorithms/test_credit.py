@@ -66,20 +66,10 @@ def test_golden_comparisons(name: str, returns: list[float], groups: list[int], 
 
 def as_trained(rewards: list[list[float]]) -> RolloutBatch:
     """One group, a turn of one token for each reward, in the precisions of a real update."""
-    turns = [[a_turn(reward=reward) for reward in own] for own in rewards]
+    turns = [[a_turn(reward=reward, state_key=b"A") for reward in own] for own in rewards]
     batch = Batch([Episode(0, member, "lake", turns=own, end="terminal") for member, own in enumerate(turns)])
-    logprobs_BT = batch.sampler_logprobs_BT()
-    return RolloutBatch(
-        mask_BT=batch.mask_BT,
-        turns_BT=batch.turns_BT(),
-        rewards_BT=batch.rewards_BT(),
-        groups_B=torch.zeros(len(batch), dtype=torch.int64),
-        old_logprobs_BT=logprobs_BT,
-        sampler_logprobs_BT=logprobs_BT,
-        bootstrap_B=torch.zeros(len(batch)),
-        values_BT=torch.zeros_like(logprobs_BT),
-        state_keys=[[b"A"] * len(own) for own in rewards],
-    )
+    rollout = RolloutBatch.of(batch)
+    return replace(rollout, values_BT=torch.zeros_like(rollout.old_logprobs_BT))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +126,7 @@ UNIQUE = [[b"1", b"2", b"3"], [b"4", b"5", b"6"]]
 
 
 def of_gigpo(keys: list[list[bytes]], groups: tuple[int, int] = (0, 0), **options: float) -> Tensor:
-    return gigpo(a_rollout([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], groups=groups, state_keys=keys), **options)
+    return gigpo(a_rollout([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], groups=groups, state_key=keys), **options)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +156,7 @@ def test_gigpo_counts_a_turns_tokens_once_and_spreads_its_advantage_on_them() ->
         groups=[0, 0],
         mask=[[1, 0, 1, 1], [1, 1, 1, 1]],
         turns=[[0, 0, 0, 1], [0, 1, 1, 1]],
-        state_keys=[[b"A", b"B"], [b"A", b"B"]],
+        state_key=[[b"A", b"B"], [b"A", b"B"]],
     )
     torch.testing.assert_close(gigpo(rollout, gamma=0.5), doubles([0.75, 0, 0.75, 1.0], [-0.75, -1.0, -1.0, -1.0]))
 
@@ -192,7 +182,7 @@ def a_checklist(scores: list[list[float]], **values: Any) -> RolloutBatch:
     rewards = [[*own, *[0.0] * (2 - len(own))] for own in scores]
     mask = [[1] * len(own) + [0] * (2 - len(own)) for own in scores]
     parts = [[{"criteria": score, "environment": 9.0} for score in own] for own in scores]
-    return replace(a_rollout(rewards, groups=[0] * len(scores), mask=mask), parts=parts, **values)
+    return replace(a_rollout(rewards, groups=[0] * len(scores), mask=mask, parts=parts), **values)
 
 
 def of_terms(terms: Sequence[CreditTerm], rollout: RolloutBatch) -> list[list[float]]:
@@ -224,7 +214,7 @@ def test_cm2_trajectories_are_compared_by_the_checklist_alone() -> None:
 def of_criteria(reports: Sequence[Sequence[dict[str, bool]]], gamma: float = 0.9) -> list[list[float]]:
     """What each of three turns of six members is credited for these reports of criteria."""
     (term,) = TERMS["cm2_step"]
-    rollout = replace(a_rollout([[0.0] * 3] * 6, groups=[0] * 6), criteria=reports)
+    rollout = a_rollout([[0.0] * 3] * 6, groups=[0] * 6, criteria=reports)
     return of_terms([term.model_copy(update={"gamma": gamma})], rollout)
 
 
@@ -292,8 +282,9 @@ def test_dr_mas(term: CreditTerm, episodes: list[list[tuple[str, float]]], expec
         [[reward for _, reward in own] + [0.0] * (most - len(own)) for own in episodes],
         groups=[0] * len(episodes),
         mask=[[1] * len(own) + [0] * (most - len(own)) for own in episodes],
+        agent_id=[[name for name, _ in own] for own in episodes],
     )
-    items = of_terms([term], replace(rollout, agents=[[name for name, _ in own] for own in episodes]))
+    items = of_terms([term], rollout)
     assert [own[: len(episode)] for own, episode in zip(items, episodes, strict=True)] == rows_of(expected)
 
 
@@ -417,16 +408,13 @@ def test_advantages_move_with_their_episodes_and_leave_unsampled_tokens_alone(se
             mask=[[1, 0, 1, 1]] * 12,
             turns=[[0, -1, 1, 2]] * 12,
             values=[values[i] for i in places],
-            state_keys=[[b"A", b"B", b"CB"[i % 2 :][:1]] for i in places],
-        )
-        return replace(
-            rollout,
-            agents=[["S", "SV"[i % 2], "V"] for i in places],
+            state_key=[[b"A", b"B", b"CB"[i % 2 :][:1]] for i in places],
+            agent_id=[["S", "SV"[i % 2], "V"] for i in places],
+            blocks=[[{}, {}, {"switch": "SWITCH"} if i % 3 == 0 else {}] for i in places],
             parts=[[{"criteria": reward} for reward in rewards[i, [0, 2, 3]].tolist()] for i in places],
             criteria=[[{"a": reward > 0.5, "b": reward > 1} for reward in rewards[i, [0, 2, 3]]] for i in places],
-            blocks_BT=torch.tensor([[0, -1, 5, 5 * (i % 2)] for i in places]),
-            switches_BT=torch.tensor([[False, False, i % 3 == 0, False] for i in places]),
         )
+        return replace(rollout, blocks_BT=torch.tensor([[0, -1, 5, 5 * (i % 2)] for i in places]))
 
     straight, shuffled = in_order(range(12)), in_order(order)
     for name in ESTIMATORS:

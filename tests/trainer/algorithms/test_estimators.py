@@ -43,7 +43,7 @@ def a_mixed_rollout(seed: int = 7) -> RolloutBatch:
         turns=turns_BT.tolist(),
         old=(-random_doubles(seed + 2, 7, 9).abs()).tolist(),
         reference=(-random_doubles(seed + 3, 7, 9).abs()).tolist(),
-        state_keys=[[b"ABC"[(row + turn) % 3 : (row + turn) % 3 + 1] for turn in range(most)] for row in range(7)],
+        state_key=[[b"ABC"[(row + turn) % 3 : (row + turn) % 3 + 1] for turn in range(most)] for row in range(7)],
     )
 
 

@@ -20,7 +20,7 @@ from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.prompts.grammar import BLOCKS
 from tests.trainer.algorithms.builders import doubles, random_doubles, random_layout
-from tests.trainer.tiny_learner import VERSION, built, make_learner, say
+from tests.trainer.tiny_learner import VERSION, built, learner_of, make_trainer, say
 from tests.trainer.turns import a_turn
 
 REWARDS = doubles([0.0, 0.2, 0.0, 1.0])
@@ -136,10 +136,10 @@ def on_tokens(whiten: bool = False) -> tuple[list[float], list[float], list[bool
     turns = [planned(0.0, "KEEP"), planned(0.5, "KEEP", fresh=False)]
     turns.append(a_turn([3, 4], reward=1.0, spans=[("", 2)], fresh=False))
     batch = Batch([Episode(0, 0, "lake", turns=turns)])
-    learner = make_learner(AlgorithmConfig(preset="hiper", kl={"where": "off"}, whiten=whiten))
-    rollout = learner._unscored(batch)
+    trainer = make_trainer(AlgorithmConfig(preset="hiper", kl={"where": "off"}, whiten=whiten))
+    rollout = trainer.unscored(batch)
     columns = torch.arange(14.0).unsqueeze(0) / 10
-    advantages = compute_advantages(learner.algorithm, replace(rollout, values_BT=columns))
+    advantages = compute_advantages(trainer.algorithm, replace(rollout, values_BT=columns))
     assert advantages.returns_BT is not None
     return (
         advantages.advantages_BT[0].tolist(),
@@ -163,18 +163,18 @@ def test_blocks_get_the_advantage_of_their_stage() -> None:
 def test_a_token_is_valued_by_the_head_of_its_stage() -> None:
     blocks = torch.tensor([[BLOCKS.index(name) for name in ("think", "switch", "subgoal", "answer")] + [-1]])
     assert stages(blocks).tolist() == [[TERM, TERM, HIGH, LOW, LOW]]
-    learner = make_learner(AlgorithmConfig(preset="hiper", kl={"where": "off"}))
+    trainer = make_trainer(AlgorithmConfig(preset="hiper", kl={"where": "off"}))
     with torch.no_grad():
-        head: Any = learner.policy.critic
+        head: Any = trainer.policy.critic
         head.head.bias.copy_(torch.tensor([0.1, 0.2, 0.3]))
     batch = Batch([Episode(0, 0, "lake", turns=[planned(1.0, "SWITCH")], end="terminal")])
-    scored = learner.score(batch)
+    scored = trainer.score(batch)
     assert scored.values_BT is not None
     close(scored.values_BT, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3)
 
 
 def test_an_update_teaches_all_three_heads() -> None:
-    learner = make_learner(AlgorithmConfig(preset="hiper", kl={"where": "off"}))
+    trainer = make_trainer(AlgorithmConfig(preset="hiper", kl={"where": "off"}))
     rng = random.Random(0)
     groups = []
     for number in range(4):
@@ -184,8 +184,8 @@ def test_an_update_teaches_all_three_heads() -> None:
         ]
         episode = say(built("none"), Episode(number, 0, "lake", turns=turns, end="terminal"))
         groups.append(Group(number, [episode]))
-    metrics = learner.learn(groups, version=VERSION)
-    critic: Any = learner.policy.critic
+    metrics = learner_of(trainer).learn(groups, version=VERSION)
+    critic: Any = trainer.policy.critic
     assert critic.head.bias.ne(0).all() and critic.head.weight.ne(0).any(0).all()
     assert metrics["update/nonfinite"] == 0 and metrics["critic/grad_norm"] > 0
 

@@ -12,7 +12,7 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.commands.train import train
 from starpod.trainer.prompts.prompt import PromptConfig
 from tests.trainer.algorithms.builders import a_rollout, doubles
-from tests.trainer.tiny_learner import VERSION, group_of, make_learner
+from tests.trainer.tiny_learner import VERSION, group_of, learner_of, make_trainer
 
 EXAMPLE = "examples/own_methods.py"
 
@@ -104,6 +104,6 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(
 
 def test_a_policy_is_updated_by_an_estimator_and_a_loss_of_a_file() -> None:
     config = AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median", loss=f"{EXAMPLE}:sapo")
-    learner = make_learner(config)
-    metrics = learner.learn([group_of(learner.policy, 0, (1.0, 0.0, 0.0))], version=VERSION)
+    trainer = make_trainer(config)
+    metrics = learner_of(trainer).learn([group_of(trainer.policy, 0, (1.0, 0.0, 0.0))], version=VERSION)
     assert metrics["update/grad_norm"] > 0 and metrics["policy/ratio_max"] == pytest.approx(1.0)

@@ -17,7 +17,7 @@ from starpod.trainer.checkpoints.export import ExportError, export, model_card
 from starpod.trainer.checkpoints.state import join_parts
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError, TinyConfig
-from starpod.trainer.models.policies import Policies
+from starpod.trainer.models.policies import Policies, policy_of
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.parallel import Parallel
@@ -84,14 +84,14 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize(("which", "step"), [("best", 2), ("latest", 3)])
 def test_transformers_loads_what_was_trained(run, tmp_path, which, step):
     trained = load_trained(run, which)
-    assert (trained.step, trained.run, trained.policy.critic) == (step, run.resolve(), None)
+    assert (trained.step, trained.run, policy_of(trained.policies).critic) == (step, run.resolve(), None)
     out = tmp_path / "new" / "model"
     export(trained, out)
     model = AutoModelForCausalLM.from_pretrained(out)
-    assert torch.equal(logits(model), logits(trained.policy.model))
+    assert torch.equal(logits(model), logits(policy_of(trained.policies).model))
     assert not torch.allclose(logits(model), logits(load_policy(run / "initial").model))
     tokenizer = AutoTokenizer.from_pretrained(out)
-    expected = trained.policy.tokenizer
+    expected = policy_of(trained.policies).tokenizer
     assert tokenizer.apply_chat_template(MESSAGES, tokenize=False) == expected.apply_chat_template(
         MESSAGES, tokenize=False
     )
@@ -108,7 +108,9 @@ def test_transformers_loads_what_was_trained(run, tmp_path, which, step):
 def test_the_card_says_how_it_was_trained(run, tmp_path):
     """And the trained policy of an export can go on."""
     export(load_trained(run), tmp_path / "model")
-    assert torch.equal(logits(load_policy(tmp_path / "model").model), logits(load_trained(run).policy.model))
+    assert torch.equal(
+        logits(load_policy(tmp_path / "model").model), logits(policy_of(load_trained(run).policies).model)
+    )
     _, front, body = (tmp_path / "model" / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(front) == {
         "library_name": "transformers",
@@ -160,7 +162,7 @@ def test_each_agents_adapters_are_its_own_on_a_model_that_they_share(run, tmp_pa
     values |= {"algorithm": {"preset": "dapo"}, "sampling": {"temperature": 1.0}}
     Checkpoints(tmp_path / "checkpoints").save(1, {"policy": join_parts(states)}, {"config": values})
     trained = load_trained(tmp_path)
-    models = {agent: own.model for agent, own in trained.policy.by_agent.items()}
+    models = {agent: own.model for agent, own in trained.policies.by_agent.items()}
     frozen = [{id(p) for p in model.parameters() if not p.requires_grad} for model in models.values()]
     assert frozen[0] == frozen[1] and frozen[0]
     for agent, own in policy.by_agent.items():

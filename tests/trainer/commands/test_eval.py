@@ -17,7 +17,7 @@ from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.config import Config, parse_config
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import DONE, Episode, Turn
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.evaluation.figures import evaluate_reference, summarise
 from starpod.trainer.evaluation.statistics import pass_at_k, wilson_interval
@@ -252,7 +252,8 @@ async def test_replies_that_cannot_be_read_are_turns_without_an_action(fleet: Fl
 
 
 def make_episode(group: int, success: bool | None, reward: float = 0.0, end: Any = "terminal") -> Episode:
-    turn = Turn(observation="x", fresh=True, actions=["a"], parts={"environment": reward, "format": -0.1}, valid=1)
+    parts = {"environment": reward, "format": -0.1}
+    turn = Turn(observation="x", fresh=True, actions=["a"], parts=parts, outcomes=[DONE])
     return Episode(group, 0, "x-v1", turns=[turn], end=end, success=success)
 
 

@@ -11,13 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from starpod.trainer.commands.watch import watch
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import ActionOutcome, Episode, Turn
 from starpod.trainer.data.files import write_episodes
 from tests.support import ROOT
 
 
-def make_turn(observation: str, actions: list[str], reward: float, **changes: Any) -> Turn:
-    filled = {"parts": {"environment": reward}, **dict.fromkeys(("executed", "valid", "effective"), len(actions))}
+def make_turn(observation: str, actions: list[str], reward: float, *, effective: bool = True, **changes: Any) -> Turn:
+    outcomes = [ActionOutcome(executed=True, valid=True, effective=effective)] * len(actions)
+    filled = {"parts": {"environment": reward}, "outcomes": outcomes}
     return Turn(observation=observation, fresh=True, text="<raw>", actions=actions, **{**filled, **changes})
 
 
@@ -28,7 +29,7 @@ SOLVED = Episode(
     "1.0.0",
     seed=12,
     turns=[
-        make_turn("P_G [x]", ["Left", "Left"], 0.0, thought="[bold]the goal\x1b[2J is right[/]", effective=0),
+        make_turn("P_G [x]", ["Left", "Left"], 0.0, thought="[bold]the goal\x1b[2J is right[/]", effective=False),
         make_turn("P_G", [], -0.1, well_formed=False, finish="length", parts={"environment": 0.0, "format": -0.1}),
         make_turn("P_G", ["Right", "Right"], 1.0),
     ],

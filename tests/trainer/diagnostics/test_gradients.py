@@ -71,7 +71,7 @@ def test_an_error_leaves_no_gradient_either() -> None:
 def test_what_one_scale_does_to_squared_gradients_is_measured_beside_what_is_predicted() -> None:
     """Gradients of episodes that have nothing in common: their squared norms add up, whatever the signs."""
     rewards = [(1, 0.4), (0, 0.1), (1, 0.4), (0, 0.1)]
-    rollout = replace(a_rollout(rewards, groups=[0] * 4), agents=[["S", "V"]] * 4)
+    rollout = a_rollout(rewards, groups=[0] * 4, agent_id=[["S", "V"]] * 4)
 
     def norm(agent: str, advantages_BT: Tensor) -> float:
         other = "SV".index(agent) - 1
@@ -90,7 +90,8 @@ def test_what_one_scale_does_to_squared_gradients_is_measured_beside_what_is_pre
     # An agent that always earns the same has no gradient of its own to compare with; one agent nobody to share with.
     rollout = replace(rollout, rewards_BT=doubles(*[(first, 0.4) for first, _ in rewards]))
     assert "gradients/agents/V/measured_factor" not in agent_report(rollout, rollout.rewards_BT, norm)
-    assert agent_report(replace(rollout, agents=[["S", "S"]] * 4), rollout.rewards_BT, norm) == {}
+    alone = a_rollout(rewards, groups=[0] * 4, agent_id=[["S", "S"]] * 4)
+    assert agent_report(alone, rollout.rewards_BT, norm) == {}
 
 
 def test_golden_factors_of_agents_that_share_a_scale() -> None:

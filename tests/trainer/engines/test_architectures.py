@@ -14,7 +14,7 @@ from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.trunk import splits_cleanly
 from tests.trainer.engines.architectures import APART, SHAPES, WINDOW, make
 from tests.trainer.engines.conformance import ROUNDING, ask, changed, hand_over, logprobs_under
-from tests.trainer.tiny_learner import make_learner
+from tests.trainer.tiny_learner import learner_of, make_trainer
 from tests.trainer.turns import a_turn
 
 TURNS = ([*range(3, 23)], [7, 5])
@@ -50,7 +50,7 @@ async def play(engine: Engine, model: torch.nn.Module, number: int, member: int,
 async def test_two_iterations_of_training(name: str) -> None:
     policy = make(name)
     assert splits_cleanly(policy.model)
-    learner = make_learner(AlgorithmConfig(advantage="grpo"), policy=policy)
+    learner = learner_of(make_trainer(AlgorithmConfig(advantage="grpo"), policy=policy))
     # Fewer slots than episodes: some wait, and some lose their cache between turns.
     engine = build_engine(EngineConfig(slots=5), policy, max_context=64)
     assert engine.stats().apart == (name in APART)

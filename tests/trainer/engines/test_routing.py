@@ -8,7 +8,7 @@ import pytest
 
 from starpod.trainer.engines.base import EngineError, Reply, Request
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.engines.factory import build_engines
 from starpod.trainer.engines.routing import RoutingEngine
 from starpod.trainer.models.policies import Policies
 from tests.trainer.models.tiny_policy import tiny_policy
@@ -18,7 +18,7 @@ REQUEST = Request([5, 6, 7], max_tokens=12, stop=frozenset(), seed=3, conversati
 
 
 async def reply_of(policy: Any, request: Request = REQUEST) -> Reply:
-    engine = build_engine(EngineConfig(), policy, max_context=64)
+    engine = build_engines(EngineConfig(), Policies({"": policy}), max_context=64)
     try:
         return await engine.generate(request)
     finally:
@@ -29,7 +29,7 @@ async def test_each_agents_policy_answers_for_it_and_gets_its_own_weights() -> N
     policies = Policies({"solver": SOLVER, "verifier": VERIFIER})
     alone = {"solver": await reply_of(SOLVER), "verifier": await reply_of(VERIFIER)}
     assert alone["solver"].tokens != alone["verifier"].tokens
-    engine = build_engine(EngineConfig(slots=4), policies, max_context=64)
+    engine = build_engines(EngineConfig(slots=4), policies, max_context=64)
     assert isinstance(engine, RoutingEngine)
     both = await asyncio.gather(*(engine.generate(replace(REQUEST, agent=agent)) for agent in alone))
     assert dict(zip(alone, both, strict=True)) == alone
@@ -51,11 +51,11 @@ async def test_each_agents_policy_answers_for_it_and_gets_its_own_weights() -> N
 async def test_the_cache_is_shared_out_and_other_engines_are_refused() -> None:
     policies = Policies({"solver": SOLVER, "verifier": VERIFIER})
     slots = []
-    for policy in (SOLVER, policies):
-        engine = build_engine(EngineConfig(cache_gib=1e-3), policy, max_context=64)
+    for each in (Policies({"": SOLVER}), policies):
+        engine = build_engines(EngineConfig(cache_gib=1e-3), each, max_context=64)
         slots.append(engine.stats().slots)
         await engine.close()
-    one, each = slots
-    assert one // 2 - 1 <= each <= one // 2
+    one, half = slots
+    assert one // 2 - 1 <= half <= one // 2
     with pytest.raises(EngineError, match="choose the engine torch"):
-        build_engine(EngineConfig(name="vllm"), policies, max_context=64)
+        build_engines(EngineConfig(name="vllm"), policies, max_context=64)

@@ -15,10 +15,10 @@ from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import CriticKind, Policy, build_policy
 from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import Learner
+from starpod.trainer.update import PolicyTrainer
 from tests.trainer.models.test_policy import a_batch
 from tests.trainer.models.tiny_policy import tiny_policy
-from tests.trainer.tiny_learner import VERSION, group_of
+from tests.trainer.tiny_learner import VERSION, group_of, learner_of
 
 WITH_KL = AlgorithmConfig.model_validate({"preset": "starpo-ppo", "kl": {"where": "loss", "coefficient": 0.1}})
 
@@ -35,17 +35,17 @@ def adapted(base: Path, critic: CriticKind = "none", *, seed: int = 0, **more: o
     return build_policy(config, texts=None, critic=critic, seed=seed)
 
 
-def make_learner(policy: Policy) -> Learner:
+def make_trainer(policy: Policy) -> PolicyTrainer:
     def refuse() -> Policy:
         raise AssertionError("with adapters the reference is no second model")
 
     config = OptimizerConfig(lr=0.01, critic_lr=0.01)
-    return Learner(policy, WITH_KL, config, Parallel(), max_length=64, make_reference=refuse)
+    return PolicyTrainer(policy, WITH_KL, config, Parallel(), max_length=64, make_reference=refuse)
 
 
-def train(learner: Learner, steps: int) -> list[float]:
-    groups = [group_of(learner.policy, 0, (1.0, 0.0))]
-    return [learner.learn(groups, version=VERSION - 1)["policy/kl"] for _ in range(steps)]
+def train(trainer: PolicyTrainer, steps: int) -> list[float]:
+    groups = [group_of(trainer.policy, 0, (1.0, 0.0))]
+    return [learner_of(trainer).learn(groups, version=VERSION - 1)["policy/kl"] for _ in range(steps)]
 
 
 def told(policy: Policy) -> torch.Tensor:
@@ -57,59 +57,59 @@ def told(policy: Policy) -> torch.Tensor:
 def test_a_checkpoint_holds_what_is_trained_alone_and_goes_on_bit_for_bit(
     base: Path, tmp_path: Path, critic: CriticKind
 ) -> None:
-    learner = make_learner(adapted(base, critic))
-    train(learner, 1)
-    learner.freeze_reference(None)
-    train(learner, 1)
-    optimizer, values = learner.state()
-    tensors = {"policy": learner.policy_state(), "reference": learner.reference_state(), "optimizer": optimizer}
-    trained = {name for name, parameter in learner.policy.named_parameters() if parameter.requires_grad}
+    trainer = make_trainer(adapted(base, critic))
+    train(trainer, 1)
+    trainer.freeze_reference(None)
+    train(trainer, 1)
+    optimizer, values = trainer.state()
+    tensors = {"policy": trainer.policy_state(), "reference": trainer.reference_state(), "optimizer": optimizer}
+    trained = {name for name, parameter in trainer.policy.named_parameters() if parameter.requires_grad}
     assert tensors["policy"].keys() == trained
     assert all("lora_" in name or name.startswith("critic.head") for name in trained)
     assert tensors["reference"].keys() == {name for name in trained if name.startswith("model.")}
-    numbers = sum(parameter.numel() for parameter in learner.policy.parameters() if parameter.requires_grad)
+    numbers = sum(parameter.numel() for parameter in trainer.policy.parameters() if parameter.requires_grad)
     # Two moments of each and a counter of steps.
     assert sum(tensor.numel() for tensor in optimizer.values()) == 2 * numbers + len(trained)
-    path = Checkpoints(tmp_path).save(1, tensors, {"learner": values})
-    onward = train(learner, 1)
+    path = Checkpoints(tmp_path).save(1, tensors, {"trainer": values})
+    onward = train(trainer, 1)
 
-    again = make_learner(adapted(base, critic))
+    again = make_trainer(adapted(base, critic))
     loaded = load_checkpoint(path)
     again.load_policy(loaded.tensors["policy"])
     again.freeze_reference(loaded.tensors["reference"])
-    again.load_state(loaded.tensors["optimizer"], loaded.state["learner"])
+    again.load_state(loaded.tensors["optimizer"], loaded.state["trainer"])
     assert train(again, 1) == onward
-    assert torch.equal(told(again.policy), told(learner.policy))
+    assert torch.equal(told(again.policy), told(trainer.policy))
 
 
 def test_a_checkpoint_of_another_model_is_refused(base: Path) -> None:
     policy = adapted(base)
-    state = make_learner(adapted(base)).policy_state()
+    state = make_trainer(adapted(base)).policy_state()
     name = min(state)
-    again = make_learner(adapted(base, seed=1))
+    again = make_trainer(adapted(base, seed=1))
     again.load_policy(policy.state_dict())  # a checkpoint of all weights is read too
     assert torch.equal(told(again.policy), told(policy))
     with pytest.raises(ValueError, match="is in one of them only"):
-        make_learner(policy).load_policy({key: value for key, value in state.items() if key != name})
+        make_trainer(policy).load_policy({key: value for key, value in state.items() if key != name})
     with pytest.raises(ValueError, match=r"has the shape \[3\]"):
-        make_learner(policy).load_policy(state | {name: torch.zeros(3)})
+        make_trainer(policy).load_policy(state | {name: torch.zeros(3)})
 
 
 def test_the_reference_is_the_model_that_training_began_from_or_what_a_warm_start_came_to(base: Path) -> None:
     for warm in (0, 1):
-        learner = make_learner(adapted(base, "shared"))
-        train(learner, warm)
-        learner.freeze_reference(None)
-        began = told(learner.policy)
+        trainer = make_trainer(adapted(base, "shared"))
+        train(trainer, warm)
+        trainer.freeze_reference(None)
+        began = told(trainer.policy)
         plain = told(build_policy(ModelConfig(name=str(base)), texts=None, critic="none", seed=0))
         assert torch.equal(began, plain) == (not warm)
-        train(learner, 1)
-        before = {name: tensor.clone() for name, tensor in learner.policy.state_dict().items()}
-        assert learner.reference is not None
+        train(trainer, 1)
+        before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+        assert trainer.reference is not None
         with torch.no_grad():
-            reference = learner.reference.score(*a_batch(learner.policy), temperature=1.0).logprobs_N
-        assert torch.equal(reference, began) and not torch.allclose(reference, told(learner.policy))
-        assert all(torch.equal(before[name], tensor) for name, tensor in learner.policy.state_dict().items())
+            reference = trainer.reference.score(*a_batch(trainer.policy), temperature=1.0).logprobs_N
+        assert torch.equal(reference, began) and not torch.allclose(reference, told(trainer.policy))
+        assert all(torch.equal(before[name], tensor) for name, tensor in trainer.policy.state_dict().items())
 
 
 async def test_what_is_frozen_may_be_kept_in_bfloat16(base: Path) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from starpod.trainer.config import ConfigError, parse_config
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import DONE, Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rewards.truth import RelationsConfig, punish_repetition
+from tests.trainer.turns import NOT_DONE
 
 
 def test_what_is_repeated_most_and_wrong_is_fined() -> None:
@@ -53,8 +54,8 @@ def test_settings_that_pay_for_nothing_are_refused(values: dict[str, Any], sente
 )
 def test_executed_tools_are_paid_in_a_success_alone(success: bool | None, calls: int, expected: float) -> None:
     looks = ["Look"] * (calls + 1)  # the last of which is not executed
-    ran = [True] * calls + [False]
-    turns = [Turn(fresh=True, actions=looks, ran=ran), Turn(fresh=False, actions=["buy"], ran=[True])]
+    outcomes = [DONE] * calls + [NOT_DONE]
+    turns = [Turn(fresh=True, actions=looks, outcomes=outcomes), Turn(fresh=False, actions=["buy"], outcomes=[DONE])]
     turns[-1].parts["environment"] = float(success or 0)
     episode = Episode(0, 0, "shop-v1", turns=turns, success=success)
     Rewards(RewardConfig.model_validate({"tools": {"bonus": 0.1, "actions": ["look"]}})).settle(episode)

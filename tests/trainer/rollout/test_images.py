@@ -28,9 +28,10 @@ from starpod.trainer.prompts.prompt import Context, PromptConfig
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
-from starpod.trainer.update import Learner
+from starpod.trainer.update import PolicyTrainer
 from tests.trainer.lake import ACTIONS
 from tests.trainer.models.tiny_vlm import tiny_vlm
+from tests.trainer.tiny_learner import learner_of
 from tests.trainer.turns import a_turn
 
 LAKE = EnvironmentConfig(
@@ -88,12 +89,12 @@ async def test_what_was_sampled_from_pictures_is_what_is_trained(
 
     again = [Group.from_json(json.loads(json.dumps(each.to_json()))) for each in collected.groups]
     assert again == collected.groups
-    learner = Learner(policy, AlgorithmConfig.model_validate("starpo-s"), EXACT, Parallel(), max_length=256)
+    trainer = PolicyTrainer(policy, AlgorithmConfig.model_validate("starpo-s"), EXACT, Parallel(), max_length=256)
     before = {name: each.clone() for name, each in policy.named_parameters()}
     for each in again:
         for member, episode in enumerate(each.episodes):
             episode.turns[-1].parts = {"environment": float(member)}
-    learner.learn(again, version=0)  # raises LogprobGap where the pictures got mixed up
+    learner_of(trainer).learn(again, version=0)  # raises LogprobGap where the pictures got mixed up
     moved = {name for name, each in policy.named_parameters() if not torch.equal(each, before[name])}
     eyes = {name for name in before if any(part in name for part in ("encoder", "places", "connector", "vision"))}
     # What is added to all keys alike changes no attention.
@@ -112,8 +113,8 @@ async def test_a_cut_episode_is_bootstrapped_from_its_last_picture(fleet: Fleet,
     assert policy.critic is not None
     torch.nn.init.normal_(next(policy.critic.parameters()))
     algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "bootstrap_truncated": True})
-    learner = Learner(policy, algorithm, EXACT, Parallel())
-    assert learner.score(Batch([episode])).bootstrap_B.item() != 0
+    trainer = PolicyTrainer(policy, algorithm, EXACT, Parallel())
+    assert trainer.score(Batch([episode])).bootstrap_B.item() != 0
 
 
 def test_samples_of_branches_know_the_pictures_of_their_parents() -> None:

@@ -23,13 +23,14 @@ from tests.trainer.run.test_evaluating import make_evaluating
 class Learner:
     """A weight."""
 
-    reference = None
-
     def __init__(self) -> None:
         self.weight = torch.zeros(1)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
+
+    def reference_state(self) -> dict[str, Any]:
+        return {}
 
     def policy_state(self) -> dict[str, Any]:
         return {"weight": self.weight}

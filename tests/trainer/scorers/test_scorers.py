@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +121,10 @@ def test_the_gradient_is_that_of_the_loss() -> None:
 
 def test_step_rewards_are_compared_within_the_group_beside_the_returns() -> None:
     """iStar's golden group: two turns scored .02 and .04 against one of -.01, and returns 1 and 0."""
-    rollout = a_rollout([[0, 1.06], [-0.01, 0]], groups=[0, 0], mask=[[1, 1], [1, 0]], turns=[[0, 1], [0, -1]])
     parts = [[{"environment": 0.0, "process": 0.02}, {"environment": 1.0, "process": 0.04}], [{"process": -0.01}]]
-    rewards = torch.tensor([[0.02, 1.04], [-0.01, 0.0]], dtype=torch.float64)
-    rollout = replace(rollout, rewards_BT=rewards, parts=parts)
+    layout: dict[str, Any] = {"mask": [[1, 1], [1, 0]], "turns": [[0, 1], [0, -1]]}
+    rollout = a_rollout([[0.02, 1.04], [-0.01, 0.0]], groups=[0, 0], parts=parts, **layout)
+    rewards = rollout.rewards_BT
     terms = AlgorithmConfig(preset="dapo", advantage="istar").credit_terms
     found = credit(terms, rollout, rewards)
     expected = torch.tensor([[1.005, 1.035], [-1.04, 0.0]], dtype=torch.float64)

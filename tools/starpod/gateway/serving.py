@@ -55,7 +55,7 @@ class Serving:
             engine: Any = RemoteVllm(config, max_context=sampling.max_episode_tokens, vocabulary=vocabulary)
         else:
             loaded = load_model(self.model)
-            policy = policy_of(loaded.policy)
+            policy = policy_of(loaded.policies)
             template = Template(policy.tokenizer)
             sampling = self._sampling(loaded.config.sampling if loaded.config else SamplingConfig())
             engine = build_engine(config, policy, max_context=sampling.max_episode_tokens)

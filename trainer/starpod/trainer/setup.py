@@ -18,9 +18,9 @@ from starpod.trainer.checkpoints.resume import check_model as check_resumed_mode
 from starpod.trainer.config import Config
 from starpod.trainer.data.offline import check_tokens, read_offline
 from starpod.trainer.engines.base import Engine
-from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.engines.factory import build_engines
 from starpod.trainer.interrupts import Interrupts
-from starpod.trainer.learners import Learners
+from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import TINY, model_title
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
@@ -45,8 +45,7 @@ from starpod.trainer.scorers.config import ImplicitConfig, QConfig
 from starpod.trainer.scorers.implicit import ImplicitScorer
 from starpod.trainer.scorers.q import QScorer
 from starpod.trainer.seeds import derive
-from starpod.trainer.turn_order import TurnwiseLearner
-from starpod.trainer.update import Learner
+from starpod.trainer.update import PolicyTrainer
 
 
 @contextlib.asynccontextmanager
@@ -88,10 +87,10 @@ async def open_run(
             forget_initial(folder, parallel)
 
         models = models or build()
-        templates = _build_templates(served, models.policy)
+        templates = _build_templates(served, models.policies)
         check_tokens(config.replay.offline, offline, templates)
         learner = build_learner(config, models, parallel)
-        engine = build_engine(
+        engine = build_engines(
             config.engine, models.sampler, max_context=config.sampling.max_episode_tokens, parallel=parallel
         )
         stack.push_async_callback(engine.close)
@@ -107,7 +106,7 @@ async def open_run(
             config,
             Parts(
                 collectors=collectors,
-                sampler=models.sampler,
+                models=models,
                 learner=learner,
                 output=output,
                 parallel=parallel,
@@ -133,19 +132,18 @@ async def _serve_all(config: Config, stack: contextlib.AsyncExitStack, screen: S
     return [await stack.enter_async_context(serve(config, task)) for task in config.tasks]
 
 
-def _build_templates(served: Sequence[Served], policy: Policy | Policies) -> dict[str, Template]:
+def _build_templates(served: Sequence[Served], policies: Policies) -> dict[str, Template]:
     """Return the chat template of each environment, by its name in the run."""
     return {
-        each.config.name: Template(policy.tokenizer, prefill=each.config.prompt.opening, view=policy.view)
+        each.config.name: Template(policies.tokenizer, prefill=each.config.prompt.opening, view=policies.view)
         for each in served
     }
 
 
-def build_learner(config: Config, models: Models, parallel: Parallel) -> Learner | Learners:
-    """Return the learner of the policy, or of each agent's policy."""
-    turnwise = any(stage.algorithm.order != "together" for stage in config.in_stages)
-    learners = {
-        agent: (TurnwiseLearner if turnwise else Learner)(
+def build_learner(config: Config, models: Models, parallel: Parallel) -> Learner:
+    """Return the learner of all policies."""
+    trainers = {
+        agent: PolicyTrainer(
             policy,
             config.algorithm,
             config.optimizer,
@@ -157,9 +155,9 @@ def build_learner(config: Config, models: Models, parallel: Parallel) -> Learner
             branches=config.collect.search if isinstance(config.collect.search, PivotsConfig) else PivotsConfig(),
             criteria_weights=config.criteria_weights,
         )
-        for agent, policy in models.policy.by_agent.items()
+        for agent, policy in models.policies.by_agent.items()
     }
-    return Learners(models.policy, learners) if isinstance(models.policy, Policies) else learners[""]
+    return Learner(trainers)
 
 
 async def _build_collectors(

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import compute_advantages, sibling_advantages
+from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.hae import stages
 from starpod.trainer.algorithms.losses import (
@@ -28,11 +26,9 @@ from starpod.trainer.algorithms.losses import (
     value_loss,
 )
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
-from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch, Sample, Unpacked, split
-from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of, part_sums
+from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch, Sample, Unpacked
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.data.updates import UpdateRecord
-from starpod.trainer.diagnostics.gradients import agent_report, gradient_norm, gradient_report
 from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy
 from starpod.trainer.optimizer import OptimizerConfig
@@ -76,16 +72,27 @@ class Stream:
     batch: Batch
     rollout: RolloutBatch
     advantages: Advantages
-    metrics: dict[str, float]
-    """Metrics of their scoring."""
-    weight: float
+    weight: float = 1.0
     """Weight of the loss."""
-    unscored: bool
-    """Whether its log-probabilities are the sampler's; see `AlgorithmConfig.scores_first`."""
+    record: UpdateRecord | None = None
+    """Receives each token's ratio and clipping."""
 
 
-class Learner:
-    """Learner of a policy from groups of episodes. It owns the optimiser.
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimiser step of an agent's policy."""
+
+    agent: str
+    parts: Sequence[tuple[Stream, Sequence[int]]]
+    """Streams whose losses are added up, and the rows of each one. The step's metrics are the first one's."""
+    metrics: dict[str, float]
+    """Further metrics, such as those of scoring."""
+    finds: bool = False
+    """Whether this is the first step of an update without scores; see `PolicyTrainer.accumulate`."""
+
+
+class PolicyTrainer:
+    """Scoring and optimiser steps of one policy. It owns the optimiser.
 
     `reference` is None until `freeze_reference`.
 
@@ -134,11 +141,6 @@ class Learner:
             weight_decay=optimizer.weight_decay,
         )
 
-    @property
-    def by_agent(self) -> dict[str, Learner]:
-        """This learner, for all agents; see `Learners`."""
-        return {"": self}
-
     def _rates(self, optimizer: OptimizerConfig) -> tuple[float, float]:
         """Return the learning rates of policy and critic."""
         return optimizer.lr, optimizer.critic_lr or CRITIC_LR.get(self.policy.critic_kind, optimizer.lr)
@@ -154,112 +156,11 @@ class Learner:
         for parameters, rate in zip(self.optimizer.param_groups, self._rates(optimizer), strict=False):
             parameters["rate"] = rate
 
-    # --- the whole update ---------------------------------------------------------------------------------------------
-
-    def learn(
-        self,
-        groups: Sequence[Group],
-        *,
-        version: int,
-        scale: float = 1.0,
-        rate: float = 1.0,
-        record: UpdateRecord | None = None,
-    ) -> dict[str, float]:
-        """Update the policy from these groups, and return metrics.
-
-        Args:
-            groups: Groups to train on.
-            version: Current version of the policy. The sampler's log-probabilities of tokens of this version are
-                checked.
-            scale: Factor of the loss.
-            rate: Factor of the learning rates.
-            record: Receives each token's ratio and clipping.
-
-        Raises:
-            LogprobGap: Sampler and trainer differ too much.
-        """
-        return self.take_steps(self._streams(groups, version), version=version, scale=scale, rate=rate, record=record)
-
-    def take_steps(
-        self,
-        streams: Sequence[Stream],
-        *,
-        version: int,
-        scale: float,
-        rate: float,
-        record: UpdateRecord | None,
-    ) -> dict[str, float]:
-        """Take the optimiser steps of an update. Arguments, metrics and exceptions are the same as for `learn`."""
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = parameters["rate"] * rate
-        metrics = dict(streams[0].metrics)
-        if record is not None:
-            record.begin(streams[0].batch, streams[0].advantages.advantages_BT)
-        steps: list[dict[str, float]] = []
-        for _ in range(self.algorithm.epochs):
-            orders = [torch.randperm(len(each.batch), generator=self.generator).tolist() for each in streams]
-            parts = [split(order, self.algorithm.steps(len(orders[0]))) for order in orders]
-            for rows_of in zip_longest(*parts, fillvalue=()):
-                self.optimizer.zero_grad(set_to_none=True)
-                done = [
-                    self.accumulate(
-                        each.batch,
-                        each.rollout,
-                        each.advantages,
-                        rows,
-                        scale=scale * each.weight,
-                        finds=each.unscored and not steps,
-                        record=record if each is streams[0] else None,
-                    )
-                    for each, rows in zip(streams, rows_of, strict=True)
-                    if rows
-                ]
-                if (found_BT := done[0].logprobs_BT) is not None:
-                    batch, sampler_BT = streams[0].batch, streams[0].rollout.sampler_logprobs_BT
-                    metrics = self._check_sampler(batch, sampler_BT, found_BT, version, rows_of[0])
-                for other in done[1:]:
-                    done[0].metrics["update/branch_loss"] = other.metrics["update/loss"]
-                steps.append(done[0].metrics | self._step())
-        for name in steps[0]:
-            values = [step[name] for step in steps if name in step]
-            metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
-        metrics["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        if record is not None:
-            self.parallel.sum(record.found_2BT)
-        return metrics
-
-    def _streams(self, groups: Sequence[Group], version: int) -> list[Stream]:
-        """Return the groups' episodes and, separately, their branches, whose loss is a separate mean."""
-        main, branches = episodes_of(groups), branches_of(groups)
-        unscored = not self.algorithm.scores_first(len(main or branches))
-        streams = []
-        for episodes, weight in ((main, 1.0), (branches, self.branches.weight)):
-            if not episodes:
-                continue
-            batch, rollout, metrics = self.read(episodes, version, unscored=unscored)
-            if episodes is branches:
-                parents = [each.parent for each in branches]
-                advantages = sibling_advantages(self.algorithm, rollout, parents, self.branches.scale)
-            else:
-                advantages = self._advantages(batch, rollout)
-            if advantages.returns_BT is not None and rollout.values_BT is not None:
-                metrics["critic/explained_variance"] = explained_variance(
-                    rollout.values_BT, advantages.returns_BT, advantages.value_mask_BT
-                )
-            streams.append(Stream(batch, rollout, advantages, metrics, weight, unscored))
-        return streams
-
-    def read(
-        self, episodes: Sequence[Episode], version: int, *, unscored: bool
-    ) -> tuple[Batch, RolloutBatch, dict[str, float]]:
-        """Return the episodes as a batch, scored unless `unscored`, and metrics. Raises LogprobGap."""
-        batch = Batch(episodes, self.parallel.device)
-        rollout, metrics = (self._unscored(batch), {}) if unscored else self.prepare(batch, version)
-        return batch, rollout, metrics
+    # --- the batch ----------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """Score a batch with the current policy. Raises LogprobGap."""
-        scored, unscored = self.score(batch), self._unscored(batch)
+        """Score a batch with the current policy, and return metrics, too. Raises LogprobGap."""
+        scored, unscored = self.score(batch), self.unscored(batch)
         metrics = self._check_sampler(batch, unscored.sampler_logprobs_BT, scored.logprobs_BT, version)
         rollout = replace(
             unscored,
@@ -270,34 +171,9 @@ class Learner:
         )
         return rollout, metrics
 
-    def _unscored(self, batch: Batch) -> RolloutBatch:
+    def unscored(self, batch: Batch) -> RolloutBatch:
         """Return a batch with only the engine's log-probabilities."""
-        sampler_BT, weights = batch.sampler_logprobs_BT(), self.criteria_weights
-        return RolloutBatch(
-            mask_BT=batch.mask_BT,
-            turns_BT=batch.turns_BT(),
-            rewards_BT=batch.rewards_BT(),
-            groups_B=torch.tensor([episode.group for episode in batch.episodes], device=batch.device),
-            old_logprobs_BT=sampler_BT,
-            sampler_logprobs_BT=sampler_BT,
-            bootstrap_B=torch.zeros(len(batch), device=batch.device),
-            inherited=[part_sums(episode.turns[: episode.shared]) for episode in batch.episodes],
-            trees=_trees(batch.episodes),
-            turn_values=[[turn.value for turn in episode.turns] for episode in batch.episodes],
-            state_keys=[[turn.state_key for turn in episode.turns] for episode in batch.episodes],
-            agents=[[turn.agent_id for turn in episode.turns] for episode in batch.episodes],
-            attempts=[[turn.attempt for turn in episode.turns] for episode in batch.episodes],
-            payees=batch.payees,
-            parts=batch.parts(),
-            criteria=[[turn.criteria for turn in episode.turns] for episode in batch.episodes],
-            criteria_weights=[weights.get(episode.task, weights.get("", {})) for episode in batch.episodes],
-            blocks_BT=batch.blocks_BT() if self.algorithm.blocks else None,
-            switches_BT=batch.switches_BT() if self.algorithm.value_heads > 1 else None,
-            weights_BT=batch.weights_BT(),
-        )
-
-    def _advantages(self, batch: Batch, rollout: RolloutBatch) -> Advantages:
-        return advantages_by_kind(self.algorithm, rollout, [episode.kind for episode in batch.episodes])
+        return RolloutBatch.of(batch, self.criteria_weights, blocks=bool(self.algorithm.blocks))
 
     def _check_sampler(
         self,
@@ -371,34 +247,6 @@ class Learner:
         for group, settings in zip(self.optimizer.param_groups, configured, strict=True):
             group |= settings
 
-    # --- diagnostics --------------------------------------------------------------------------------------------------
-
-    def gradients(self, groups: Sequence[Group], *, version: int, buckets: int) -> dict[str, float]:
-        """Return gradient norms by reward deviation and loss component, and by agent if there are several.
-
-        No optimiser step is taken.
-        """
-        kept = [group for group in groups if episodes_of([group])]
-        batch, rollout, _ = self.read(episodes_of(kept), version, unscored=False)
-        # Compute advantages over the whole batch, as in an update. A bucket without deviation would show a gradient if
-        # it were whitened separately.
-        advantages = self._advantages(batch, rollout)
-        place = {id(episode): row for row, episode in enumerate(batch.episodes)}
-
-        def backward(part: Sequence[Group], component: str) -> None:
-            rows = [place[id(episode)] for episode in episodes_of(part)]
-            self.accumulate(batch, rollout, advantages, rows, scale=1.0, components=(component,))
-
-        def norm(agent: str, given_BT: Tensor) -> float:
-            given = replace(advantages, advantages_BT=given_BT)
-            add = partial(self.accumulate, batch, rollout, given, range(len(batch)), scale=1.0, components=("task",))
-            return gradient_norm(self.policy, add)
-
-        metrics = gradient_report(self.policy, kept, backward, buckets=buckets)
-        metrics |= agent_report(rollout, advantages.advantages_BT, norm)
-        self.policy.zero_grad(set_to_none=True)
-        return metrics
-
     @torch.no_grad()
     def log_likelihoods(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], images: Images | None = None
@@ -469,6 +317,29 @@ class Learner:
 
     # --- one optimiser step -------------------------------------------------------------------------------------------
 
+    def set_rate(self, factor: float) -> float:
+        """Multiply the configured learning rates by a factor, and return the policy's."""
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = parameters["rate"] * factor
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def take(self, step: Step, *, version: int, scale: float) -> dict[str, float]:
+        """Take an optimiser step, and return metrics. Arguments and exceptions are those of `Learner.learn`."""
+        self.optimizer.zero_grad(set_to_none=True)
+        first, *others = [
+            self.accumulate(stream, rows, scale=scale * stream.weight, finds=step.finds)
+            for stream, rows in step.parts
+            if rows
+        ]
+        metrics = step.metrics | first.metrics
+        if first.logprobs_BT is not None:
+            stream, rows = step.parts[0]
+            sampler_BT = stream.rollout.sampler_logprobs_BT
+            metrics |= self._check_sampler(stream.batch, sampler_BT, first.logprobs_BT, version, rows)
+        for other in others:
+            metrics["update/branch_loss"] = other.metrics["update/loss"]
+        return metrics | self._step()
+
     def _step(self) -> dict[str, float]:
         """Clip the gradients and take the optimiser step."""
         # Clip separately, because the critic's gradient can be 100 times the policy's, and a common bound would scale
@@ -484,29 +355,24 @@ class Learner:
 
     def accumulate(
         self,
-        batch: Batch,
-        rollout: RolloutBatch,
-        advantages: Advantages,
+        stream: Stream,
         rows: Sequence[int],
         *,
         scale: float,
         components: Container[str] = LOSS_TERMS,
         finds: bool = False,
-        record: UpdateRecord | None = None,
     ) -> Accumulated:
         """Add the gradient of one optimiser step's loss over these rows, or of some of its components.
 
         Args:
-            batch: The whole batch.
-            rollout: Its rollout data.
-            advantages: Its advantages.
+            stream: The whole batch, with its rollout data and advantages.
             rows: Rows of this step.
             scale: Factor of the loss.
             components: Components of the loss to include.
             finds: Whether this is the first step of an update without scores. Then this pass itself computes the
                 log-probabilities before the update. Ratios and corrections refer to them, except in mode `bypass`.
-            record: See `learn`.
         """
+        batch, rollout, advantages, record = stream.batch, stream.rollout, stream.advantages, stream.record
         algorithm = self.algorithm
         mask_BT = trained_BT = batch.mask_BT[list(rows)]
         if algorithm.mask_truncated:
@@ -517,7 +383,7 @@ class Learner:
         value_weights_BT[list(rows)] = scale * token_weights(
             advantages.value_mask_BT[list(rows)], "token-mean", max_length=1
         )
-        returns_BT = advantages.returns_BT
+        turn_weights_BT, returns_BT = batch.weights_BT(), advantages.returns_BT
         sampler_BT = rollout.sampler_logprobs_BT
         correction_BT = correction_weights(algorithm.correction, rollout.old_logprobs_BT, sampler_BT, rollout.mask_BT)
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
@@ -555,8 +421,8 @@ class Learner:
             if record is not None and mine:
                 record.add(own, inside_RT, result, weights_BT[own] * correction_RT != 0)
             per_token_RT = result.per_token_BT * correction_RT * float("task" in components)
-            if rollout.weights_BT is not None:
-                per_token_RT = per_token_RT * rollout.weights_BT[own]
+            if turn_weights_BT is not None:
+                per_token_RT = per_token_RT * turn_weights_BT[own]
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
                 divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[own])
                 per_token_RT = per_token_RT + (kl[own] if isinstance(kl, Tensor) else kl) * divergence_RT
@@ -605,11 +471,11 @@ class Learner:
         return torch.where(scored, found_BT, otherwise_BT)
 
 
-def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch, kinds: Sequence[str]) -> Advantages:
+def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch) -> Advantages:
     """Return the advantages of a batch, computed separately per kind of episode so as not to mix environments."""
     rows: dict[str, list[int]] = {}
-    for row, kind in enumerate(kinds):
-        rows.setdefault(kind, []).append(row)
+    for row, episode in enumerate(rollout.episodes):
+        rows.setdefault(episode.kind, []).append(row)
     if len(rows) == 1:
         return compute_advantages(config, rollout)
     parts = [compute_advantages(config, rollout.rows(own)) for own in rows.values()]
@@ -628,18 +494,6 @@ def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None)
         return unpacked.in_rows(values)
     placed_RTH = torch.stack([unpacked.in_rows(values_N) for values_N in values.unbind(1)], dim=2)
     return placed_RTH.gather(2, stages(blocks_BT[unpacked.rows]).unsqueeze(2)).squeeze(2)
-
-
-def _trees(episodes: Sequence[Episode]) -> list[int]:
-    """Return the root member of each episode's chain of parents; the earliest known member if the root is missing."""
-    parents = {(each.group, each.member): each.parent[0] for each in episodes if each.parent is not None}
-    roots = []
-    for episode in episodes:
-        member = episode.member
-        while (episode.group, member) in parents:
-            member = parents[episode.group, member]
-        roots.append(member)
-    return roots
 
 
 class Sums:
@@ -692,10 +546,3 @@ def _quantile(values_N: Tensor, share: float) -> float:
     if values_N.isnan().any():
         return math.nan
     return values_N.kthvalue(max(1, math.ceil(share * values_N.numel()))).values.item()
-
-
-def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
-    """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for one that only knows the mean."""
-    returns = returns_BT[mask_BT]
-    spread = returns.var(correction=0)
-    return float(1 - (returns - values_BT[mask_BT]).var(correction=0) / spread) if spread > 0 else 0.0

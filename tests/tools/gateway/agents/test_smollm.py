@@ -68,15 +68,15 @@ def loaded() -> Any:
 
 
 async def played(
-    policy: Any, server: ServerProcess, folder: Path, program: str, members: int, *, temperature: float
+    policies: Any, server: ServerProcess, folder: Path, program: str, members: int, *, temperature: float
 ) -> tuple[Recording, list[Episode]]:
     """A group that a program plays with the model, and the engine with what it was asked."""
     from starpod.trainer.engines.config import EngineConfig
-    from starpod.trainer.engines.factory import build_engine
+    from starpod.trainer.engines.factory import build_engines
     from starpod.trainer.prompts.conversation import Template
 
-    engine = Recording(build_engine(EngineConfig(slots=8), policy, max_context=2000))
-    template = Template(policy.tokenizer)
+    engine = Recording(build_engines(EngineConfig(slots=8), policies, max_context=2000))
+    template = Template(policies.tokenizer)
     try:
         async with collecting_with(
             engine, template, server, folder, program, temperature=temperature, max_episode_tokens=2000
@@ -91,7 +91,7 @@ async def test_plays_through_an_agent_of_others(
 ) -> None:
     needs("openai-agents")
     monkeypatch.chdir(tmp_path)
-    engine, (episode,) = await played(loaded.policy, server, tmp_path, OPENAI_AGENTS, 1, temperature=0.3)
+    engine, (episode,) = await played(loaded.policies, server, tmp_path, OPENAI_AGENTS, 1, temperature=0.3)
     assert not episode.failed, episode.error
     assert any(turn.reply and turn.actions for turn in episode.turns), [turn.text for turn in episode.turns]
     check_sampled(engine.sampled, [turn for turn in episode.turns if turn.reply])
@@ -103,6 +103,6 @@ async def test_a_call_that_must_be_is_completed(
     """At temperature 1. How the call is begun, and how calls are described, decides it: three in four had no object."""
     needs("openai-agents")
     monkeypatch.chdir(tmp_path)
-    _, members = await played(loaded.policy, server, tmp_path, MUST_CALL, 8, temperature=1.0)
+    _, members = await played(loaded.policies, server, tmp_path, MUST_CALL, 8, temperature=1.0)
     calls = [turn.text for episode in members for turn in episode.turns if turn.actions]
     assert len(calls) >= 6, [turn.text for episode in members for turn in episode.turns]

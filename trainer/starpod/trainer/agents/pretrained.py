@@ -20,10 +20,10 @@ from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_train
 from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.engines.factory import build_engines
 from starpod.trainer.models.config import ModelConfig, ModelError, model_title
 from starpod.trainer.models.policies import Policies
-from starpod.trainer.models.policy import Policy, build_policy, load_policy
+from starpod.trainer.models.policy import build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
@@ -55,7 +55,7 @@ class PretrainedAgents(Agents):
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             loaded = load_model(model)
-            self.config, self._facts, self._policy = loaded.config, loaded.facts, loaded.policy
+            self.config, self._facts, self._policies = loaded.config, loaded.facts, loaded.policies
             prompt = self.config.prompt if self.config else PromptConfig()
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
@@ -65,7 +65,8 @@ class PretrainedAgents(Agents):
                 values = values.model_copy(update={"max_reply_tokens": sampling.max_tokens})
             usual = self.config.evaluation.temperature if self.config else TEMPERATURE
             self.temperature = usual if sampling.temperature is None else sampling.temperature
-            self._engine = build_engine(EngineConfig(name=engine), self._policy, max_context=values.max_episode_tokens)
+            longest = values.max_episode_tokens
+            self._engine = build_engines(EngineConfig(name=engine), self._policies, max_context=longest)
             self._agents = engine_agents(
                 self.config.script if self.config else ScriptConfig(),
                 engine=self._engine,
@@ -97,7 +98,7 @@ class PretrainedAgents(Agents):
         )
 
     def _template(self, prompt: PromptConfig) -> Template:
-        return Template(self._policy.tokenizer, prefill=prompt.opening, view=self._policy.view)
+        return Template(self._policies.tokenizer, prefill=prompt.opening, view=self._policies.view)
 
     def fit(self, task: Task) -> Task:
         """Return the task with its unset values filled in from the run's evaluations.
@@ -130,9 +131,9 @@ class PretrainedAgents(Agents):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A policy to sample from, or one per agent, on its device."""
+    """Policies to sample from, on their device."""
 
-    policy: Policy | Policies
+    policies: Policies
     config: Config | None
     """Configuration of its run; None without a run."""
     facts: dict[str, Any]
@@ -145,24 +146,24 @@ def load_model(model: str) -> LoadedModel:
     Raises CheckpointError, ConfigError and ModelError.
     """
     path, config, facts = Path(model), None, {}
-    policy: Policy | Policies
     if is_run_or_checkpoint(path):
         trained = load_trained(path)
         config = parse_config(trained.config)
         facts = {"checkpoint": str(trained.path), "step": trained.step}
         torch.set_num_threads(config.threads)
-        policy = trained.policy
+        policies = trained.policies
     elif path.is_dir():
-        policy = load_policy(path)
+        policies = Policies({"": load_policy(path)})
     elif not _could_be_a_name(model):
         raise ModelError("there is no such folder, and no Hugging Face model can have this name")
     else:
         dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
-        policy = build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
-    for own in policy.by_agent.values():
-        round_weights(own.model)
-    policy.to("cuda" if torch.cuda.is_available() else "cpu")
-    return LoadedModel(policy, config, facts)
+        built = build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
+        policies = Policies({"": built})
+    for policy in policies.by_agent.values():
+        round_weights(policy.model)
+    policies.to("cuda" if torch.cuda.is_available() else "cpu")
+    return LoadedModel(policies, config, facts)
 
 
 def _could_be_a_name(model: str) -> bool:

@@ -16,6 +16,7 @@ from starpod.trainer.algorithms.gae import gae
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.algorithms.turns import Units, turn_table
 from starpod.trainer.data.batch import RolloutBatch
+from starpod.trainer.data.episode import Episode, paid_turns, part_sums, payees_of
 from starpod.trainer.prompts.grammar import BLOCKS, Block
 
 EPSILON = 1e-6
@@ -128,7 +129,7 @@ def _units(term: CreditTerm, rollout: RolloutBatch) -> Units:
 def agent_units(rollout: RolloutBatch) -> tuple[Units, list[str]]:
     """Return all tokens of each agent of an episode as units, and the agents' names in the order of the units."""
     names: dict[str, int] = {}
-    agents = [[names.setdefault(name, len(names)) for name in own] for own in rollout.agents]
+    agents = [[names.setdefault(turn.agent_id, len(names)) for turn in episode.turns] for episode in rollout.episodes]
     return Units.of(rollout.mask_BT, _on_tokens(agents, rollout.mask_BT, rollout.turns_BT).long()), list(names)
 
 
@@ -152,7 +153,9 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
     if not (term.key or term.strata):
         return groups_n
     turn_n = units.least(rollout.turns_BT)[units.mask_BK]
-    places = [_places(rollout, row) for row in range(len(rollout.mask_BT))] if "turn" in term.key else []
+    places = [_places(episode) for episode in rollout.episodes] if "turn" in term.key else []
+    trees = _trees(rollout.episodes) if "tree" in term.key else []
+    parts = _received_parts(rollout.episodes) if term.strata else []
     known: dict[tuple[object, ...], int] = {}
     peers = []
     for group, row, turn in zip(groups_n.tolist(), row_n.tolist(), turn_n.tolist(), strict=True):
@@ -160,73 +163,72 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
         if "turn" in term.key:
             labels["turn"] = places[row][turn]
         if "agent" in term.key:
-            labels["agent"] = rollout.agents[row][turn]
+            labels["agent"] = rollout.episodes[row].turns[turn].agent_id
         if "state" in term.key:
             labels["state"] = _state(rollout, row, turn)
         if "tree" in term.key:
-            labels["tree"] = rollout.trees[row] if rollout.trees else row
-        label = (group, *(labels[name] for name in term.key), *_signs(term.strata, rollout, row, turn))
+            labels["tree"] = trees[row]
+        values = [parts[row][turn].get(name, 0.0) for name in term.strata]
+        label = (group, *(labels[name] for name in term.key), *((value > 0) - (value < 0) for value in values))
         peers.append(known.setdefault(label, len(known)))
     return torch.tensor(peers, device=groups_n.device)
 
 
-def _lines(rollout: RolloutBatch, row: int) -> list[tuple[int, str]]:
-    """Return attempt and speaker of each turn of an episode (`Turn.line`); one line if they are unknown."""
-    agents = rollout.agents[row] if rollout.agents else [""] * (int(rollout.turns_BT[row].max()) + 1)
-    attempts = rollout.attempts[row] if rollout.attempts else [0] * len(agents)
-    return list(zip(attempts, agents, strict=True))
-
-
-def _places(rollout: RolloutBatch, row: int) -> list[tuple[int, str, int]]:
+def _places(episode: Episode) -> list[tuple[int, str, int]]:
     """Return the line of each turn of an episode, and the turn's number within its line."""
     said = Counter[tuple[int, str]]()
     places = []
-    for line in _lines(rollout, row):
-        places.append((*line, said[line]))
-        said[line] += 1
+    for turn in episode.turns:
+        places.append((*turn.line, said[turn.line]))
+        said[turn.line] += 1
     return places
 
 
-def _payee(rollout: RolloutBatch, row: int, turn: int) -> int:
-    """Return the turn whose tokens get this turn's credit."""
-    return rollout.payees[row][turn] if rollout.payees else turn
+def _trees(episodes: Sequence[Episode]) -> list[int]:
+    """Return the root member of each episode's chain of parents; the earliest known member if the root is missing."""
+    parents = {(each.group, each.member): each.parent[0] for each in episodes if each.parent is not None}
+    roots = []
+    for episode in episodes:
+        member = episode.member
+        while (episode.group, member) in parents:
+            member = parents[episode.group, member]
+        roots.append(member)
+    return roots
 
 
-def _signs(parts: Sequence[str], rollout: RolloutBatch, row: int, turn: int) -> list[int]:
-    """Return the sign (1, -1 or 0) of each of these reward parts of a turn."""
-    values = [rollout.parts[row][turn].get(name, 0.0) for name in parts]
-    return [(value > 0) - (value < 0) for value in values]
+def _received_parts(episodes: Sequence[Episode]) -> list[list[dict[str, float]]]:
+    """Return the reward parts that each turn of each episode receives."""
+    return [[part_sums(turns) for turns in paid_turns(episode)] for episode in episodes]
 
 
 def _in_block(name: Block, rollout: RolloutBatch) -> Tensor:
     """Return a mask [B, T] that is True on the tokens of a block, and on all tokens of an ill-formed reply."""
-    if rollout.blocks_BT is None:
-        raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
-    return (rollout.blocks_BT == BLOCKS.index(name)) | (rollout.blocks_BT < 0)
+    return (rollout.known_blocks_BT == BLOCKS.index(name)) | (rollout.known_blocks_BT < 0)
 
 
 def _rises(rollout: RolloutBatch, turns: Units) -> Tensor:
     """Return the increase of the state's value in each turn [B, K]. The value after the last turn is 0."""
     rises_BK = torch.zeros(turns.mask_BK.shape, dtype=torch.float64)
-    for row, own in enumerate(rollout.turn_values):
-        for turn, (before, after) in enumerate(zip(own, [*own[1:], 0.0], strict=True)):
+    for row, episode in enumerate(rollout.episodes):
+        values = [turn.value for turn in episode.turns]
+        for payee, before, after in zip(payees_of(episode), values, [*values[1:], 0.0], strict=True):
             if before is None or after is None:
                 raise ValueError(
                     "score gain needs the value of every state, and episodes of another run or search have none: set "
                     "collect.search.strategy to values"
                 )
-            rises_BK[row, _payee(rollout, row, turn)] += after - before
+            rises_BK[row, payee] += after - before
     return rises_BK.to(turns.mask_BK.device)
 
 
 def _state(rollout: RolloutBatch, row: int, turn: int) -> bytes:
-    keys = rollout.state_keys[row] if row < len(rollout.state_keys) else ()
-    if turn >= len(keys) or not keys[turn]:
+    key = rollout.episodes[row].turns[turn].state_key
+    if not key:
         raise ValueError(
             f"algorithm.advantage compares states, and turn {turn} of episode {row} has no state_key; the environment "
             "must report it, and its sessions must be opened so that it does"
         )
-    return keys[turn]
+    return key
 
 
 def _on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
@@ -239,7 +241,8 @@ def _on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tens
 def _rewards_of(parts: Sequence[str], rollout: RolloutBatch) -> Tensor:
     """Return the sum of these reward parts of each turn, at its last sampled token: [B, T], float64."""
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
-    sums = [[sum(turn.get(name, 0.0) for name in parts) for turn in own] for own in rollout.parts]
+    received = _received_parts(rollout.episodes)
+    sums = [[sum(turn.get(name, 0.0) for name in parts) for turn in own] for own in received]
     return torch.where(table.last_BT, _on_tokens(sums, rollout.mask_BT, rollout.turns_BT), 0.0)
 
 
@@ -256,8 +259,10 @@ def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
     peers: defaultdict[tuple[int, int, str], int] = defaultdict(lambda: len(peers))
     spans, scores, ids = [], [], []
-    for row, (group, reports) in enumerate(zip(rollout.groups_B.tolist(), rollout.criteria, strict=True)):
-        lines, weights = _lines(rollout, row), rollout.criteria_weights[row] if rollout.criteria_weights else {}
+    by_task = rollout.criteria_weights
+    for row, (group, episode) in enumerate(zip(rollout.groups_B.tolist(), rollout.episodes, strict=True)):
+        lines, reports = [turn.line for turn in episode.turns], [turn.criteria for turn in episode.turns]
+        payees, weights = payees_of(episode), by_task.get(episode.task, by_task.get("", {}))
         reporting: defaultdict[tuple[int, str], set[tuple[int, str]]] = defaultdict(set)
         for line, report in zip(lines, reports, strict=True):
             for name in report:
@@ -266,12 +271,13 @@ def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
             turns = [turn for turn, line in enumerate(lines) if line in reporting[attempt, name]]
             first = next(place for place, turn in enumerate(turns) if name in reports[turn])
             met = next((place for place, turn in enumerate(turns) if reports[turn].get(name)), None)
-            spans.append((row, turns[first : None if met is None else met + 1], weights.get(name, 1.0)))
+            while_open = turns[first : None if met is None else met + 1]
+            spans.append((row, {payees[turn] for turn in while_open}, weights.get(name, 1.0)))
             scores.append(0.0 if met is None else term.gamma ** (met - first))
             ids.append(peers[group, attempt, name])
     advantages_BK = torch.zeros(table.mask_BK.shape, dtype=torch.float64)
     if scores:
         results = compare_with_peers(term, torch.tensor(scores, dtype=torch.float64), torch.tensor(ids)).tolist()
-        for (row, turns, weight), result in zip(spans, results, strict=True):
-            advantages_BK[row, sorted({_payee(rollout, row, turn) for turn in turns})] += weight * result
+        for (row, paid, weight), result in zip(spans, results, strict=True):
+            advantages_BK[row, sorted(paid)] += weight * result
     return table.spread(advantages_BK.to(table.mask_BK.device))

@@ -220,19 +220,17 @@ class HAE(CriticEstimator):
     segment_lam: float = Field(default=0.95, ge=0, le=1, description="Lambda per segment.")
 
     def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
-        from starpod.trainer.algorithms.hae import hae
+        from starpod.trainer.algorithms.hae import hae, subgoal_begins
         from starpod.trainer.data.batch import Advantages
 
-        if rollout.blocks_BT is None or rollout.switches_BT is None:
-            raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
         return Advantages(
             *hae(
                 rewards_BT,
                 rollout.known_values_BT,
                 rollout.mask_BT,
                 rollout.turns_BT,
-                blocks_BT=rollout.blocks_BT,
-                switches_BT=rollout.switches_BT,
+                blocks_BT=rollout.known_blocks_BT,
+                switches_BT=subgoal_begins(rollout.episodes, rollout.mask_BT, rollout.turns_BT),
                 bootstrap_B=rollout.bootstrap_B,
                 turn_gamma=self.turn_gamma,
                 turn_lam=self.turn_lam,

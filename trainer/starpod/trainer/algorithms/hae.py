@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.turns import turn_table
+from starpod.trainer.data.episode import Episode, lines_of
 from starpod.trainer.prompts.grammar import BLOCKS
 
 TERM, HIGH, LOW = range(3)
@@ -27,6 +29,16 @@ class Hierarchical:
     high_BK: Tensor
     """0 except where a segment starts."""
     term_BK: Tensor
+
+
+def subgoal_begins(episodes: Sequence[Episode], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
+    """Return a mask of the tokens of turns that begin a subgoal: switches, and the first turn of each line."""
+    marks_BT = torch.zeros_like(mask_BT)
+    for row, episode in enumerate(episodes):
+        first = {id(line[0]) for line in lines_of(episode.turns)}
+        marked = [index for index, turn in enumerate(episode.turns) if turn.switches or id(turn) in first]
+        marks_BT[row] = torch.isin(turns_BT[row], torch.tensor(marked, device=mask_BT.device))
+    return marks_BT & mask_BT
 
 
 def stages(blocks_BT: Tensor) -> Tensor:

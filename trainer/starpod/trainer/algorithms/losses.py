@@ -72,7 +72,9 @@ def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
     """Return the factor of the divergence: one number, or [B, T] if agents have different factors."""
     if not config.agents:
         return config.coefficient
-    own = [[config.agents.get(agent, config.coefficient) for agent in agents] for agents in rollout.agents]
+    own = [
+        [config.agents.get(turn.agent_id, config.coefficient) for turn in episode.turns] for episode in rollout.episodes
+    ]
     most = max(map(len, own))
     table = torch.tensor([[*each, *[0.0] * (most - len(each))] for each in own], device=rollout.mask_BT.device)
     return table.gather(1, torch.where(rollout.mask_BT, rollout.turns_BT, 0))

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.data.batch import RolloutBatch
+from starpod.trainer.data.batch import Batch, RolloutBatch
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.section import ConfigError
 from starpod.trainer.user_file import names_file
 
@@ -73,22 +74,10 @@ def _tried(place: str, function: Callable[..., Any], *arguments: Any, **keywords
 
 def _two_episodes() -> RolloutBatch:
     """Return a group of two episodes with two turns of one token each. One episode earns 1 at its end."""
-    logprobs_BT = torch.full((2, 2), -1.0)
-    return RolloutBatch(
-        mask_BT=torch.ones(2, 2, dtype=torch.bool),
-        turns_BT=torch.tensor([[0, 1], [0, 1]]),
-        rewards_BT=torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64),
-        groups_B=torch.zeros(2, dtype=torch.int64),
-        old_logprobs_BT=logprobs_BT,
-        sampler_logprobs_BT=logprobs_BT,
-        bootstrap_B=torch.zeros(2),
-        inherited=[{}, {}],
-        trees=[0, 1],
-        state_keys=[[b"a", b"b"], [b"a", b"b"]],
-        agents=[["", ""], ["", ""]],
-        attempts=[[0, 0], [0, 0]],
-        payees=[[0, 1], [0, 1]],
-        parts=[[{"environment": 0.0}, {"environment": 1.0}], [{"environment": 0.0}] * 2],
-        criteria=[[{}, {}], [{}, {}]],
-        criteria_weights=[{}, {}],
-    )
+    episodes = [Episode(0, member, "made-up") for member in range(2)]
+    for episode in episodes:
+        for index, key in enumerate((b"a", b"b")):
+            parts = {"environment": float(index > episode.member)}
+            sampled = Turn(fresh=True, prompt=[1], reply=[2], logprobs=[-1.0], versions=[0], state_key=key, parts=parts)
+            episode.turns.append(sampled)
+    return RolloutBatch.of(Batch(episodes))

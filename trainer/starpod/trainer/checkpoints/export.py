@@ -46,7 +46,7 @@ def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "
     out = Path(out)
     if out.exists():
         raise ExportError(f"{out} is there already; nothing is overwritten")
-    policy = policy_of(trained.policy, agent)
+    policy = policy_of(trained.policies, agent)
     if adapter and unwrapped(policy.model) is policy.model:
         raise ExportError("this model was trained without LoRA: there is no adapter to export by itself")
     _set_generation(policy, float(trained.config["sampling"]["temperature"]))

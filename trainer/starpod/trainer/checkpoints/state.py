@@ -6,7 +6,7 @@ import base64
 import random
 import struct
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,16 @@ def split_parts(tensors: Mapping[str, Tensor]) -> defaultdict[str, dict[str, Ten
         part, _, name = joined.partition(".")
         parts[part][name] = tensor
     return parts
+
+
+def join_agents(parts: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """Join the tensors of all agents' policies. A single policy for all agents, named "", keeps its tensors' names."""
+    return parts[""] if "" in parts else join_parts(parts)
+
+
+def split_agents(tensors: Mapping[str, Tensor], agents: Container[str]) -> Mapping[str, Mapping[str, Tensor]]:
+    """Split the result of `join_agents` again."""
+    return {"": tensors} if "" in agents else split_parts(tensors)
 
 
 # --- random number generators -----------------------------------------------------------------------------------------

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
 from starpod.trainer.checkpoints.checkpoint import MANIFEST, CheckpointError, Checkpoints, Loaded, load_checkpoint
-from starpod.trainer.checkpoints.state import split_parts
+from starpod.trainer.checkpoints.state import split_agents
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.models.policies import Policies
-from starpod.trainer.models.policy import Policy, build_policy, load_policy
+from starpod.trainer.models.policy import build_policy, load_policy
 from starpod.trainer.parallel import Parallel
 
 Which = Literal["best", "latest"]
@@ -26,8 +24,8 @@ INITIAL = "initial"
 class Trained:
     """A trained policy and facts about its run."""
 
-    policy: Policy | Policies
-    """Policy with the checkpoint's weights and no critic; one per agent if `script.policies` says so."""
+    policies: Policies
+    """Policies with the checkpoint's weights and no critic."""
     config: Mapping[str, Any]
     """The run's configuration as plain values."""
     step: int
@@ -73,16 +71,12 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     else:
         first = build_policy(model, texts=None, critic="none", seed=0)
     first.critic, first.critic_kind = None, "none"
-    policy: Policy | Policies
-    states: Mapping[str, Mapping[str, Tensor]]
-    tensors = loaded.tensors["policy"]
-    if agents := config.get("script", {}).get("policies"):
-        policy, states = Policies.of(agents, first), split_parts(tensors)
-    else:
-        policy, states = first, {"": {name: each for name, each in tensors.items() if not name.startswith("critic.")}}
-    for agent, own in policy.by_agent.items():
-        Parallel().load_full_state_dict(own, states[agent], without=own.frozen())
-    return Trained(policy, config, loaded.step, loaded.score, loaded.path, run)
+    policies = Policies.of(config.get("script", {}).get("policies", ()), first)
+    states = split_agents(loaded.tensors["policy"], policies.by_agent)
+    for agent, policy in policies.by_agent.items():
+        state = {name: tensor for name, tensor in states[agent].items() if not name.startswith("critic.")}
+        Parallel().load_full_state_dict(policy, state, without=policy.frozen())
+    return Trained(policies, config, loaded.step, loaded.score, loaded.path, run)
 
 
 def _find(path: Path, which: Which) -> Loaded:

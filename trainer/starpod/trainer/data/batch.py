@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from starpod.trainer.data.episode import Episode, Turn, lines_of, part_sums, payees_of
+from starpod.trainer.data.episode import Episode, paid_turns, part_sums
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.prompts.grammar import BLOCKS
 
@@ -122,7 +122,6 @@ class Batch:
 
     def __init__(self, episodes: Sequence[Episode], device: torch.device | str = "cpu") -> None:
         self.episodes = list(episodes)
-        self.payees = [payees_of(episode) for episode in self.episodes]
         self._lay_out([samples_of(episode) for episode in self.episodes], device)
 
     @classmethod
@@ -198,12 +197,6 @@ class Batch:
             rows.append(row)
         return self.rows(rows, -1, torch.int64)
 
-    def switches_BT(self) -> Tensor:
-        """Return a mask of the tokens of turns that begin a subgoal: switches, and the first turn of each line."""
-        first = {id(line[0]) for episode in self.episodes for line in lines_of(episode.turns)}
-        told = [[turn.switches or id(turn) in first for turn in episode.turns] for episode in self.episodes]
-        return self.per_turn(told, False, torch.bool)
-
     def weights_BT(self) -> Tensor | None:
         """Return `Turn.weight` on the turn's tokens; None if all are 1."""
         told = [[turn.weight for turn in episode.turns] for episode in self.episodes]
@@ -220,26 +213,12 @@ class Batch:
         They are float64, because rounding would make equal returns differ.
         """
         rows = []
-        for episode, paid in zip(self.episodes, self._paid(), strict=True):
+        for episode in self.episodes:
             row: list[float] = []
-            for turn, turns in list(zip(episode.turns, paid, strict=True))[episode.shared :]:
+            for turn, turns in list(zip(episode.turns, paid_turns(episode), strict=True))[episode.shared :]:
                 row += [0.0] * (len(turn.reply) - 1) + [sum(each.reward for each in turns)] * bool(turn.reply)
             rows.append(row)
         return self.rows(rows, dtype=torch.float64)
-
-    def parts(self) -> list[list[Mapping[str, float]]]:
-        """Return the reward parts that each turn receives."""
-        return [[part_sums(turns) for turns in paid] for paid in self._paid()]
-
-    def _paid(self) -> list[list[list[Turn]]]:
-        """Return for each turn the turns whose rewards it receives, usually only itself (see `payees_of`)."""
-        found = []
-        for episode, payees in zip(self.episodes, self.payees, strict=True):
-            paid: list[list[Turn]] = [[] for _ in episode.turns]
-            for turn, payee in zip(episode.turns, payees, strict=True):
-                paid[payee].append(turn)
-            found.append(paid)
-        return found
 
     def sampler_logprobs_BT(self) -> Tensor:
         """Return the log-probabilities that the engine reported: [B, T]."""
@@ -345,44 +324,37 @@ class RolloutBatch:
     """The critic's value of the context before each token; None without a critic."""
     ref_logprobs_BT: Tensor | None = None
     """Log-probabilities under the reference policy; None without a KL term."""
-    inherited: Sequence[Mapping[str, float]] = ()
-    """Per episode, the sum of each reward part over the turns shared with its parent."""
-    trees: Sequence[int] = ()
-    """Per episode, the member at the root of its chain of parents."""
-    turn_values: Sequence[Sequence[float | None]] = ()
-    """Per episode and turn, `Turn.value`."""
-    state_keys: Sequence[Sequence[bytes]] = ()
-    """Per episode and turn, the digest of the state before the turn; b"" if unknown."""
-    agents: Sequence[Sequence[str]] = ()
-    """Per episode and turn, `Turn.agent_id`."""
-    attempts: Sequence[Sequence[int]] = ()
-    """Per episode and turn, `Turn.attempt`."""
-    payees: Sequence[Sequence[int]] = ()
-    """Per episode and turn, the turn whose tokens get its reward and credit (see `payees_of`)."""
-    parts: Sequence[Sequence[Mapping[str, float]]] = ()
-    """Per episode and turn, the reward parts that the turn receives, including those of turns without tokens."""
-    criteria: Sequence[Sequence[Mapping[str, bool]]] = ()
-    """Per episode and turn, `Turn.criteria`."""
-    criteria_weights: Sequence[Mapping[str, float]] = ()
-    """Per episode, weights of criteria by name; 1 by default."""
+    episodes: Sequence[Episode] = ()
+    """The episodes, from whose turns estimators take what only they need."""
+    criteria_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By task, the weights of criteria by name; 1 by default. The key "" applies to all other tasks."""
     blocks_BT: Tensor | None = None
     """Block of each token as an index of BLOCKS, -1 in ill-formed replies; None if the estimator ignores blocks."""
-    switches_BT: Tensor | None = None
-    """Mask of the tokens of turns that begin a subgoal (bool); None if the estimator ignores them."""
-    weights_BT: Tensor | None = None
-    """Weights of the policy's loss if a search chose replies; None if all are 1."""
+
+    @classmethod
+    def of(
+        cls, batch: Batch, criteria_weights: Mapping[str, Mapping[str, float]] | None = None, *, blocks: bool = False
+    ) -> RolloutBatch:
+        """Return a batch with only the engine's log-probabilities. blocks: whether the estimator needs `blocks_BT`."""
+        sampler_BT = batch.sampler_logprobs_BT()
+        return cls(
+            mask_BT=batch.mask_BT,
+            turns_BT=batch.turns_BT(),
+            rewards_BT=batch.rewards_BT(),
+            groups_B=torch.tensor([episode.group for episode in batch.episodes], device=batch.device),
+            old_logprobs_BT=sampler_BT,
+            sampler_logprobs_BT=sampler_BT,
+            bootstrap_B=torch.zeros(len(batch), device=batch.device),
+            episodes=batch.episodes,
+            criteria_weights=criteria_weights or {},
+            blocks_BT=batch.blocks_BT() if blocks else None,
+        )
 
     def rows(self, rows: Sequence[int]) -> RolloutBatch:
         """Return these episodes only, with the same padding."""
-        chosen: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Tensor):
-                value = value[list(rows)]
-            elif value is not None and len(value):
-                value = [value[row] for row in rows]
-            chosen[item.name] = value
-        return RolloutBatch(**chosen)
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        chosen = {name: value[list(rows)] for name, value in values.items() if isinstance(value, Tensor)}
+        return RolloutBatch(**{**values, **chosen, "episodes": [self.episodes[row] for row in rows]})
 
     @property
     def returns_B(self) -> Tensor:
@@ -396,11 +368,19 @@ class RolloutBatch:
             raise ValueError("this estimator needs the critic's values, and the rollout has none")
         return self.values_BT
 
+    @property
+    def known_blocks_BT(self) -> Tensor:
+        """`blocks_BT`. Raises ValueError without blocks."""
+        if self.blocks_BT is None:
+            raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
+        return self.blocks_BT
+
     def inherited_B(self, parts: Sequence[str] = (), without: Sequence[str] = ()) -> Tensor:
         """Return the rewards of shared turns. parts: only these reward parts; empty: all except `without`."""
+        inherited = [part_sums(episode.turns[: episode.shared]) for episode in self.episodes]
         sums = [
             sum(paid for name, paid in own.items() if name not in without and (name in parts or not parts))
-            for own in self.inherited
+            for own in inherited
         ]
         return torch.tensor(sums or [0.0] * len(self.mask_BT), dtype=torch.float64, device=self.mask_BT.device)
 

@@ -8,7 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 if TYPE_CHECKING:
     from starpod.client import Session, Transition
@@ -22,6 +22,17 @@ EXTERNAL = "external"
 End = Literal["", "terminal", "max_turns", "max_actions", "environment_limit", "context", "failed"]
 """Why an episode ended: the environment's end reasons in lower case; `context`: too few tokens were left for another
 reply; `failed`: the infrastructure failed, and the episode must not be trained on. "" until it ends."""
+
+
+class ActionOutcome(NamedTuple):
+    """What the environment reported of an action."""
+
+    executed: bool
+    valid: bool
+    effective: bool
+
+
+DONE = ActionOutcome(executed=True, valid=True, effective=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,14 +73,8 @@ class Turn:
     """Digest of the state before the turn; b"" unless requested."""
     parts: dict[str, float] = field(default_factory=dict)
     """Named rewards ("environment", "format", shaping functions). Their sum is the turn's reward."""
-    executed: int = 0
-    """Number of executed actions."""
-    ran: list[bool] = field(default_factory=list)
-    """Whether each action was executed."""
-    valid: int = 0
-    """Number of actions that the environment called valid."""
-    effective: int = 0
-    """Number of actions that the environment called effective."""
+    outcomes: list[ActionOutcome] = field(default_factory=list)
+    """Outcome of each action."""
     criteria: dict[str, bool] = field(default_factory=dict)
     """Checklist reported by the environment after the turn: whether each criterion is met."""
     progress: float | None = None
@@ -90,6 +95,21 @@ class Turn:
     """Seconds of waiting for the engine."""
     stepping: float = 0.0
     """Seconds of waiting for the environment."""
+
+    @property
+    def executed(self) -> int:
+        """Number of executed actions."""
+        return sum(outcome.executed for outcome in self.outcomes)
+
+    @property
+    def valid(self) -> int:
+        """Number of actions that the environment called valid."""
+        return sum(outcome.valid for outcome in self.outcomes)
+
+    @property
+    def effective(self) -> int:
+        """Number of actions that the environment called effective."""
+        return sum(outcome.effective for outcome in self.outcomes)
 
     @property
     def switches(self) -> bool:
@@ -117,11 +137,7 @@ class Turn:
 
     def take(self, transition: Transition) -> None:
         """Record the results of the actions."""
-        for outcome in transition.outcomes:
-            self.ran.append(outcome.executed)
-            self.executed += outcome.executed
-            self.valid += outcome.valid
-            self.effective += outcome.effective
+        self.outcomes = [ActionOutcome(each.executed, each.valid, each.effective) for each in transition.outcomes]
         self.criteria = transition.criteria
         self.info = transition.info
         if parts := transition.reward_parts:
@@ -134,13 +150,20 @@ class Turn:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Turn:
-        """Return the turn. A reward without parts is the environment's. Raises TypeError for an unknown key."""
-        reward = values.get("reward", 0.0)
-        parts = values.get("parts") or ({"environment": reward} if reward else {})
-        values = {name: value for name, value in values.items() if name != "reward"} | {"parts": parts}
-        spans = [(name, end) for name, end in values.get("spans", ())]
-        binary = {name: base64.b64decode(values.get(name, "")) for name in ("state_key", "image")}
-        return cls(**{**values, "spans": spans, **binary})
+        """Return the turn. A reward without parts is the environment's. Raises TypeError for an unknown key.
+
+        Earlier versions wrote `ran` for each action, and the numbers of executed, valid and effective actions.
+        """
+        reward, values = values.get("reward", 0.0), dict(values)
+        values["parts"] = values.get("parts") or ({"environment": reward} if reward else {})
+        values["spans"] = [(name, end) for name, end in values.get("spans", ())]
+        values |= {name: base64.b64decode(values.get(name, "")) for name in ("state_key", "image")}
+        counts = [values.pop(name, 0) for name in ("executed", "valid", "effective")]
+        ran = values.pop("ran", None) or [True] * counts[0]
+        told = [(did, index < counts[1], index < counts[2]) for index, did in enumerate(ran)]
+        values["outcomes"] = [ActionOutcome(*each) for each in values.get("outcomes", told)]
+        values.pop("reward", None)
+        return cls(**values)
 
 
 @dataclass(slots=True)
@@ -391,6 +414,14 @@ def payees_of(episode: Episode) -> list[int]:
             near = [other for other in replies if turns[other].line == turns[index].line] or replies
             payees[index] = max((other for other in near if other < index), default=near[0])
     return payees
+
+
+def paid_turns(episode: Episode) -> list[list[Turn]]:
+    """Return for each turn the turns whose rewards it receives, usually only itself (see `payees_of`)."""
+    paid: list[list[Turn]] = [[] for _ in episode.turns]
+    for turn, payee in zip(episode.turns, payees_of(episode), strict=True):
+        paid[payee].append(turn)
+    return paid
 
 
 def turns_of(episode: Episode, agent: str) -> Episode:

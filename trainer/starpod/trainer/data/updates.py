@@ -84,6 +84,13 @@ class UpdateRecord:
         self._advantages_BT = advantages_BT
         self.found_2BT = advantages_BT.new_zeros(2, *advantages_BT.shape)
 
+    def place(self, part: UpdateRecord, inside_BT: Tensor) -> None:
+        """Copy the record of a part of the update. inside_BT: mask of the part's tokens in this batch."""
+        assert part._batch is not None
+        own_BT = part._batch.mask_BT
+        self._advantages_BT[inside_BT] = part._advantages_BT[own_BT]
+        self.found_2BT[:, inside_BT] = part.found_2BT[:, own_BT]
+
     def forget(self, rows: Sequence[int]) -> None:
         """Clear these rows. Call this before another pass over them."""
         self.found_2BT[:, list(rows)] = 0.0

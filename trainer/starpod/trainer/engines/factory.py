@@ -17,28 +17,36 @@ from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel import Parallel
 
 
-def build_engine(
-    config: EngineConfig, policy: Policy | Policies, *, max_context: int, parallel: Parallel | None = None
+def build_engines(
+    config: EngineConfig, policies: Policies, *, max_context: int, parallel: Parallel | None = None
 ) -> Engine:
+    """Build the engine that samples from all policies. If there are several, each gets an equal part of the cache.
+
+    Arguments and exceptions are those of `build_engine`.
+    """
+    part = config.model_copy(update={"cache_gib": config.cache_gib / len(policies.by_agent)})
+    if len(policies.by_agent) > 1 and config.name != "torch":
+        raise EngineError(
+            f"engine {config.name} samples from one policy, and script.policies has one for each agent: choose the "
+            "engine torch"
+        )
+    engines = {
+        agent: build_engine(part, policy, max_context=max_context, parallel=parallel)
+        for agent, policy in policies.by_agent.items()
+    }
+    return RoutingEngine(engines) if len(engines) > 1 else engines.popitem()[1]
+
+
+def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, parallel: Parallel | None = None) -> Engine:
     """Build the engine that samples from `policy`.
 
     `torch` and `vllm` start with the policy's current weights. Remote servers keep their own until the first `load`.
-    With several policies, each gets an engine and an equal part of the cache. Raises EngineError if the engine is
-    unavailable.
+    Raises EngineError if the engine is unavailable.
 
     Args:
         max_context: Maximum number of tokens of prompt and reply together.
         parallel: The ranks that share remote servers.
     """
-    if isinstance(policy, Policies):
-        if config.name != "torch":
-            raise EngineError(
-                f"engine {config.name} samples from one policy, and script.policies has one for each agent: choose the "
-                "engine torch"
-            )
-        part = config.model_copy(update={"cache_gib": config.cache_gib / len(policy.by_agent)})
-        each = policy.by_agent.items()
-        return RoutingEngine({agent: build_engine(part, own, max_context=max_context) for agent, own in each})
     match config.name:
         case "torch":
             from starpod.trainer.engines.torch_engine import TorchEngine

@@ -1,9 +1,9 @@
-"""Separate policies of several agents, with part of the interface of a single policy."""
+"""The policies of a run, by agent."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from torch import nn
@@ -17,7 +17,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Policies(nn.Module):
-    """One policy per agent. All have the same shape and tokenizer, and no critic."""
+    """One policy per agent, or a single one for all agents, named "".
+
+    Several policies have the same shape and tokenizer, and no critic.
+    """
 
     def __init__(self, by_agent: Mapping[str, Policy]) -> None:
         super().__init__()
@@ -25,15 +28,19 @@ class Policies(nn.Module):
         self.policies = nn.ModuleList(self.by_agent.values())
 
     @classmethod
-    def of(cls, agents: Iterable[str], policy: Policy) -> Policies:
-        """Give `policy` to the first agent and a copy to each other one. Frozen parameters are shared."""
-        first, *others = agents
+    def of(cls, agents: Sequence[str], policy: Policy) -> Policies:
+        """Give `policy` to the first agent and a copy to each other one; to all of them if none is named.
+
+        Copies share frozen parameters.
+        """
+        first, *others = agents or ("",)
         return cls({first: policy, **{agent: copy_trained(policy) for agent in others}})
 
     @property
-    def model(self) -> nn.ModuleList:
-        """The language models, in the order of the agents."""
-        return nn.ModuleList(policy.model for policy in self.by_agent.values())
+    def model(self) -> nn.Module:
+        """The language model; a list of them, in the order of the agents, if there are several policies."""
+        first, *others = (policy.model for policy in self.by_agent.values())
+        return nn.ModuleList([first, *others]) if others else first
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -50,12 +57,11 @@ def copy_trained(model: Model) -> Model:
     return copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
 
 
-def policy_of(policy: Policy | Policies, agent: str = "") -> Policy:
+def policy_of(policies: Policies, agent: str = "") -> Policy:
     """Return an agent's policy, or the shared one for "". Raises ModelError if there is no such policy."""
-    found = policy.by_agent.get(agent)
-    if found is None and isinstance(policy, Policies):
-        names = ", ".join(policy.by_agent)
-        raise ModelError(f"each of {names} has a policy: choose one with `starpod export RUN OUT --agent NAME`")
-    if found is None:
+    if agent in policies.by_agent:
+        return policies.by_agent[agent]
+    if "" in policies.by_agent:
         raise ModelError(f"agent {agent!r} has no policy of its own: all agents share one; leave the agent out")
-    return found
+    names = ", ".join(policies.by_agent)
+    raise ModelError(f"each of {names} has a policy: choose one with `starpod export RUN OUT --agent NAME`")

@@ -85,11 +85,6 @@ class Policy(nn.Module):
         self.folds = folds_cleanly(model)
 
     @property
-    def by_agent(self) -> dict[str, Policy]:
-        """This policy for all agents, as the counterpart of `Policies.by_agent`."""
-        return {"": self}
-
-    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 

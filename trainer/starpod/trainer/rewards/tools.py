@@ -26,6 +26,7 @@ class ToolsConfig(Section):
 def score_tools(config: ToolsConfig, line: Sequence[Turn], success: bool | None) -> list[float]:
     """Return the bonus of each turn of a speaker in a finished attempt. The last turn gets all of it."""
     counted = {name.lower() for name in config.actions}
-    executed = [action.lower() for turn in line for action, ran in zip(turn.actions, turn.ran, strict=False) if ran]
+    outcomes = [each for turn in line for each in zip(turn.actions, turn.outcomes, strict=False)]
+    executed = [action.lower() for action, outcome in outcomes if outcome.executed]
     used = sum(not counted or action in counted for action in executed) if success else 0
     return [0.0] * (len(line) - 1) + [config.bonus * used]

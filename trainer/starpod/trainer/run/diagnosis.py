@@ -12,19 +12,16 @@ from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Group, episodes_of
 from starpod.trainer.data.images import by_key
 from starpod.trainer.diagnostics.information import InformationProbe
-from starpod.trainer.learners import Learners
+from starpod.trainer.learner import Learner
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.run.weights import EngineWeights
 from starpod.trainer.seeds import derive
-from starpod.trainer.update import Learner
 
 
 class Diagnosis:
     """Measurement of mutual information, and of gradients by the reward deviation of groups."""
 
-    def __init__(
-        self, config: Config, learner: Learner | Learners, *, weights: EngineWeights, parallel: Parallel
-    ) -> None:
+    def __init__(self, config: Config, learner: Learner, *, weights: EngineWeights, parallel: Parallel) -> None:
         self.information = InformationProbe(config.monitor)
         self._config = config
         self._learner = learner
@@ -50,13 +47,13 @@ class Diagnosis:
         began = perf_counter()
         metrics: dict[str, float] = {}
         if self.information.due(step):
-            tokenizer = self._learner.policy.tokenizer
+            trainer = self._learner.by_agent[""]
             episodes = episodes_of(groups)
             images = by_key(turn.image for episode in episodes for turn in episode.turns)
             metrics |= self.information.measure(
                 episodes,
-                partial(self._learner.by_agent[""].log_likelihoods, images=images),
-                lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
+                partial(trainer.log_likelihoods, images=images),
+                lambda ids: str(trainer.policy.tokenizer.decode(ids, skip_special_tokens=False)),
                 torch.Generator().manual_seed(derive(self._config.seed, "information", step)),
             )
         if self._gradients_are_due(step):

@@ -11,7 +11,7 @@ from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints,
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.interrupts import Interrupted
-from starpod.trainer.learners import Learners
+from starpod.trainer.learner import Learner
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel, RankFailed
 from starpod.trainer.rollout.ahead import Admitted
@@ -21,7 +21,6 @@ from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.progress import Progress
 from starpod.trainer.run.warm_start import WarmStart
 from starpod.trainer.scorers.base import TurnScorer
-from starpod.trainer.update import Learner
 
 
 class Stateful(Protocol):
@@ -36,7 +35,7 @@ class Stateful(Protocol):
 class Persistent:
     """Everything that a checkpoint contains."""
 
-    learner: Learner | Learners
+    learner: Learner
     scorer: TurnScorer | None
     warm_start: WarmStart
     progress: Progress
@@ -92,8 +91,8 @@ class Persistence:
         held, step = self._held, progress["step"]
         optimizer, learner = held.learner.state()
         tensors = {"policy": held.learner.policy_state(), "optimizer": optimizer}
-        if held.learner.reference is not None:
-            tensors["reference"] = held.learner.reference_state()
+        if reference := held.learner.reference_state():
+            tensors["reference"] = reference
         scoring: dict[str, Any] = {}
         if held.scorer is not None:
             tensors["scorer"], scoring = held.scorer.state()

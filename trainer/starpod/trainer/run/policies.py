@@ -25,10 +25,11 @@ from starpod.trainer.seeds import derive
 class Models:
     """The models of a run."""
 
-    policy: Policy | Policies
-    """The policy that is trained."""
-    sampler: Policy | Policies
-    """The policy that the engine samples from."""
+    policies: Policies
+    """The policies that are trained."""
+    sampler: Policies
+    """The policies that the engine samples from. They are copies if the policies are sharded, or updated while the
+    engine samples."""
     make_initial: Callable[[], Policy]
     """Build a policy with the run's initial weights, for a reference or a scorer."""
 
@@ -39,24 +40,23 @@ def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: Run
     def make_initial() -> Policy:
         return make_policy(config, texts, folder, parallel)
 
-    first = make_initial()
-    policy = Policies.of(config.script.policies, first) if config.script.policies else first
-    # The engine needs a whole copy of the policy in two cases. Sampling from a sharded model would need a collective
-    # operation per token. If the policy is updated meanwhile, sampling would mix weights of two versions. The copy is
+    policies = Policies.of(config.script.policies, make_initial())
+    # The engine needs a whole copy of the policies in two cases. Sampling from a sharded model would need a collective
+    # operation per token. If a policy is updated meanwhile, sampling would mix weights of two versions. The copy is
     # refreshed between updates.
-    sampler, shares = policy, config.engine.name == "torch"
+    sampler, shares = policies, config.engine.name == "torch"
     if parallel.world > 1 and shares:
-        sampler = make_replica(policy).to(parallel.device)
-    for own in policy.by_agent.values():
-        parallel.shard(own)
+        sampler = make_replica(policies).to(parallel.device)
+    for policy in policies.by_agent.values():
+        parallel.shard(policy)
     if parallel.world == 1 and config.collect.max_staleness and shares:
-        sampler = copy_trained(policy)
-    return Models(policy, sampler, make_initial)
+        sampler = copy_trained(policies)
+    return Models(policies, sampler, make_initial)
 
 
-def make_replica(policy: Policy | Policies) -> Policy | Policies:
-    """Return a copy to sample from, without the critic and with weights rounded to the dtype of computation."""
-    replica = copy.deepcopy(policy, {id(own.critic): None for own in policy.by_agent.values()})
+def make_replica(policies: Policies) -> Policies:
+    """Return a copy to sample from, without critics and with weights rounded to the dtype of computation."""
+    replica = copy.deepcopy(policies, {id(own.critic): None for own in policies.by_agent.values()})
     for own in replica.by_agent.values():
         own.critic_kind = "none"
         round_weights(own.model)

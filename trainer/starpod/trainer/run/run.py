@@ -17,9 +17,7 @@ from starpod.trainer.diagnostics.metrics import kept_by_task
 from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.interrupts import Interrupted, Interrupts
-from starpod.trainer.learners import Learners
-from starpod.trainer.models.policies import Policies
-from starpod.trainer.models.policy import Policy
+from starpod.trainer.learner import Learner
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
@@ -29,12 +27,12 @@ from starpod.trainer.run.collecting import Collecting
 from starpod.trainer.run.diagnosis import Diagnosis
 from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.persistence import Persistence, Persistent
+from starpod.trainer.run.policies import Models
 from starpod.trainer.run.progress import Progress, Settings
 from starpod.trainer.run.rollout_log import RolloutLog
 from starpod.trainer.run.warm_start import WarmStart
 from starpod.trainer.run.weights import EngineWeights
 from starpod.trainer.scorers.base import TurnScorer, score_and_fit
-from starpod.trainer.update import Learner
 
 _MEASURED = 3
 """Number of iterations after which their duration is extrapolated."""
@@ -57,10 +55,8 @@ class Parts:
 
     collectors: Sequence[Collector[EngineAgents]]
     """One collector per stage in order, then one with the unchanged configuration."""
-    learner: Learner | Learners
-    sampler: Policy | Policies
-    """The policy that the engine samples from. It is a copy if the policy is sharded, or updated while the engine
-    samples."""
+    learner: Learner
+    models: Models
     output: Output
     parallel: Parallel
     interrupts: Interrupts
@@ -98,9 +94,7 @@ class Run:
             offline=parts.offline,
         )
         collector = self.collecting.collector
-        self.weights = EngineWeights(
-            collector.agents.engine, learner.policy, parts.sampler, parallel, sleeps=config.engine.sleep
-        )
+        self.weights = EngineWeights(collector.agents.engine, parts.models, parallel, sleeps=config.engine.sleep)
         held_out = HeldOut(
             config, collector, parallel=parallel, screen=screen, interrupts=interrupts, scorer=parts.scorer
         )

@@ -13,12 +13,11 @@ from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Episode, turns_of
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.interrupts import Interrupts
-from starpod.trainer.learners import Learners
+from starpod.trainer.learner import Learner
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.run.weights import EngineWeights
 from starpod.trainer.seeds import derive
-from starpod.trainer.update import Learner
 from starpod.trainer.warm_start.imitation import Imitation
 
 
@@ -34,7 +33,7 @@ class WarmStart:
     def __init__(
         self,
         config: Config,
-        learner: Learner | Learners,
+        learner: Learner,
         demonstrations: Sequence[Episode],
         *,
         held_out: HeldOut,
@@ -91,7 +90,7 @@ class WarmStart:
         config = self._config
         return {
             agent: Imitation(
-                learner.policy,
+                trainer.policy,
                 [turns_of(demonstration, agent) for demonstration in self.demonstrations],
                 config.warm_start,
                 self._parallel,
@@ -100,7 +99,7 @@ class WarmStart:
                 temperature=config.sampling.temperature,
                 seed=derive(config.seed, "imitation"),
             )
-            for agent, learner in self._learner.by_agent.items()
+            for agent, trainer in self._learner.by_agent.items()
         }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -5,33 +5,21 @@ from __future__ import annotations
 from time import perf_counter
 
 from starpod.trainer.engines.base import Engine
-from starpod.trainer.models.policies import Policies
-from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.run.policies import Models
 
 
 class EngineWeights:
     """Updater of an engine's weights. It also pauses an engine that sleeps while the policy uses the GPU.
 
     Args:
-        policy: The policy that is trained.
-        sampler: The policy that the engine samples from. It is a copy if the policy is sharded, or updated while the
-            engine samples.
-        sleeps: Whether the engine frees the GPU while the policy uses it.
+        models: The policies that are trained, and those that the engine samples from.
+        sleeps: Whether the engine frees the GPU while a policy uses it.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        policy: Policy | Policies,
-        sampler: Policy | Policies,
-        parallel: Parallel,
-        *,
-        sleeps: bool = False,
-    ) -> None:
+    def __init__(self, engine: Engine, models: Models, parallel: Parallel, *, sleeps: bool = False) -> None:
         self.engine = engine
-        self._policy = policy
-        self._sampler = sampler
+        self._models = models
         self._parallel = parallel
         self._sleeps = sleeps
         self._version = -1
@@ -54,9 +42,10 @@ class EngineWeights:
         began = perf_counter()
         if not self._paused:
             await self.engine.pause()
-        if self._sampler is not self._policy:
-            self._parallel.copy_weights(self._policy.model, self._sampler.model)
-        await self.engine.load(version, self._sampler.model)
+        policies, sampler = self._models.policies, self._models.sampler
+        if sampler is not policies:
+            self._parallel.copy_weights(policies.model, sampler.model)
+        await self.engine.load(version, sampler.model)
         await self.engine.resume()
         self._paused, self._version = False, version
         return perf_counter() - began

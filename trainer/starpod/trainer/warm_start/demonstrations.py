@@ -15,7 +15,7 @@ from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.config import SOLVER, VERIFIER, ScriptConfig
 from starpod.trainer.agents.script import ACCEPT, REJECT, judged, rejected, role_prompt, tried
 from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import DONE, Episode, Turn
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.prompts.grammar import SEPARATOR
@@ -338,7 +338,7 @@ class DemonstrationWriter:
             text = self.reply(turn, past.turns[-1] if past.turns else None, told)
             yield Said("", turn.observation, past, text, turn, imitate)
             # Demonstrations make no mistakes.
-            past = replace(past, turns=[*past.turns, replace(turn, executed=1, valid=1)])
+            past = replace(past, turns=[*past.turns, replace(turn, outcomes=[DONE])])
 
     def _by_agent(self, demonstration: Demonstration) -> Iterable[Said]:
         """Return the turns as replies of the environment's agents. Each agent sees only its own turns."""

@@ -1,7 +1,7 @@
 """Several policies: each learns from its own agent's turns alone, by advantages of whole episodes."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,22 +12,26 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.state import join_parts
 from starpod.trainer.data.episode import Episode, Group, turns_of
 from starpod.trainer.data.updates import UpdateRecord
-from starpod.trainer.learners import Learners
+from starpod.trainer.learner import Learner
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.update import Learner
-from tests.trainer.tiny_learner import VERSION, built, group_of, make_learner, say
+from starpod.trainer.update import PolicyTrainer
+from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer, say
 
 AGENTS = ("solver", "verifier")
 DR_MAS = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas"})
+SLOTS = ("step", "exp_avg", "exp_avg_sq")
 REWARDS = (1.0, 0.0, 0.25, 0.5)
 
 
-def make_learners(algorithm: AlgorithmConfig = DR_MAS, **settings: Any) -> Learners:
+def make_several(algorithm: AlgorithmConfig = DR_MAS) -> Learner:
     """Two policies that are equal, for now."""
-    policy = Policies.of(AGENTS, copy.deepcopy(built("none")))
-    learners = {agent: make_learner(algorithm, policy=own, **settings) for agent, own in policy.by_agent.items()}
-    return Learners(policy, learners)
+    policies = Policies.of(AGENTS, copy.deepcopy(built("none"))).by_agent
+    return Learner({agent: make_trainer(algorithm, policy=policy) for agent, policy in policies.items()})
+
+
+def make_one(algorithm: AlgorithmConfig = DR_MAS) -> Learner:
+    return learner_of(make_trainer(algorithm))
 
 
 def team_of(number: int = 1, rewards: tuple[float, ...] = REWARDS) -> Group:
@@ -45,12 +49,12 @@ def weights(policy: Policy | Policies) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in policy.parameters()]
 
 
-def plain_descent(learner: Learner) -> None:
+def plain_descent(learner: PolicyTrainer) -> None:
     """Steps of the gradient itself."""
     learner.optimizer = torch.optim.SGD([{"params": list(learner.policy.parameters()), "lr": 0.1, "rate": 0.1}])
 
 
-def moved(learner: Learner | Learners, groups: list[Group]) -> dict[str, list[Tensor]]:
+def moved(learner: Learner, groups: list[Group]) -> dict[str, list[Tensor]]:
     """What an update adds to the weights of each policy."""
     before = {agent: weights(own.policy) for agent, own in learner.by_agent.items()}
     learner.learn(groups, version=VERSION)
@@ -59,7 +63,7 @@ def moved(learner: Learner | Learners, groups: list[Group]) -> dict[str, list[Te
 
 
 def test_each_policy_learns_from_its_own_agents_tokens_alone() -> None:
-    one, other = make_learners(), make_learners()
+    one, other = make_several(), make_several()
     groups, others = [team_of(0), team_of(1)], [team_of(0), team_of(1)]
     for group in others:
         for episode in group.episodes:
@@ -74,7 +78,7 @@ def test_each_policy_learns_from_its_own_agents_tokens_alone() -> None:
 
 
 def test_an_agent_without_advantages_has_a_gradient_of_exactly_zero() -> None:
-    learners = make_learners()
+    learners = make_several()
     group = team_of()
     for episode in group.episodes:
         episode.turns[1].parts = {}
@@ -87,7 +91,7 @@ def test_an_agent_without_advantages_has_a_gradient_of_exactly_zero() -> None:
 
 
 def test_an_agent_that_says_nothing_learns_nothing() -> None:
-    learners = make_learners()
+    learners = make_several()
     group = team_of()
     for episode in group.episodes:
         del episode.turns[1]
@@ -116,7 +120,7 @@ def test_an_agent_that_says_nothing_learns_nothing() -> None:
 def test_equal_policies_move_together_as_one_does(changes: Mapping[str, Any]) -> None:
     """A mean over all tokens is the agents' means weighed by their shares of the tokens: so are the updates."""
     algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas", **changes})
-    shared, several = make_learner(algorithm), make_learners(algorithm)
+    shared, several = make_one(algorithm), make_several(algorithm)
     generator = torch.Generator().manual_seed(1)
     first = {
         name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
@@ -125,7 +129,7 @@ def test_equal_policies_move_together_as_one_does(changes: Mapping[str, Any]) ->
     if algorithm.needs_reference:
         shared.freeze_reference(first)
         several.freeze_reference(join_parts(dict.fromkeys(AGENTS, first)))
-    for learner in (shared, *several.by_agent.values()):
+    for learner in (*shared.by_agent.values(), *several.by_agent.values()):
         plain_descent(learner)
         learner.config = learner.config.model_copy(update={"max_grad_norm": 1e9})
     groups = [team_of(0), team_of(1)]
@@ -140,7 +144,7 @@ def test_equal_policies_move_together_as_one_does(changes: Mapping[str, Any]) ->
 
 
 def test_metrics_are_each_agents_and_their_mean() -> None:
-    found = make_learners().learn([team_of()], version=VERSION)
+    found = make_several().learn([team_of()], version=VERSION)
     for name in ("update/grad_norm", "policy/entropy"):
         assert found[name] == pytest.approx(sum(found[f"agents/{agent}/{name}"] for agent in AGENTS) / 2)
         assert found[f"agents/solver/{name}"] != found[f"agents/verifier/{name}"]
@@ -150,7 +154,7 @@ def test_metrics_are_each_agents_and_their_mean() -> None:
 
 def test_the_record_of_an_update_is_of_whole_episodes() -> None:
     records = []
-    for learner in (make_learner(DR_MAS), make_learners()):
+    for learner in (make_one(DR_MAS), make_several()):
         record = UpdateRecord()
         learner.learn([team_of(), team_of(1)], version=VERSION, record=record)
         records.append(list(record.tokens()))
@@ -162,7 +166,7 @@ def test_the_record_of_an_update_is_of_whole_episodes() -> None:
 
 
 def test_gradients_by_agent_are_of_their_own_weights() -> None:
-    shared, several = make_learner(DR_MAS), make_learners()
+    shared, several = make_one(DR_MAS), make_several()
     groups = [team_of(0), team_of(1, (1.0, 1.0, 0.0, 0.0))]
     one, other = (each.gradients(groups, version=VERSION, buckets=2) for each in (shared, several))
     said = {agent: sum(turns_of(each, agent).sampled_tokens for g in groups for each in g.episodes) for agent in AGENTS}
@@ -173,21 +177,30 @@ def test_gradients_by_agent_are_of_their_own_weights() -> None:
         for factor in ("pooled_factor", "measured_factor"):
             assert one[f"{name}/{factor}"] == pytest.approx(other[f"{name}/{factor}"], rel=1e-4)
     assert one.keys() == other.keys() and other["gradients/1/task"] > 0
-    assert all(parameter.grad is None for parameter in several.policy.parameters())
+    assert all(parameter.grad is None for parameter in several.policies.parameters())
 
 
-def test_learners_that_go_on_are_as_if_they_had_never_stopped() -> None:
+@pytest.mark.parametrize(("make", "agents"), [(make_one, ("",)), (make_several, AGENTS)], ids=["one", "several"])
+def test_learners_that_go_on_are_as_if_they_had_never_stopped(
+    make: Callable[[AlgorithmConfig], Learner], agents: Sequence[str]
+) -> None:
     algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas", "kl": {"where": "loss"}})
-    one, other = make_learners(algorithm), make_learners(algorithm)
+    one, other = make(algorithm), make(algorithm)
     groups = [team_of(0), team_of(1)]
     one.freeze_reference(None)
     one.learn(groups, version=VERSION)
-    assert one.policy_state().keys() == {f"{agent}.{name}" for agent in AGENTS for name in built("none").state_dict()}
-    other.load_policy(copy.deepcopy(one.policy_state()))
+    # The names in checkpoints: those of earlier versions can still be resumed.
+    prefixes = [f"{agent}." if agent else "" for agent in agents]
+    state, (tensors, values) = one.policy_state(), one.state()
+    assert state.keys() == {prefix + name for prefix in prefixes for name in built("none").state_dict()}
+    slots = [f"{index}.{slot}" for index in range(len(state) // len(agents)) for slot in SLOTS]
+    assert tensors.keys() == {prefix + slot for prefix in prefixes for slot in slots}
+    assert all((values[agent] if agent else values).keys() == {"generator", "optimizer"} for agent in agents)
+    other.load_policy(copy.deepcopy(state))
     other.freeze_reference(copy.deepcopy(one.reference_state()))
-    other.load_state(*copy.deepcopy(one.state()))
+    other.load_state(*copy.deepcopy((tensors, values)))
     assert one.learn(groups, version=-1) == other.learn(groups, version=-1)
-    assert all(map(torch.equal, weights(one.policy), weights(other.policy)))
+    assert all(map(torch.equal, weights(one.policies), weights(other.policies)))
 
 
 def test_the_turns_of_one_agent() -> None:
