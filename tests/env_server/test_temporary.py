@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from starpod.env_server.temporary import LOCKED_WITHIN_SECONDS, PREFIX, _lock, remove_left_over
+from starpod.env_server.temporary import PREFIX
+from starpod.v1.folders import LOCKED_WITHIN_SECONDS, make_locked_folder, remove_left_over
 
 WARM = "from starpod.env_server.processes.forking import warm_up; warm_up()"
 KILLED = f"{WARM}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -26,10 +27,10 @@ def test_a_killed_server_leaves_one_folder_and_the_next_one_removes_it() -> None
         subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": parent}, check=False)
         (left,) = Path(parent).iterdir()
         assert left.name.startswith(PREFIX) and list(left.iterdir()), "the fork server had its socket there"
-        remove_left_over(left.parent)
+        remove_left_over(PREFIX, left.parent)
         assert left.exists(), "another process may be about to lock it"
         while left.exists():  # the fork server holds the lock until it sees that its parent is gone
-            remove_left_over(aged(left).parent)
+            remove_left_over(PREFIX, aged(left).parent)
             time.sleep(0.01)
 
 
@@ -39,12 +40,13 @@ def test_sockets_fit_beside_a_long_folder_of_temporary_files(tmp_path: Path) -> 
 
 
 def test_folders_of_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive, strange, linked = (aged(tmp_path / name) for name in (f"{PREFIX}alive", "pymp-strange", "linked"))
+    alive = aged(make_locked_folder(PREFIX, tmp_path))
+    left, strange, linked = (aged(tmp_path / name) for name in (f"{PREFIX}left", "pymp-strange", "linked"))
     (tmp_path / f"{PREFIX}link").symlink_to(linked)
-    descriptor = _lock(alive)
-    remove_left_over(tmp_path)
+    with monkeypatch.context() as other_user:
+        other_user.setattr(os, "getuid", lambda: left.stat().st_uid + 1)
+        remove_left_over(PREFIX, tmp_path)
+    assert left.exists()
+    make_locked_folder(PREFIX, tmp_path)
+    assert not left.exists()
     assert alive.exists() and strange.exists() and linked.exists()
-    os.close(descriptor)
-    monkeypatch.setattr(os, "getuid", lambda: alive.stat().st_uid + 1)
-    remove_left_over(tmp_path)
-    assert alive.exists()

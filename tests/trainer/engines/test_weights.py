@@ -1,8 +1,6 @@
 """Weights under the names of a checkpoint."""
 
 import copy
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from starpod.trainer.engines import weights
-from starpod.trainer.engines.weights import make_folder, shapes_of, weights_of, write_weights
+from starpod.trainer.engines.weights import shapes_of, weights_of, write_weights
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_policy
 from tests.trainer.engines.architectures import make
@@ -69,16 +67,3 @@ def test_adapters_are_added_to_their_layers() -> None:
     assert set(mine) == set(wanted)
     for name, parameter in wanted.items():
         assert torch.allclose(mine[name], parameter, atol=1e-6), name
-
-
-def test_folders_of_killed_processes_are_removed_and_those_of_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    held, young, old = make_folder(""), tmp_path / "starpod-vllm-young", tmp_path / "starpod-vllm-old"
-    for folder in (young, old):
-        (folder / "start").mkdir(parents=True)
-    for folder in (held, old):
-        os.utime(folder, (0, 0))
-    make_folder("").rmdir()
-    assert {*tmp_path.iterdir()} == {held, young}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import fcntl
-import os
 import shutil
 import tempfile
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,11 +19,10 @@ from transformers.core_model_loading import revert_weight_conversion
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel import reshard, whole
+from starpod.v1.folders import make_locked_folder
 
 SHARD_BYTES = 4 * 1024**3
 PREFIX = "starpod-vllm-"
-LOCKED_WITHIN_SECONDS = 60.0
-"""An unlocked temporary folder older than this is left over from a killed process."""
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -75,36 +70,12 @@ def _plain_name(name: str) -> str:
 
 def make_folder(parent: str) -> Path:
     """Create a folder for weights in `parent`, with default permissions. If `parent` is empty, it is a private
-    temporary one."""
+    temporary one, and those of killed processes, which hold gibibytes, are removed."""
     if not parent:
-        _remove_left_over(Path(tempfile.gettempdir()))
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        _lock(folder)  # held until this process ends
-        return folder
+        return make_locked_folder(PREFIX, Path(tempfile.gettempdir()))
     folder = Path(parent).resolve() / f"{PREFIX}{uuid4().hex[:12]}"
     folder.mkdir(parents=True)
     return folder
-
-
-def _remove_left_over(parent: Path) -> None:
-    """Remove the folders of killed processes, which hold gibibytes of weights."""
-    for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            # A younger folder may belong to a process that is about to lock it.
-            if time.time() - folder.stat().st_mtime > LOCKED_WITHIN_SECONDS:
-                os.close(_lock(folder))
-                shutil.rmtree(folder)
-
-
-def _lock(folder: Path) -> int:
-    """Lock the folder and return the descriptor that holds the lock. Raises OSError if another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def gather(weights: Iterable[tuple[str, Tensor]]) -> None:
