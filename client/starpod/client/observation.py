@@ -16,6 +16,7 @@ from google.protobuf import json_format
 from starpod.client.arguments import MAX_COUNT, whole_number
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import JSON, Action, EndReason, Image, Part, ToolCall, action_from_proto, tensor_from_proto
+from starpod.v1.values import Want as Want
 
 Actions = tuple[Action, ...]
 """The sub-actions of one step, executed in order until one ends the episode."""
@@ -26,32 +27,6 @@ sub-action."""
 
 Shares = float | tuple[float, ...]
 """Reward of a step's only sub-action, or a tuple with one per sub-action."""
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """Optional fields of observations. The server only computes and sends fields that are True."""
-
-    valid_actions: bool = False
-    """The actions that the environment accepts in this state."""
-    state_key: bool = False
-    """A digest of the state without its history: equal states have equal keys."""
-    expert_action: bool = False
-    """The action that the environment's expert would take."""
-    score: bool = False
-    """The environment's own score of the state."""
-    image: bool = False
-    """A picture of the state, as a PNG."""
-
-    def to_proto(self, *, state_key: bool = False) -> pb.Want:
-        """Convert to a message. `state_key=True` requests state keys even if the caller does not want them."""
-        return pb.Want(
-            valid_actions=self.valid_actions,
-            state_key=self.state_key or state_key,
-            expert_action=self.expert_action,
-            score=self.score,
-            image=self.image,
-        )
 
 
 @dataclass(frozen=True, slots=True)

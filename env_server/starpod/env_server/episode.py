@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -22,30 +22,8 @@ from starpod.env_server.environment import (
 )
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError, decode, encode
-from starpod.v1.values import EndReason, Image, Part
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """Selection of optional fields of observations."""
-
-    valid_actions: bool = False
-    """Actions that are valid now."""
-    state_key: bool = False
-    """Key that is equal for equal states."""
-    expert_action: bool = False
-    """Action of the environment's expert."""
-    score: bool = False
-    """Progress of the episode, from 0 to 1."""
-    image: bool = False
-    """Rendered picture, appended to the observation's parts."""
-
-    text_only: bool = field(init=False)
-    """Whether at most the state key is wanted, which is the common case."""
-
-    def __post_init__(self) -> None:
-        text_only = not (self.valid_actions or self.expert_action or self.score or self.image)
-        object.__setattr__(self, "text_only", text_only)
+from starpod.v1.values import DEEPEST_INFO, EndReason, Image, Part
+from starpod.v1.values import Want as Want
 
 
 class Extras(NamedTuple):
@@ -134,8 +112,6 @@ class TooLate(RuntimeError):
         self.error = error
 
 
-_DEEPEST_INFO = 25
-"""Maximum nesting of `info`: protobuf parses 100 nested messages, and a level of a Struct takes three."""
 _UNLIMITED = 2**62
 _NONE = EndReason.NONE  # looking up an enum's member is slower than all other work that ends a turn
 _new_tuple = tuple.__new__
@@ -418,7 +394,7 @@ def _finite(what: str, value: float | None) -> Any:
 def _expect_json(info: Mapping[str, Any]) -> None:
     """Raise ValueError if `info` holds a number that JSON cannot express, or is nested too deeply for clients."""
     level: list[Any] = [info]
-    for _ in range(_DEEPEST_INFO):
+    for _ in range(DEEPEST_INFO):
         below: list[Any] = []
         for value in level:
             if isinstance(value, Mapping):
@@ -430,7 +406,7 @@ def _expect_json(info: Mapping[str, Any]) -> None:
         if not below:
             return
         level = below
-    raise ValueError(f"the environment returned info that is nested more than {_DEEPEST_INFO} deep")
+    raise ValueError(f"the environment returned info that is nested more than {DEEPEST_INFO} deep")
 
 
 def _merge(details: Details | None, outcome: Outcome) -> Details:

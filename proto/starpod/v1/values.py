@@ -61,6 +61,10 @@ Part = str | Image | JSON | np.ndarray
 """One piece of an observation."""
 
 
+DEEPEST_INFO = 25
+"""Maximum nesting of `info`. Protobuf parses at most 100 nested messages, and each level of a Struct takes three."""
+
+
 class EndReason(enum.IntEnum):
     """Reason for which an episode ended, with the protocol's numbers."""
 
@@ -74,6 +78,38 @@ class EndReason(enum.IntEnum):
     """The limit on sub-actions was reached."""
     ENVIRONMENT_LIMIT = 4
     """A limit of the environment itself was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Optional fields of observations. The server only computes and sends fields that are True."""
+
+    valid_actions: bool = False
+    """The actions that the environment accepts in this state."""
+    state_key: bool = False
+    """A digest of the state without its history: equal states have equal keys."""
+    expert_action: bool = False
+    """The action that the environment's expert would take."""
+    score: bool = False
+    """The environment's own score of the state, from 0 to 1."""
+    image: bool = False
+    """A picture of the state, as a PNG."""
+    text_only: bool = field(init=False, repr=False, compare=False)
+    """Whether at most the state key is wanted, which is the common case."""
+
+    def __post_init__(self) -> None:
+        text_only = not (self.valid_actions or self.expert_action or self.score or self.image)
+        object.__setattr__(self, "text_only", text_only)
+
+    def to_proto(self, *, state_key: bool = False) -> pb.Want:
+        """Convert to a message. `state_key=True` requests state keys even if the caller does not want them."""
+        return pb.Want(
+            valid_actions=self.valid_actions,
+            state_key=self.state_key or state_key,
+            expert_action=self.expert_action,
+            score=self.score,
+            image=self.image,
+        )
 
 
 def action_to_proto(action: Action | pb.Action) -> pb.Action:

@@ -14,12 +14,10 @@ from google.protobuf.message import Message
 
 from starpod.client.versions import satisfies
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.values import EndReason
+from starpod.v1.values import DEEPEST_INFO, EndReason
 
 MOST = 1e12
 """Maximum magnitude of a reward. Trainers use float32, whose range must hold sums of squared rewards."""
-DEEPEST = 25
-"""Maximum nesting of `info`. Protobuf parses at most 100 nested messages, and each level of a Struct takes three."""
 
 
 class BadReply(ValueError):
@@ -85,7 +83,7 @@ def _check_observation(observation: pb.Observation) -> None:
 
 def _check_struct(info: struct_pb2.Struct) -> None:
     level: list[Any] = [info]
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST_INFO):
         below: list[Any] = []
         for value in level:
             values = value.fields.values() if isinstance(value, struct_pb2.Struct) else value.values
@@ -98,4 +96,4 @@ def _check_struct(info: struct_pb2.Struct) -> None:
         if not below:
             return
         level = below
-    raise BadReply(f"info is nested more than {DEEPEST} deep")
+    raise BadReply(f"info is nested more than {DEEPEST_INFO} deep")
