@@ -1,4 +1,4 @@
-"""Servers without a network: a transport whose channels answer from this process, and a name that resolves to them.
+"""Servers without a network: a transport whose wires answer from this process, and a name that resolves to them.
 
 They implement the part of the contract that placement needs: Describe, Open, Step, Renew and Close, unary and on the
 Stream. Messages are not encoded, so a measurement contains only the fleet's own work.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-import grpc
-
+from starpod.client.errors import Unreachable
 from starpod.v1 import environment_pb2 as pb
 
 ENVIRONMENT = "walk-v1"
@@ -21,21 +20,16 @@ NAME = "environments"
 PORT = 50051
 
 
-class Unavailable(grpc.aio.AioRpcError):
-    def __init__(self) -> None:
-        super().__init__(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
-
-
 class Server:
     """A simulated server with its sessions. `alive` is False after `kill`."""
 
-    def __init__(self, address: str, version: str = VERSION) -> None:
+    def __init__(self, address: str, version: str = VERSION, *, alive: bool = True) -> None:
         self.address = address
         self.version = version
-        self.alive = True
+        self.alive = alive
         self.sessions: set[str] = set()
         self.opened = 0
-        self.streams: set[Stream] = set()
+        self.streams: set[Wire] = set()
         self._description = pb.DescribeResponse(
             protocol_version="1.0",
             instance_id=address,
@@ -80,26 +74,34 @@ class Server:
             stream.cut()
 
 
-class Stream:
-    """A call of Stream, with the interface of grpc.aio."""
+class Wire:
+    """A connection to a server, or to an address without one."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._replies: asyncio.Queue[Any] = asyncio.Queue()
-        server.streams.add(self)
-        if not server.alive:
+    def __init__(self, server: Server | None) -> None:
+        self._server = server or Server("", alive=False)
+        self._replies: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
+
+    async def unary(self, rpc: str, request: Any, timeout: float) -> tuple[Any, str]:
+        await asyncio.sleep(0)
+        if not self._server.alive:
+            raise Unreachable("gone")
+        return self._server.describe(request) if rpc == "Describe" else self._server.answer(rpc.lower(), request), ""
+
+    def open(self) -> None:
+        self._server.streams.add(self)
+        if not self._server.alive:
             self.cut()
 
-    async def read(self) -> Any:
+    async def read(self) -> pb.StreamResponse:
         reply = await self._replies.get()
         if reply is None:
-            raise Unavailable
+            raise Unreachable("gone")
         return reply
 
     async def write(self, message: pb.StreamRequest) -> None:
         response = pb.StreamResponse()
         for call in message.calls:
-            kind = call.WhichOneof("request")
+            kind = call.WhichOneof("request") or ""
             reply = response.replies.add(call_id=call.call_id)
             getattr(reply, kind).CopyFrom(self._server.answer(kind, getattr(call, kind)))
         self._replies.put_nowait(response)
@@ -109,27 +111,6 @@ class Stream:
 
     def cancel(self) -> None:
         self._server.streams.discard(self)
-
-
-class Channel:
-    """A connection to a server, or to an address without one."""
-
-    def __init__(self, server: Server | None) -> None:
-        self._server = server
-
-    def unary_unary(self, method: str, **_: Any) -> Callable[..., Any]:
-        kind = method.rpartition("/")[2].lower()
-
-        async def call(request: Any, **_: Any) -> Any:
-            await asyncio.sleep(0)
-            if self._server is None or not self._server.alive:
-                raise Unavailable
-            return self._server.describe(request) if kind == "describe" else self._server.answer(kind, request)
-
-        return call
-
-    def stream_stream(self, method: str, **_: Any) -> Callable[..., Stream]:
-        return lambda **_: Stream(self._server or Server(""))
 
     async def close(self) -> None:
         pass
@@ -161,11 +142,8 @@ class Cluster:
     def living(self) -> list[Server]:
         return [server for server in self.servers.values() if server.alive]
 
-    def channel(self, address: str, server_name: str = "") -> Channel:
-        return Channel(self.servers.get(address))
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return ()
+    def connect(self, address: str, server_name: str = "") -> Wire:
+        return Wire(self.servers.get(address))
 
     async def resolve(self, host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
         """Resolve the cluster's name, as a replacement of the event loop's getaddrinfo."""

@@ -20,7 +20,7 @@ from tests.waiting import eventually
 async def fleet_of(cluster: Cluster, **arguments: float) -> AsyncIterator[Fleet]:
     asyncio.get_running_loop().getaddrinfo = cluster.resolve  # type: ignore[method-assign, assignment]
     fleet = Fleet(f"dns:///{NAME}:{PORT}", health_seconds=0.02, grace=0.01, **arguments)
-    fleet.pool.transport = cluster  # type: ignore[assignment]
+    fleet.pool.transport = cluster
     async with fleet:
         yield fleet
 

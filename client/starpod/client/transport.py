@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import random
 import ssl
@@ -14,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+
+from starpod.client.wire import GrpcWire
+from starpod.v1.serving import is_loopback
 
 FORKED = (
     "This process was forked from one that was using gRPC, which cannot be used in it. Close all fleets before the "
@@ -145,7 +147,8 @@ class Transport:
             # A channel that shares connections would also share their back-off after a failure.
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        if is_loopback(address):
+        host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]")
+        if is_loopback(host):  # it must not go through a proxy
             options.append(("grpc.enable_http_proxy", 0))
         if self.tls is None:
             return grpc.aio.insecure_channel(address, options=options)
@@ -153,6 +156,10 @@ class Transport:
         if name:
             options.append(("grpc.ssl_target_name_override", name))
         return grpc.aio.secure_channel(address, self.tls.credentials(), options=options)
+
+    def connect(self, address: str, server_name: str = "") -> GrpcWire:
+        """Make a channel, and return it as a Connection uses it."""
+        return GrpcWire(address, self.channel(address, server_name), self.metadata)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of every call: the bearer token, if there is one."""
@@ -206,15 +213,6 @@ def split_address(address: str) -> tuple[str, str]:
         example = f"[{host}]:{port}" if host.count(":") > 1 and port.isdigit() else "host:port, e.g. 127.0.0.1:50051"
         raise ValueError(f"{address!r} is not an address: write {example}.")
     return host, port
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether an address is a loopback address, which must not go through a proxy."""
-    host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def join_endpoint(endpoint: str, host: str) -> str:

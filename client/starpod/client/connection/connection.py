@@ -1,4 +1,4 @@
-"""A connection to one server that reconnects by itself: a channel and one Stream that carries all calls.
+"""A connection to one server that reconnects by itself: a wire, and its Stream, which carries all calls.
 
 When the connection breaks, calls without a reply are sent again, unchanged, once the same server is back. If it does
 not come back in time, they fail.
@@ -11,15 +11,13 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import grpc
-
 from starpod.client.connection.calls import METHODS, AwaitedCall, Call, Method, Request, Response, Step
 from starpod.client.connection.queue import HOLD_SECONDS, CallQueue, StepReceiver
-from starpod.client.errors import ServerBug, StarpodError, TooLarge, Unreachable, Unsupported, from_rpc
-from starpod.client.server_timing import find_server_timing, parse_server_timing
-from starpod.client.transport import Backoff, Transport
+from starpod.client.errors import ServerBug, StarpodError, TooLarge, Unreachable, Unsupported
+from starpod.client.server_timing import parse_server_timing
+from starpod.client.transport import Backoff
+from starpod.client.wire import Connector, Unreadable, Wire
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1 import environment_pb2_grpc as pb_grpc
 
 PROTOCOL_MAJOR = "1"
 DESCRIBE_SECONDS = 5.0
@@ -27,16 +25,12 @@ DESCRIBE_SECONDS = 5.0
 logger = logging.getLogger("starpod.client")
 
 
-class _Unreadable(ServerBug):
-    """A message of the Stream cannot be parsed."""
-
-
 class Connection:
     """A connection to one server.
 
     Args:
         address: `host:port`.
-        transport: credentials and channel settings.
+        transport: makes the wire to the server, again after each loss.
         receiver: receives the replies and errors of steps.
         server_name: the host name that `address` was resolved from, for the check of the server's certificate.
         timeout: seconds after which a call without a reply is sent again.
@@ -60,7 +54,7 @@ class Connection:
     def __init__(
         self,
         address: str,
-        transport: Transport,
+        transport: Connector,
         receiver: StepReceiver,
         *,
         server_name: str = "",
@@ -105,9 +99,7 @@ class Connection:
         self._wake: asyncio.Future[None] | None = None
         self._broken = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stub: Any = None  # its methods are untyped in grpc.aio
-        self._stream: Any = None
-        self._channel: grpc.aio.Channel | None = None
+        self._wire: Wire | None = None
 
     @property
     def instance_id(self) -> str:
@@ -203,21 +195,12 @@ class Connection:
 
     async def describe(self) -> pb.DescribeResponse:
         """Request and return the server's description. Raises StarpodError."""
-        if self._stub is None:
+        if self._wire is None:
             raise self._lost_error()
-        response = await self._describe(min(DESCRIBE_SECONDS, self.timeout))
+        response = await _describe(self._wire, min(DESCRIBE_SECONDS, self.timeout))
         self._heard_at = self.loop.time()
         if response.instance_id == self.instance_id:
             self.adopt(response)
-        return response
-
-    async def _describe(self, timeout: float) -> pb.DescribeResponse:
-        try:
-            response: pb.DescribeResponse = await self._stub.Describe(
-                pb.DescribeRequest(), timeout=timeout, metadata=self._metadata()
-            )
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
         return response
 
     def adopt(self, description: pb.DescribeResponse) -> None:
@@ -254,7 +237,7 @@ class Connection:
                 await (self._broken.wait() if self._unary else self._exchange())
             except StarpodError as error:
                 self.error = error
-                if self.ready and isinstance(error, Unsupported | TooLarge | _Unreadable):
+                if self.ready and isinstance(error, Unsupported | TooLarge | Unreadable):
                     # The server has no Stream although it says so, or one of its messages cannot be parsed. Use unary
                     # calls, so that a broken reply fails only its own call.
                     self._stream_refused = True
@@ -279,9 +262,8 @@ class Connection:
         self._on_change()
 
     async def _connect(self) -> None:
-        self._channel = self._transport.channel(self.address, self.server_name)
-        self._stub = pb_grpc.EnvironmentServiceStub(self._channel)
-        response = await self._describe(DESCRIBE_SECONDS)
+        self._wire = self._transport.connect(self.address, self.server_name)
+        response = await _describe(self._wire, DESCRIBE_SECONDS)
         if response.protocol_version.partition(".")[0] != PROTOCOL_MAJOR:
             raise Unsupported(
                 f"{self.address} speaks version {response.protocol_version or '?'} of the protocol, this client"
@@ -307,23 +289,17 @@ class Connection:
                 self._spawn(self._call_unary(call))
         self._on_change()
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        try:
-            return self._transport.metadata()
-        except OSError as error:
-            raise Unreachable(f"The token for {self.address} cannot be read: {error}") from None
-
     def _break(self, error: StarpodError) -> None:
         """Drop the connection; `_run` then reconnects."""
         self.error = error
         self._broken.set()
-        if self._stream is not None:
-            self._stream.cancel()
+        if self._wire is not None:
+            self._wire.cancel()
 
     async def _disconnect(self) -> None:
-        channel, self._channel, self._stub = self._channel, None, None
-        if channel is not None:
-            await channel.close()
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            await wire.close()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(coroutine)
@@ -339,17 +315,16 @@ class Connection:
             return
         call_id, field, message = registered
         try:
-            rpc = getattr(self._stub, METHODS[field])(message, timeout=self.timeout, metadata=self._metadata())
-            response = await rpc
-            self._note_timing(find_server_timing(await rpc.trailing_metadata()))
-        except (grpc.aio.AioRpcError, Unreachable) as failure:
-            error = from_rpc(failure) if isinstance(failure, grpc.aio.AioRpcError) else failure
-            if isinstance(error, Unreachable):
-                self._break(error)
-            else:
-                self.queue.refuse(call_id, error)
-            return
-        self.queue.answer(call_id, field, response)
+            if self._wire is None:
+                raise self._lost_error()
+            response, timing = await self._wire.unary(METHODS[field], message, self.timeout)
+        except Unreachable as error:
+            self._break(error)
+        except StarpodError as error:
+            self.queue.refuse(call_id, error)
+        else:
+            self._note_timing(timing)
+            self.queue.answer(call_id, field, response)
 
     def _note_timing(self, text: str) -> None:
         try:
@@ -366,34 +341,24 @@ class Connection:
 
     async def _exchange(self) -> None:
         """Open the Stream and exchange messages until it ends. Raises StarpodError."""
-        self._stream = stream = self._stub.Stream(metadata=self._metadata())
-        helpers = [self._spawn(self._write(stream)), self._spawn(self._resend_overdue())]
+        wire = self._wire
+        assert wire is not None
+        wire.open()
+        helpers = [self._spawn(self._write(wire)), self._spawn(self._resend_overdue())]
         for task in helpers:
             task.add_done_callback(self._helper_ended)
         try:
-            while True:
-                message = await stream.read()
-                if message is grpc.aio.EOF:
-                    break
+            while (message := await wire.read()) is not None:
                 self._backoff.reset()
-                if message is None:  # gRPC could not parse the bytes
-                    raise _Unreadable(f"A message of the Stream of {self.address} cannot be read.")
                 self._receive(message)
-            code = await stream.code()
-            if code is not grpc.StatusCode.OK:
-                raise Unreachable(await stream.details() or code.name, code=code)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
-        except asyncio.CancelledError:
-            if not self._broken.is_set():
-                raise
-            assert self.error is not None
-            raise self.error from None  # cancelled by `_break`
+        except StarpodError:
+            if self._broken.is_set() and self.error is not None:
+                raise self.error from None  # cancelled by `_break`
+            raise
         finally:
-            self._stream = None
             for task in helpers:
                 task.cancel()
-            stream.cancel()
+            wire.cancel()
 
     def _receive(self, message: pb.StreamResponse) -> None:
         self._heard_at = self.loop.time()
@@ -411,7 +376,7 @@ class Connection:
             logger.error("The connection to %s failed.", self.address, exc_info=error)
             self._break(ServerBug(f"The connection to {self.address} failed: {error!r}"))
 
-    async def _write(self, stream: Any) -> None:
+    async def _write(self, wire: Wire) -> None:
         queue = self.queue
         try:
             while True:
@@ -420,10 +385,9 @@ class Connection:
                     await self._wait(seconds)
                 elif (message := queue.collect(self.loop.time())) is not None:
                     self.messages_sent += 1
-                    await stream.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The Stream has ended. Its reader gets the same news, and the reason.
-            return
+                    await wire.write(message)
+        except Unreachable:
+            return  # the Stream has ended, and its reader gets the reason
 
     async def _wait(self, seconds: float | None) -> None:
         self._wake = wake = self.loop.create_future()
@@ -448,3 +412,9 @@ class Connection:
             if self.queue.resend_overdue(older, self.loop.time(), self.timeout, self.patience):
                 self.wake()
             older, newer = newer, self.queue.next_id
+
+
+async def _describe(wire: Wire, timeout: float) -> pb.DescribeResponse:
+    response: pb.DescribeResponse
+    response, _ = await wire.unary("Describe", pb.DescribeRequest(), timeout)
+    return response

@@ -15,8 +15,9 @@ from starpod.client.nearest import unknown_environment, unknown_version
 from starpod.client.pool.placement import Host, least_loaded
 from starpod.client.pool.replica import Replica
 from starpod.client.snapshot import Snapshot
-from starpod.client.transport import Backoff, Transport, join_endpoint, split_address
+from starpod.client.transport import Backoff, join_endpoint, split_address
 from starpod.client.versions import latest_name, parse_version, satisfies
+from starpod.client.wire import Connector
 from starpod.v1 import environment_pb2 as pb
 
 RESOLVE_SECONDS = 30.0
@@ -33,7 +34,7 @@ class ServerPool:
     def __init__(
         self,
         addresses: list[str],
-        transport: Transport,
+        transport: Connector,
         *,
         timeout: float,
         patience: float,

@@ -1,0 +1,116 @@
+"""How messages travel to one server: the interface `Wire`, and its implementation over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.message import Message
+
+from starpod.client.errors import ServerBug, Unreachable, from_rpc
+from starpod.client.server_timing import find_server_timing
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1 import environment_pb2_grpc as pb_grpc
+
+
+class Unreadable(ServerBug):
+    """A message of the Stream cannot be parsed."""
+
+
+class Wire(Protocol):
+    """One physical connection to a server: unary calls and at most one Stream.
+
+    Every method may raise StarpodError: Unreachable if the connection is broken, else the server's error.
+    """
+
+    async def unary(self, rpc: str, request: Message, timeout: float) -> tuple[Any, str]:
+        """Return the response to one call, and the Server-Timing that came with it."""
+
+    def open(self) -> None:
+        """Open the Stream."""
+
+    async def read(self) -> pb.StreamResponse | None:
+        """Return the next message of the Stream; None if the server ended it. Raises Unreadable, too."""
+
+    async def write(self, message: pb.StreamRequest) -> None:
+        """Send a message on the Stream. After its end this raises Unreachable, and `read` tells the reason."""
+
+    def cancel(self) -> None:
+        """End the Stream, if one is open. `read` then raises Unreachable."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+class Connector(Protocol):
+    """What makes wires. Transport makes those of gRPC."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Maximum size of one message in either direction."""
+
+    def connect(self, address: str, server_name: str = "") -> Wire:
+        """Return a wire to a server. It need not be connected yet. Raises OSError."""
+
+
+class GrpcWire:
+    """A channel of gRPC to an address. `metadata` returns the metadata of each call, or raises OSError."""
+
+    def __init__(
+        self, address: str, channel: grpc.aio.Channel, metadata: Callable[[], tuple[tuple[str, str], ...]]
+    ) -> None:
+        self._address = address
+        self._channel = channel
+        self._read_metadata = metadata
+        self._stub: Any = pb_grpc.EnvironmentServiceStub(channel)  # its methods are untyped in grpc.aio
+        self._stream: Any = None
+
+    async def unary(self, rpc: str, request: Message, timeout: float) -> tuple[Any, str]:
+        try:
+            call = getattr(self._stub, rpc)(request, timeout=timeout, metadata=self._metadata())
+            return await call, find_server_timing(await call.trailing_metadata())
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+
+    def open(self) -> None:
+        self._stream = self._stub.Stream(metadata=self._metadata())
+
+    async def read(self) -> pb.StreamResponse | None:
+        try:
+            message: Any = await self._stream.read()
+            if message is grpc.aio.EOF:
+                code = await self._stream.code()
+                if code is not grpc.StatusCode.OK:
+                    raise Unreachable(await self._stream.details() or code.name, code=code)
+                return None
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise Unreachable(f"The Stream of {self._address} was cancelled.") from None
+        if message is None:  # gRPC could not parse the bytes
+            raise Unreadable(f"A message of the Stream of {self._address} cannot be read.")
+        response: pb.StreamResponse = message
+        return response
+
+    async def write(self, message: pb.StreamRequest) -> None:
+        try:
+            await self._stream.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise Unreachable(f"The Stream of {self._address} has ended.") from None
+
+    def cancel(self) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        try:
+            return self._read_metadata()
+        except OSError as error:
+            raise Unreachable(f"The token for {self._address} cannot be read: {error}") from None
