@@ -115,12 +115,12 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
 async def _serve(port: int, engine_seconds: float) -> None:
     from starpod.gateway.app import create_app
     from starpod.gateway.lineage import Layout
-    from starpod.gateway.listening import listening
     from starpod.gateway.records import Records
     from starpod.gateway.session import Sampler
     from starpod.trainer.agents.config import SamplingConfig
     from starpod.trainer.engines.base import Reply, Request
     from starpod.trainer.prompts.conversation import Template
+    from starpod.v1.http import listening
     from tests.trainer.chat_templates import tokenizer
     from tests.trainer.scripted_engine import ScriptedEngine
 

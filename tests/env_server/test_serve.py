@@ -157,7 +157,7 @@ LIBRARY = """@classmethod
 def test_a_wrong_call_is_one_readable_line(
     arguments: list[str], status: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_claim_output", io.StringIO)
+    monkeypatch.setattr(cli, "claim_output", io.StringIO)
     monkeypatch.setattr(cli, "configure_logs", lambda *_: None)
     if arguments[0] in ("LIBRARY", "LACKING"):
         members = LIBRARY if arguments[0] == "LIBRARY" else LACKING

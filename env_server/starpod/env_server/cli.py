@@ -28,6 +28,7 @@ from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.env_server.sessions.seal import SealKeyError
 from starpod.env_server.tracing import TracingUnavailable
 from starpod.env_server.transports.auth import TokenFileError
+from starpod.v1.serving import claim_output, end_process_with_stdin
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +84,11 @@ def serve(
     wanted, http = settings.pop("wanted"), settings["http"]
     configure_logs(log_format, log_level)
     if end_with_stdin:
-        _end_with_stdin()
+        end_process_with_stdin()
     if workers is not None:
         supervised = {name: settings[name] for name in _SUPERVISED}
         sys.exit(supervise(sys.argv[1:], workers, http_port=http and http.port, **supervised))
-    ready = _claim_output()
+    ready = claim_output()
     try:
         registry = _registry(environments, wanted)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -98,13 +99,6 @@ def serve(
         raise click.ClickException(str(error)) from error
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback for another Ctrl-C during the remaining clean-up
     _leave_behind_what_hangs()
-
-
-def _claim_output() -> TextIO:
-    """Return standard output for the ready line. All other output of this process then goes to standard error."""
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return output
 
 
 def _registry(environments: tuple[str, ...], wanted: Wanted) -> Registry:
@@ -182,16 +176,3 @@ def _leave_behind_what_hangs() -> None:
             sys.stdout.flush()
         finally:
             os._exit(0)
-
-
-def _end_with_stdin() -> None:
-    """End this process when standard input closes, which happens when the process at its other end exits."""
-
-    def watch() -> None:
-        # Read the descriptor, because a waiting thread would hold sys.stdin's lock, which aborts the interpreter at
-        # exit.
-        while os.read(0, 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import resource
 import socket
@@ -35,6 +34,7 @@ from starpod.env_server.transports.auth import Authenticator
 from starpod.env_server.transports.connections import Connections, address_of
 from starpod.env_server.transports.service import EnvironmentService
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.serving import is_loopback
 
 if TYPE_CHECKING:
     from starpod.env_server.transports.exchange import Carried
@@ -81,7 +81,7 @@ class EnvironmentServer:
         self.port = config.port
         if config.token_file and not config.snapshot_key_file:
             logger.warning("snapshots are not sealed: whoever has a token can make one up; see --snapshot-key-file")
-        if config.token_file and not config.tls and not _is_loopback(config.host):
+        if config.token_file and not config.tls and not is_loopback(config.host):
             logger.warning(
                 "tokens travel in the clear: %s is no loopback address and TLS is off; see --tls-certificate",
                 config.host,
@@ -250,7 +250,7 @@ class EnvironmentServer:
             hint = "from a clone of the repository: pip install '.[http]'"
             raise ServerError(f"--http needs its extra; {hint}") from error
         carried: list[Carried] = [await self._start_mcp()] if http.mcp else []
-        if http.ors:  # last, because it claims all other paths
+        if http.ors:
             carried.append(ORSService(self._service, self.worker))
         service = HTTPService(
             self._service,
@@ -328,13 +328,6 @@ def _connection_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_connection_idle_ms", int(_IDLE_KEEPALIVES * config.keepalive_seconds * 1000)),
         ("grpc.max_allowed_incoming_connections", config.limits.max_connections),
     ]
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_port(host: str, port: int, option: str) -> None:

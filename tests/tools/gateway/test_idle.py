@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from starpod.gateway import listening as gateway
-from starpod.gateway.listening import listening
-from starpod.report.idle import IDLE_SECONDS
+from starpod.v1 import http
+from starpod.v1.http import IDLE_SECONDS, listening
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 PART = GET[:-2]
@@ -36,7 +35,7 @@ def test_a_client_closes_before_the_gateway_does() -> None:
 async def test_nobody_holds_a_connection_without_a_request(
     first: bytes, dripped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0.1)
     async with listening(answer) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(first)
@@ -57,7 +56,7 @@ async def test_nobody_holds_a_connection_without_a_request(
 
 
 async def test_a_request_that_takes_longer_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0.1)
     async with listening(answer) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(GET.replace(b"/ ", b"/slow "))

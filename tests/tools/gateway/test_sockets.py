@@ -18,14 +18,15 @@ import pytest
 from starpod.gateway import app
 from starpod.gateway.app import Keys, create_app
 from starpod.gateway.control import endpoints
-from starpod.gateway.listening import listening
 from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
-from starpod.report.site import listen
 from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.engines.base import EngineError
+from starpod.v1 import http
+from starpod.v1.http import listening
+from starpod.v1.serving import listen
 from tests.support import small_files
 from tests.tools.gateway.sampling import engine_of, scripted
 
@@ -484,7 +485,7 @@ async def test_a_body_that_is_too_large_is_read_to_its_end_or_for_a_while(
         for sent in (50_000_000, 1_000):
             reply = await asyncio.to_thread(_post, it.url, 50_000_000, sent)
             assert reply.startswith(b"HTTP/1.1 413 ") and b'"code":"body_too_large"' in reply
-            monkeypatch.setattr(app, "_LINGER_SECONDS", 0.2)
+            monkeypatch.setattr(http, "LINGER_SECONDS", 0.2)
 
 
 def test_a_replys_body_does_not_wait_for_the_acknowledgement_of_its_head() -> None:

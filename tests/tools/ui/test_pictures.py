@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from fastapi import Request
+from starlette.requests import Request
 
 from starpod.client import SyncFleet
 from starpod.trainer.data.episode import Episode

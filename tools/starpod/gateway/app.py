@@ -9,12 +9,13 @@ import json
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -27,14 +28,13 @@ from starpod.gateway.dialects.responses import Responses
 from starpod.gateway.requests import Answer, Ask, Refused, bad_request
 from starpod.gateway.session import Session
 from starpod.gateway.turns import Turns
-from starpod.report.site import known_host, whole
+from starpod.v1.http import KnownHosts
+from starpod.v1.serving import whole
 
 MOST_BODY_BYTES = 8 * 2**20
 """Default limit of a request's body. The longest context is far shorter."""
 _HEARTBEAT_SECONDS = 5.0
 """Seconds after which a stream begins even if its reply is not ready. Comments at this interval then keep it alive."""
-_LINGER_SECONDS = 2.0
-"""Seconds for which the rest of an unread body is received and discarded."""
 _LARGE_BODY_BYTES = 2**18
 _LARGE_BODIES = 4
 """Number of large bodies received at the same time, which bounds their memory. Smaller bodies never wait."""
@@ -143,13 +143,9 @@ def create_app(
     def guarded(endpoint: Endpoint) -> Endpoint:
         async def call(request: Request) -> Response:
             try:
-                if not known_host(request.headers.get("host", ""), hosts):
-                    status = HTTPStatus.MISDIRECTED_REQUEST
-                    raise Refused(status, "unknown_host", "start the gateway with --allow-host NAME to call it so")
                 return await endpoint(request)
             except Refused as refused:
-                unread = request.method == "POST" and not getattr(request.state, "body_read", False)
-                return _error_response(dialect_of(request), refused, unread=unread)
+                return _error_response(dialect_of(request), refused)
             except RecursionError:
                 return _error_response(dialect_of(request), bad_request("the request is nested too deeply"))
 
@@ -165,11 +161,17 @@ def create_app(
         refused = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", f"{type(error).__name__}: {error}")
         return _error_response(dialect_of(request), refused)
 
+    async def unknown_host(scope: Scope, receive: Receive, send: Send) -> None:
+        message = "start the gateway with --allow-host NAME to call it so"
+        refused = Refused(HTTPStatus.MISDIRECTED_REQUEST, "unknown_host", message)
+        await _error_response(dialect_of(Request(scope)), refused)(scope, receive, send)
+
     return Starlette(
         routes=[
             *(Route(path, guarded(endpoint), methods=[method]) for (method, path), endpoint in endpoints.items()),
-            *(Route(path, _HostGuard(inner, hosts)) for path, inner in (mounted or {}).items()),
+            *(Route(path, inner) for path, inner in (mounted or {}).items()),
         ],
+        middleware=[Middleware(KnownHosts, names=hosts, refusal=unknown_host)],
         exception_handlers={HTTPException: not_found, Exception: internal_error},
     )
 
@@ -197,7 +199,6 @@ async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[
         except TimeoutError:
             message = f"the body did not arrive within {_BODY_SECONDS:.0f} seconds; send it again"
             raise Refused(HTTPStatus.REQUEST_TIMEOUT, "body_timeout", message) from None
-        request.state.body_read = True
         try:
             # Python would parse NaN and infinities, which JSON replies cannot contain.
             body = json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite_float)
@@ -232,20 +233,6 @@ def _finite_float(text: str) -> float:
     return number if math.isfinite(number) else _refuse_constant(text[:40])
 
 
-class _HostGuard:
-    """ASGI application that refuses unknown host names. Starlette does not call functions as ASGI applications."""
-
-    def __init__(self, inner: ASGIApp, hosts: Collection[str]) -> None:
-        self._inner = inner
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if known_host(Request(scope).headers.get("host", ""), self._hosts):
-            await self._inner(scope, receive, send)
-        else:
-            await Response(status_code=HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send)
-
-
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
@@ -264,22 +251,5 @@ async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> 
         yield event
 
 
-def _error_response(dialect: Dialect, refused: Refused, *, unread: bool = False) -> Response:
-    return (_EarlyErrorResponse if unread else JSONResponse)(dialect.failure(refused), refused.status)
-
-
-class _EarlyErrorResponse(JSONResponse):
-    """Response to a request whose body was not read.
-
-    It discards the body for a while: a connection that is closed with unread data is reset, and the response is lost.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [*self.raw_headers, (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_SECONDS):
-                while (await receive()).get("more_body", False):
-                    pass
-        await send({"type": "http.response.body", "body": b""})
+def _error_response(dialect: Dialect, refused: Refused) -> Response:
+    return JSONResponse(dialect.failure(refused), refused.status)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
 from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 import click
 
-from starpod.report.site import link, listen, serve, site_options
+from starpod.report.site import site_options
+from starpod.v1.serving import claim_output, is_loopback, link, listen
 
 if TYPE_CHECKING:
     from starpod.gateway.serving import Serving
@@ -78,7 +77,7 @@ def gateway(
     token = gateway_token_file.read_text(encoding="utf-8-sig").strip() if gateway_token_file else ""
     if gateway_token_file and not token:
         raise click.UsageError(f"{gateway_token_file} is empty")
-    if not token and not _is_loopback(host):
+    if not token and not is_loopback(host):
         raise click.UsageError("others can reach this address: give --gateway-token-file, or leave --host at 127.0.0.1")
     import uvloop
 
@@ -98,7 +97,7 @@ def gateway(
         _serve(
             serving,
             token,
-            _claim_output(),
+            claim_output(),
             host=host,
             port=port,
             hosts={host, *hosts},
@@ -123,6 +122,7 @@ async def _serve(
 ) -> None:
     from starpod.gateway.app import Keys, create_app
     from starpod.gateway.control import endpoints
+    from starpod.v1.http import serve
 
     with closing(listen(host, port)) as listener:
         async with serving.start(most_sessions, idle_seconds) as records:
@@ -138,17 +138,3 @@ async def _serve(
             )
             print(link(listener, host).rstrip("/"), file=ready, flush=True)
             await serve(app, listener)
-
-
-def _claim_output() -> TextIO:
-    """Reserve standard output for the address, and send what an engine prints to standard error."""
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return output
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

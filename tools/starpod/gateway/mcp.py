@@ -31,7 +31,7 @@ def installed() -> bool:
 async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = None) -> AsyncIterator[ASGIApp]:
     """Yield the MCP server as an ASGI application. playing: returns a session's agent, or raises Refused."""
     from mcp.server.lowlevel import Server
-    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+    from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
     from mcp_types import (
         CallToolRequestParams,
         CallToolResult,
@@ -92,7 +92,7 @@ async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = Non
     task = asyncio.create_task(run())
     await running.wait()
     try:
-        yield manager.handle_request
+        yield StreamableHTTPASGIApp(manager)
     finally:
         stop.set()
         await task

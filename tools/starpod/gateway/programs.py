@@ -19,7 +19,6 @@ from starpod.gateway import mcp, supervise
 from starpod.gateway.app import create_app
 from starpod.gateway.environment import endpoints
 from starpod.gateway.lineage import Layout
-from starpod.gateway.listening import listening
 from starpod.gateway.played import OutsideAgent
 from starpod.gateway.requests import Refused
 from starpod.gateway.session import Sampler, Session
@@ -29,6 +28,7 @@ from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.agents.program import Wrap
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.prompts.conversation import Template
+from starpod.v1.http import listening
 
 _GRACE_SECONDS = 5.0
 """Time for a program to end by itself after its episode, and then for its supervisor."""

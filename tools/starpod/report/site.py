@@ -1,29 +1,20 @@
-"""Common parts of the web sites: protection from other sites, limits, headers, options and the socket.
+"""Common parts of the web sites: protection from other sites, headers and options.
 
-Form tokens and the same-origin rule prevent other sites from acting in a visitor's name. A list of known hosts prevents
-DNS rebinding.
+Form tokens and the same-origin rule prevent other sites from acting in a visitor's name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
-import signal
-import socket
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import click
 
 Command = TypeVar("Command", bound=Callable[..., None])
-
-MAX_BODY_BYTES = 64 * 1024
-_MAX_DIGITS = 20
-_SHUTDOWN_SECONDS = 2
-"""Time that open connections of pages have to end at shutdown."""
 
 
 class Guard:
@@ -47,36 +38,6 @@ def same_origin(headers: Mapping[str, str]) -> bool:
         return False
     origin = headers.get("origin")
     return origin is None or urlsplit(origin).netloc == headers.get("host")
-
-
-def known_host(host: str, names: Collection[str]) -> bool:
-    """Return whether a Host header may name this site: by an address, as localhost, or by one of these names.
-
-    Other names are refused because of DNS rebinding: a foreign name that resolves to this address would give a foreign
-    page this site's origin.
-    """
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or name in names or bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
-
-
-def refusal(method: str, headers: Mapping[str, str], hosts: Collection[str]) -> tuple[int, str] | None:
-    """Return status and text for a request to an unknown host or with too large a form, else None."""
-    if not known_host(headers.get("host", ""), hosts):
-        return 421, "This site does not answer to that name. Start it with --allow-host NAME if it should."
-    if method == "POST" and whole(headers.get("content-length", ""), MAX_BODY_BYTES) is None:
-        return 413, "That is more than a form of this site holds."
-    return None
-
-
-def whole(text: str, most: int) -> int | None:
-    """Parse a number from 0 to `most`, or return None. Long digit strings are not converted, because that is slow."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        return None
-    number = int(text)
-    return number if number <= most else None
 
 
 def headers(
@@ -134,43 +95,3 @@ def site_options(*, port: int) -> Callable[[Command], Command]:
         return command
 
     return add
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raise OSError with a readable message."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    # Connections inherit this. asyncio sets it only for sockets made with IPPROTO_TCP. Without it, a reply's body is
-    # sent only after the client acknowledges the head, which takes up to 40 ms.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-def link(listener: socket.socket, host: str) -> str:
-    """Return the URL of a site for a browser."""
-    address = f"[{host}]" if ":" in host else host
-    return f"http://{address}:{listener.getsockname()[1]}/"
-
-
-async def serve(app: Any, listener: socket.socket) -> None:
-    """Serve an ASGI application until SIGTERM or SIGINT."""
-    import uvicorn  # only installed with the sites' extras
-
-    from starpod.report.idle import IDLE_SECONDS, IdleBoundProtocol
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn stops at these signals and raises them again, which must not end the process before the cleanup.
-        signal.signal(number, lambda *_: None)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        http=IdleBoundProtocol,
-        timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-    )
-    await uvicorn.Server(config).serve([listener])

@@ -7,17 +7,22 @@ import hmac
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from starpod.client import BadArgument, StarpodError, Unreachable
 from starpod.client.catalog import no_answer
 from starpod.report.charts import STYLE as CHART_STYLE
 from starpod.report.page import ASSETS
-from starpod.report.site import headers, refusal
+from starpod.report.site import headers
 from starpod.trainer.output.report import STYLE as RUN_STYLE
 from starpod.ui.compare import compare_file, compare_page
 from starpod.ui.continuing import Continuing
@@ -52,6 +57,7 @@ from starpod.ui.turns import (
     jobs_page,
     start_job,
 )
+from starpod.v1.serving import refusal
 
 COOKIE = "starpod-ui"
 HEADERS = headers(scripts="'self'", styles="'self' 'unsafe-inline'", images="'self' data:")
@@ -61,7 +67,7 @@ _HEARTBEAT = 15
 
 def create_app(
     index: Index, *, continuing: Continuing | None = None, hosts: Collection[str] = (), token: str = ""
-) -> FastAPI:
+) -> Starlette:
     """Return the site's application. It keeps the index up to date while it runs, and closes it at the end.
 
     Args:
@@ -74,7 +80,7 @@ def create_app(
     site = Site(index, indexer, continuing)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         indexer.start()
         yield
         await asyncio.to_thread(indexer.stop)
@@ -82,17 +88,13 @@ def create_app(
             await continuing.close()
         index.close()
 
-    app = FastAPI(title="Starpod", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    pages: dict[str, Callable[[Site, Request], Response]] = {
-        "/": runs_page,
-        "/runs/{path:path}": run_page,
-        "/compare": compare_page,
-        "/comparison.html": compare_file,
-        "/episodes": episodes_page,
-    }
-    for path, page in pages.items():
-        app.add_route(path, _with_site(page, site), methods=["GET"])
-    live: list[tuple[str, str, Callable[[Site, Request], Awaitable[Response]]]] = [
+    # Pages that are not coroutines run in threads, and so do not block the event loop.
+    routes: list[tuple[str, str, Callable[[Site, Request], Response | Awaitable[Response]]]] = [
+        ("GET", "/", runs_page),
+        ("GET", "/runs/{path:path}", run_page),
+        ("GET", "/compare", compare_page),
+        ("GET", "/comparison.html", compare_file),
+        ("GET", "/episodes", episodes_page),
         ("GET", "/episode", with_pictures(episode_page)),
         ("GET", "/group", with_pictures(group_page)),
         ("POST", "/notes", save_notes),
@@ -115,18 +117,7 @@ def create_app(
         ("GET", "/watch", watch_page),
         ("POST", "/watch/{what}", watch_action),
     ]
-    for method, path, endpoint in live:
-        app.add_route(path, _live(endpoint, site), methods=[method])
-    app.add_route("/events", _events(site), methods=["GET"])
-    app.add_route("/assets/{name}", _asset, methods=["GET"])
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(BadFile, _bad_file)
-    app.add_exception_handler(sqlite3.Error, _bad_index)
-    app.add_exception_handler(NotPossible, _not_possible)
-    app.add_exception_handler(StarpodError, _server_failed(continuing))
-    app.add_exception_handler(Exception, _failed)
 
-    @app.middleware("http")
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         if refused := refusal(request.method, request.headers, hosts):
             response = _problem(request, *refused)
@@ -138,23 +129,23 @@ def create_app(
             response.headers[name] = value
         return response
 
-    return app
-
-
-def _with_site(page: Callable[[Site, Request], Response], site: Site) -> Callable[[Request], Response]:
-    """Bind a page to the site. The result is not `async`, so it runs in a thread and does not block the event loop."""
-
-    def call(request: Request) -> Response:
-        return page(site, request)
-
-    return call
-
-
-def _live(page: Callable[[Site, Request], Awaitable[Response]], site: Site) -> Callable[[Request], Awaitable[Response]]:
-    async def call(request: Request) -> Response:
-        return await page(site, request)
-
-    return call
+    return Starlette(
+        routes=[
+            *(Route(path, partial(page, site), methods=[method]) for method, path, page in routes),
+            Route("/events", _events(site)),
+            Route("/assets/{name}", _asset),
+        ],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded)],
+        exception_handlers={
+            HTTPException: _http_error,
+            BadFile: _bad_file,
+            sqlite3.Error: _bad_index,
+            NotPossible: _not_possible,
+            StarpodError: _server_failed(continuing),
+            Exception: _failed,
+        },
+        lifespan=lifespan,
+    )
 
 
 def _admission(request: Request, token: str) -> Response | None:

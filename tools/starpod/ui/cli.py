@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import os
 import secrets
-import signal
-import threading
 from collections.abc import Collection
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -18,8 +14,9 @@ import click
 from starpod.client.catalog import access_options, expect_address
 from starpod.client.programs import ServiceFailed, ServiceRefused, started
 from starpod.client.transport import Transport
-from starpod.report.site import link, listen, serve, site_options
+from starpod.report.site import site_options
 from starpod.ui.index import NAME, Index
+from starpod.v1.serving import end_process_with_stdin, is_loopback, link, listen
 
 if TYPE_CHECKING:
     from starpod.ui.continuing import Continuing
@@ -86,13 +83,13 @@ def ui(
             "an endpoint plays on with --endpoint URL and --model NAME together, and a server (--serve or --address)"
         )
     if end_with_stdin:  # it closes when the parent process ends
-        threading.Thread(target=_await_end, daemon=True).start()
+        end_process_with_stdin()
     from starpod.ui.continuing import Continuing
     from starpod.ui.games import Games
     from starpod.ui.policies import Policies
     from starpod.ui.reading import servers_of
 
-    token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
+    token = "" if is_loopback(host) else secrets.token_urlsafe(24)
     try:
         with started("the environment service", *_words(served)) if served else nullcontext(address) as server:
             where = (lambda: servers_of(runs)) if of_run else server
@@ -122,22 +119,9 @@ async def _serve(
     token: str,
 ) -> None:
     from starpod.ui.app import create_app
+    from starpod.v1.http import serve
 
     with closing(listen(host, port)) as listener:
         app = create_app(Index(runs, index), continuing=continuing, hosts=hosts, token=token)
         print(link(listener, host) + (f"?token={token}" if token else ""), flush=True)
         await serve(app, listener)
-
-
-def _await_end() -> None:
-    # os.read, because the lock of sys.stdin, held by this thread, would abort the interpreter at exit.
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

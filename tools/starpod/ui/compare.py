@@ -17,10 +17,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from fastapi import Request, Response
-from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
 from starpod.report import page as shared
 from starpod.report.charts import COLOURS, Mark, Point, Series, line_chart, smooth

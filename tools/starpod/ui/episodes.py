@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from fastapi import Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from starpod.client import StarpodError
 from starpod.trainer.data.episode import Episode, Turn

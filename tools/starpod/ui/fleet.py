@@ -10,15 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from fastapi import Request, Response
-from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
 from starpod.client import BadArgument, EpisodeOver, Limits, OutOfOrder, ToolCall
 from starpod.client.catalog import no_answer
 from starpod.client.pool.replica import Replica
 from starpod.report import form as forms
-from starpod.report.site import whole
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode
 from starpod.ui import watching
@@ -29,6 +28,7 @@ from starpod.ui.policies import NotPossible
 from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, mapping, read_episode
 from starpod.ui.saving import KINDS, Saved, held_out, save, saved
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.serving import whole
 
 KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight"}
 _MAX_SEED = 2**64 - 1

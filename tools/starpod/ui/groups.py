@@ -8,9 +8,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fastapi import Request, Response
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from starpod.report.tree import Continuation, draw_tree
 from starpod.trainer.algorithms.filters import filter_groups, verdicts

@@ -7,9 +7,9 @@ import json
 import threading
 from pathlib import Path
 
-from fastapi import Request, Response
-from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
 from starpod.trainer.output.files import CannotWrite, write_atomic
 from starpod.trainer.output.run_folder import RunFolder

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fastapi import Request, Response
 from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
 
 from starpod.report.figures import show
 from starpod.trainer.commands.train import commands

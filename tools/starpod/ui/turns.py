@@ -6,17 +6,17 @@ import asyncio
 import secrets
 from urllib.parse import quote
 
-from fastapi import Request, Response
-from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
-from starpod.report.site import whole
 from starpod.ui.continuing import COUNTS, Branch, Branches, Continuing, TurnValues
 from starpod.ui.fleet import continuation, continuing_of, named_episode, posted, to_game
 from starpod.ui.games import remarks
 from starpod.ui.page import Site, continuation_link, query, render
 from starpod.ui.policies import CHECKPOINT
 from starpod.ui.saving import held_out, save_demonstration, saved
+from starpod.v1.serving import whole
 
 
 async def start_job(site: Site, request: Request) -> Response:

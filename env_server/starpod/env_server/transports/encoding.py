@@ -47,9 +47,7 @@ def read_json(kind: type[M], data: bytes, limits: ServerLimits) -> M:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise bad_argument("request", f"is not UTF-8: {error}") from error
-    most = _max_values(kind, limits)
-    if count_json(text, most) > most:
-        raise bad_argument("request", f"holds more than {most} JSON values; send less at once")
+    check_values(text, _max_values(kind, limits))
     try:
         request = json_format.Parse(text, kind(), ignore_unknown_fields=True)
     except (ValueError, RecursionError, json_format.Error) as error:
@@ -63,6 +61,12 @@ def read_json(kind: type[M], data: bytes, limits: ServerLimits) -> M:
             _check_options(json.loads(text))
         return request
     raise bad_argument("request", f"is no {kind.DESCRIPTOR.full_name} in JSON: {problem}")
+
+
+def check_values(text: str, most: int = STREAM_VALUES) -> None:
+    """Raise BAD_ARGUMENT if a JSON text holds more than `most` values."""
+    if count_json(text, most) > most:
+        raise bad_argument("request", f"holds more than {most} JSON values; send less at once")
 
 
 def write_json(message: Message) -> bytes:

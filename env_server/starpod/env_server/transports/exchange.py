@@ -5,29 +5,24 @@ Headers are checked before the body, the body is bounded, and errors are google.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import ipaddress
 import math
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import ClassVar
 
-from google.rpc import code_pb2, status_pb2
+from google.rpc import code_pb2
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from starpod.env_server.errors import CallError, bad_argument
 from starpod.env_server.limits import Tenant
 from starpod.env_server.transports.encoding import body_too_large, write_json
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Headers = Sequence[tuple[str, str]]
 
 JSON = "application/json"
-_LINGER_SECONDS = 2.0
-"""Seconds for which the unread rest of a body is received, because resetting the connection would lose the response."""
 _LENGTH_DIGITS = 20
 """Maximum digits of a Content-Length. Python refuses to parse more than 4,300."""
 
@@ -47,52 +42,36 @@ _STATUS = {
 class Refused(Exception):
     """A request that is refused with a specific HTTP status."""
 
-    def __init__(self, status: HTTPStatus, error: CallError, headers: Headers = ()) -> None:
+    def __init__(self, status: HTTPStatus, error: CallError) -> None:
         super().__init__(str(error))
         self.status = status
         self.error = error
-        self.headers = headers
 
 
-class Exchange:
-    """One ASGI request and its response.
+class Exchange(Request):
+    """One request and its response.
 
     Attributes:
+        path: the request's path.
         metadata: the request's headers, under gRPC's name for them.
+        peer: the caller's address, as gRPC spells it.
         streaming: whether a response of server-sent events has begun.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
+        super().__init__(scope, receive, send)
         self.send = send
-        self.streaming = False
-        self.verb: str = scope["method"]
-        self.path: str = scope["raw_path"].decode("ascii")
-        self.metadata = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        self.path: str = scope["path"]
+        self.metadata = self.headers.items()
+        self._values = dict(self.metadata)  # Starlette searches the list of headers each time
         client = scope["client"] or ("", 0)
         self.peer = f"ipv6:[{client[0]}]:{client[1]}" if ":" in client[0] else f"ipv4:{client[0]}:{client[1]}"
-        self._receive = receive
-        self._read = False
+        self.streaming = False
 
     def header(self, name: str) -> str:
-        return next((value for key, value in self.metadata if key == name), "")
+        return self._values.get(name, "")
 
     # --- the request -----------------------------------------------------------------------------------------------
-
-    def check_host(self, names: Iterable[str]) -> None:
-        """Refuse a Host header with an unknown name. IP addresses are accepted.
-
-        Another site's page could otherwise let its own name resolve to our address (DNS rebinding), and share our
-        origin.
-        """
-        host = self.header("host")
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        with contextlib.suppress(ValueError):
-            ipaddress.ip_address(name.strip("[]"))
-            return
-        if name.lower() not in names:
-            problem = f"{host[:80]!r} is no name of this server; start it with --http-host NAME, or call its address"
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, bad_argument("host", problem))
 
     def check_body(self, most: int) -> None:
         """Refuse, by its headers, a body that is not JSON, lacks a length or exceeds `most` bytes (0: no limit)."""
@@ -111,31 +90,15 @@ class Exchange:
             raise body_too_large(int(length), most)
 
     async def body(self) -> bytes:
-        """Receive the request's body. Raises ConnectionError if the caller has disconnected."""
-        data = bytearray()
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ConnectionError("the caller is gone")
-            data += message.get("body", b"")
-            more = message.get("more_body", False)
-        self._read = True
-        return bytes(data)
+        """Receive the request's body, which is not kept. Raises ClientDisconnect if the caller has disconnected."""
+        return b"".join([part async for part in self.stream()])
 
     # --- the response ----------------------------------------------------------------------------------------------
 
     async def respond(
         self, body: bytes, status: HTTPStatus = HTTPStatus.OK, headers: Headers = (), content_type: str = JSON
     ) -> None:
-        closing = () if self._read or self.verb == "GET" else (("connection", "close"),)
-        length = (("content-length", str(len(body))),)
-        await self._start(status, content_type, (*length, *headers, *closing))
-        if closing:
-            await self.send({"type": "http.response.body", "body": body, "more_body": True})
-            await self._linger()
-            body = b""
-        await self.send({"type": "http.response.body", "body": body})
+        await Response(body, status, dict(headers), content_type)(self.scope, self.receive, self.send)
 
     async def fail(self, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()) -> None:
         """Respond with google.rpc.Status as JSON."""
@@ -148,14 +111,15 @@ class Exchange:
             too_large = error.reason == "TOO_LARGE"  # unlike 429, it must not be retried
             found = HTTPStatus.REQUEST_ENTITY_TOO_LARGE if too_large else _STATUS.get(error.code)
             status = found or HTTPStatus.INTERNAL_SERVER_ERROR
-        await self.respond(write_status(error.status()), status, more)
+        await self.respond(write_json(error.status()), status, more)
 
     async def start_events(self) -> None:
         """Begin a response of server-sent events. Repeated calls have no effect."""
         if self.streaming:
             return
         self.streaming = True
-        await self._start(HTTPStatus.OK, "text/event-stream", (("cache-control", "no-store"),))
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+        await self.send({"type": "http.response.start", "status": int(HTTPStatus.OK), "headers": headers})
 
     async def send_event(self, data: bytes, name: str = "") -> None:
         event = b"event: %s\n" % name.encode() if name else b""
@@ -164,35 +128,24 @@ class Exchange:
     async def end_events(self) -> None:
         await self.send({"type": "http.response.body", "body": b""})
 
-    async def _start(self, status: HTTPStatus, content_type: str, headers: Headers) -> None:
-        encoded = [(name.encode(), value.encode()) for name, value in (("content-type", content_type), *headers)]
-        await self.send({"type": "http.response.start", "status": int(status), "headers": encoded})
 
-    async def _linger(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_SECONDS):
-                while (message := await self._receive())["type"] != "http.disconnect" and message.get("more_body"):
-                    pass
+class Carried(ABC):
+    """Another protocol over HTTP, beside the contract's own paths."""
 
+    name: ClassVar[str]
+    """Name in metrics and traces."""
+    paths: ClassVar[Sequence[str]] = ()
+    """Paths of the protocol, as Starlette writes them; none: all that belong to nothing else."""
+    verb: ClassVar[str] = "POST"
+    """HTTP method of these paths."""
 
-def write_status(status: status_pb2.Status) -> bytes:
-    """Return an error as JSON."""
-    return write_json(status)
-
-
-class Carried(Protocol):
-    """Another protocol over HTTP, beside the contract's own paths. `name` is its name in metrics and traces."""
-
-    name: str
-
-    def claims(self, path: str) -> bool:
-        """Return whether a path outside the contract belongs to this protocol."""
-
-    def admit(self, exchange: Exchange) -> None:
-        """Check a request's headers before the caller is identified. Raises Refused."""
+    def admit(self, exchange: Exchange) -> None:  # noqa: B027 - most protocols have nothing to do
+        """Prepare a request before its caller is identified."""
 
     def has_body(self, exchange: Exchange) -> bool:
         """Return whether a POST has a body, which is then received within the limits."""
+        return True
 
+    @abstractmethod
     async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
         """Answer a request. Raises CallError, or Refused for errors that have a specific HTTP status."""

@@ -19,10 +19,9 @@ from typing import Any
 from starpod.env_server import convert
 from starpod.env_server.errors import CallError, bad_argument
 from starpod.env_server.limits import Tenant
-from starpod.env_server.sessions.requests import count_json
 from starpod.env_server.sessions.worker import Worker
-from starpod.env_server.transports.encoding import STREAM_VALUES, read_json, write_json
-from starpod.env_server.transports.exchange import Exchange, Refused
+from starpod.env_server.transports.encoding import check_values, read_json, write_json
+from starpod.env_server.transports.exchange import Carried, Exchange, Refused
 from starpod.env_server.transports.service import EnvironmentService, server_version
 from starpod.env_server.transports.tools import actions_of, turn_tools, whole_number
 from starpod.v1 import environment_pb2 as pb
@@ -54,7 +53,7 @@ class _Played:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class ORSService:
+class ORSService(Carried):
     """The service of the standard's paths, which begin at the server's root."""
 
     name = "ORS"
@@ -63,9 +62,6 @@ class ORSService:
         self._service = service
         self._worker = worker
         self._played: dict[tuple[str, str], _Played] = {}
-
-    def claims(self, path: str) -> bool:
-        return True
 
     def admit(self, exchange: Exchange) -> None:
         if (key := exchange.header("x-api-key")) and not exchange.header("authorization"):
@@ -79,11 +75,10 @@ class ORSService:
         """Answer a request. Raises CallError, or Refused for a path outside the standard."""
         self._worker.count_received(tenant, len(body))
         tenant.take_calls(1, len(body))
-        if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
-            raise bad_argument("request", f"holds more than {STREAM_VALUES} JSON values")
+        check_values(body.decode(errors="replace"))
         given = _object(body)
         environment, _, last = exchange.path.strip("/").rpartition("/")
-        match exchange.verb, last:
+        match exchange.method, last:
             case "POST", "call":
                 await self._call(exchange, tenant, given)
                 return
@@ -97,7 +92,7 @@ class ORSService:
 
     async def _found(self, exchange: Exchange, tenant: Tenant, environment: str, last: str, given: Json) -> Any:
         """Return the reply to a request other than `call` and `create_session`."""
-        match exchange.verb, last:
+        match exchange.method, last:
             case "GET", "list_environments":
                 return self._worker.registry.ids
             case "GET", "health":
@@ -131,7 +126,7 @@ class ORSService:
                 if last == "delete" and (gone := self._played.pop((tenant.id, id), None)) is not None:
                     await self._service.ask(tenant, pb.CloseRequest(session_ids=[gone.session_id]))
                 return {"sid": id}
-        problem = f"there is no {exchange.verb} {exchange.path[:80]} here"
+        problem = f"there is no {exchange.method} {exchange.path[:80]} here"
         raise Refused(HTTPStatus.NOT_FOUND, bad_argument("path", problem))
 
     # --- tasks and tools ---------------------------------------------------------------------------------------------

@@ -23,9 +23,10 @@ from starpod.environments.webshop.site.app import create_app
 from starpod.environments.webshop.site.cli import site
 from starpod.environments.webshop.site.service import Security, Service
 from starpod.report import form as options
-from starpod.report.site import MAX_BODY_BYTES, known_host, same_origin
+from starpod.report.site import same_origin
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from starpod.v1.serving import MAX_FORM_BYTES, known_host
 from tests.environments.webshop.html_text import Reader
 from tests.environments.webshop.little import LittleWebShop
 from tests.support import ServerProcess, credentials
@@ -265,7 +266,7 @@ async def test_what_does_not_work_here_is_said(visitor: Visitor) -> None:
     assert 'value="wool x"' in visitor.text and not visitor.notice
     await visitor.search("[]")
     assert "did not work" in visitor.notice
-    assert (await visitor.search("x" * MAX_BODY_BYTES)).status_code == 413
+    assert (await visitor.search("x" * MAX_FORM_BYTES)).status_code == 413
 
 
 async def test_watching_shows_each_step_and_changes_nothing(visitor: Visitor) -> None:

@@ -49,7 +49,7 @@ def openapi() -> bytes:
         _reference(message.DESCRIPTOR, schemas)
     _reference(error_details_pb2.BadRequest.DESCRIPTOR, schemas)
     paths: dict[str, Any] = {}
-    for route in ROUTES.values():
+    for route in ROUTES:
         paths.setdefault(route.path, {})[route.verb.lower()] = _operation(route, schemas)
     document = {
         "openapi": "3.1.0",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
@@ -41,7 +40,7 @@ class Route:
         return message_factory.GetMessageClass(self.method.input_type)
 
 
-def routes() -> Iterator[Route]:
+def _routes() -> Iterator[Route]:
     """Yield all routes in the order of the proto."""
     for method in pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods:
         if method.name == "Describe":
@@ -53,17 +52,4 @@ def routes() -> Iterator[Route]:
             yield Route(method, "POST", f"{_SESSIONS}:{method.name.lower()}")
 
 
-ROUTES = {route.path: route for route in routes()}
-
-
-def find(path: str) -> tuple[Route, str] | None:
-    """Return the route of a raw (percent-encoded) path and the value of its field, or None."""
-    if route := ROUTES.get(path):
-        return route, ""
-    if path.startswith(f"{_ENVIRONMENTS}/"):
-        return ROUTES[f"{_ENVIRONMENTS}/{{environment_id}}"], unquote(path.removeprefix(f"{_ENVIRONMENTS}/"))
-    session, colon, verb = path.removeprefix(f"{_SESSIONS}/").rpartition(":")
-    session_route = ROUTES.get(f"{_SESSIONS}/{{session_id}}:{verb}")
-    if session_route and colon and path.startswith(f"{_SESSIONS}/") and "/" not in session:
-        return session_route, unquote(session)
-    return None
+ROUTES = tuple(_routes())

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
+from starlette import routing
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from starpod.env_server.errors import CallError
+from starpod.env_server.errors import CallError, bad_argument
 from starpod.env_server.limits import Tenant
 from starpod.env_server.sessions.responses import too_large
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.timing import begin, clock
 from starpod.env_server.transports.admission import CallsInFlight, OpenAdmission, receive_in_time
 from starpod.env_server.transports.encoding import max_bytes, read_json, write_json
-from starpod.env_server.transports.exchange import (
-    Carried,
-    Exchange,
-    Headers,
-    Receive,
-    Refused,
-    Scope,
-    Send,
-    write_status,
-)
+from starpod.env_server.transports.exchange import Carried, Exchange, Headers, Refused
 from starpod.env_server.transports.http.openapi import openapi
 from starpod.env_server.transports.http.page import Page
-from starpod.env_server.transports.http.routes import Route, find
+from starpod.env_server.transports.http.routes import ROUTES, Route
 from starpod.env_server.transports.service import Body, EnvironmentService
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.http import KnownHosts
 
 HEALTH, OPENAPI, PAGE = "/v1/health", "/openapi.json", "/docs"
-Work = Callable[[Tenant], Awaitable[bytes | None]]
+Answer = Callable[[Exchange], Awaitable[None]]
+Work = Callable[[Exchange, Tenant], Awaitable[bytes | None]]
 _SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
 
@@ -59,78 +55,84 @@ class HTTPService:
         self._worker = worker
         self._calls = calls
         self._open = strangers
-        self._hosts = frozenset(name.lower() for name in ("localhost", *hosts))
         self._endpoints = endpoints
-        self._carried = carried
+        others = next((each for each in carried if not each.paths), None)
+        default = _Endpoint(self._call_carried, others) if others else _Endpoint(self._refuse_path)
+        # Not a whole Starlette application: its handling of exceptions would cost several percent of a step.
+        router = routing.Router(list(self._routes(carried)), redirect_slashes=False, default=default)
+        self._app = KnownHosts(router, hosts, _Endpoint(self._refuse_host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._worker.share.accepted()
-        exchange = Exchange(scope, receive, send)
-        try:
-            exchange.check_host(self._hosts)
-            if exchange.path in (HEALTH, OPENAPI, PAGE):
-                async with self._open.take_turn(exchange.peer):
-                    await self._answer_anyone(exchange, scope)
-                return
-            found = find(exchange.path)
-            if found is None:
-                protocol = next((each for each in self._carried if each.claims(exchange.path)), None)
-                if protocol is None:
-                    raise Refused(HTTPStatus.NOT_FOUND, _no_such("path", exchange.path))
-                protocol.admit(exchange)
-                await self._call(exchange, protocol.name, functools.partial(self._carry, protocol, exchange))
-                return
-            route, value = found
-            if exchange.verb != route.verb:
-                error = _no_such("method", exchange.verb)
-                raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, error, (("allow", route.verb),))
-        except Refused as refused:
-            await self._refuse(exchange, refused.error, refused.status, refused.headers)
-            return
-        except CallError as error:
-            await exchange.fail(error)
-            return
-        work: Work = functools.partial(self._unary, exchange, route, value)
-        if route.method.server_streaming:
-            work = functools.partial(self._stream, exchange)
-        await self._call(exchange, route.name, work)
+        await self._app(scope, receive, send)
 
-    async def _answer_anyone(self, exchange: Exchange, scope: Scope) -> None:
-        """Answer a request that needs no token."""
-        if exchange.path == HEALTH:
-            await self._health(exchange, scope["query_string"])
-        elif exchange.path == OPENAPI:
-            await exchange.respond(openapi())
+    def _routes(self, carried: Sequence[Carried]) -> Iterator[routing.BaseRoute]:
+        """Yield the routes in the order in which they are tried: those of sessions first, because steps are most."""
+        for route in sorted(ROUTES, key=lambda each: each.field != "session_id"):
+            call = self._stream if route.method.server_streaming else functools.partial(self._unary, route)
+            yield self._route(route.path, route.verb, functools.partial(self._call, route.name, call))
+        for path, answer in ((HEALTH, self._health), (OPENAPI, self._describe), (PAGE, self._show)):
+            yield self._route(path, "GET", functools.partial(self._answer_anyone, answer))
+        for protocol in carried:
+            for path in protocol.paths:
+                yield self._route(path, protocol.verb, functools.partial(self._call_carried, protocol))
+
+    def _route(self, path: str, verb: str, answer: Answer) -> routing.Route:
+        return routing.Route(path, _Endpoint(self._expect, verb, answer))
+
+    async def _expect(self, verb: str, answer: Answer, exchange: Exchange) -> None:
+        """Answer a request with this HTTP method, and refuse others."""
+        if exchange.method == verb:
+            await answer(exchange)
         else:
-            body = self._page.at(f"{scope['scheme']}://{exchange.header('host')}")
-            await exchange.respond(body, content_type="text/html; charset=utf-8")
+            error = _no_such("method", exchange.method)
+            await self._refuse(exchange, error, HTTPStatus.METHOD_NOT_ALLOWED, (("allow", verb),))
+
+    async def _answer_anyone(self, answer: Answer, exchange: Exchange) -> None:
+        """Answer a request that needs no token, within the limits on such requests."""
+        try:
+            async with self._open.take_turn(exchange.peer):
+                await answer(exchange)
+        except CallError as beyond:
+            await exchange.fail(beyond)
+
+    def _refuse(
+        self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
+    ) -> Awaitable[None]:
+        """Refuse a request that needs no token."""
+        return self._answer_anyone(lambda exchange: exchange.fail(error, status, headers), exchange)
+
+    async def _refuse_host(self, exchange: Exchange) -> None:
+        host = exchange.header("host")
+        problem = f"{host[:80]!r} is no name of this server; start it with --http-host NAME, or call its address"
+        await self._refuse(exchange, bad_argument("host", problem), HTTPStatus.MISDIRECTED_REQUEST)
+
+    async def _refuse_path(self, exchange: Exchange) -> None:
+        await self._refuse(exchange, _no_such("path", exchange.path), HTTPStatus.NOT_FOUND)
 
     @functools.cached_property
     def _page(self) -> Page:
         return Page(list(self._worker.registry))
 
-    async def _refuse(
-        self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
-    ) -> None:
-        """Refuse a request that needs no token, within the limits on such requests."""
-        try:
-            async with self._open.take_turn(exchange.peer):
-                await exchange.fail(error, status, headers)
-        except CallError as beyond:
-            await exchange.fail(beyond)
+    async def _show(self, exchange: Exchange) -> None:
+        body = self._page.at(f"{exchange.scope['scheme']}://{exchange.header('host')}")
+        await exchange.respond(body, content_type="text/html; charset=utf-8")
 
-    async def _call(self, exchange: Exchange, name: str, work: Work) -> None:
+    async def _describe(self, exchange: Exchange) -> None:
+        await exchange.respond(openapi())
+
+    async def _call(self, name: str, work: Work, exchange: Exchange) -> None:
         """Run a call for its tenant, and respond with its result, if any, or its error."""
         timing = begin(clock())
         status: HTTPStatus | None = None
         with self._service.tracer.span(name, exchange.metadata):
             try:
                 with self._calls.hold(exchange.metadata) as tenant:
-                    reply = await work(tenant)
+                    reply = await work(exchange, tenant)
                 if reply is not None:
                     await exchange.respond(reply, headers=timing.trailer())
                 return
-            except ConnectionError:
+            except ClientDisconnect:
                 return
             except Refused as refused:
                 failure, status = refused.error, refused.status
@@ -138,20 +140,20 @@ class HTTPService:
             except Exception as error:
                 failure = self._service.failure(name, error)
             if exchange.streaming:
-                await exchange.send_event(write_status(failure.status()), "error")
+                await exchange.send_event(write_json(failure.status()), "error")
                 await exchange.end_events()
             elif failure.reason == "UNAUTHENTICATED":  # as an anonymous request
                 await self._refuse(exchange, failure, status, timing.trailer())
             else:
                 await exchange.fail(failure, status, timing.trailer())
 
-    async def _unary(self, exchange: Exchange, route: Route, value: str, tenant: Tenant) -> bytes:
+    async def _unary(self, route: Route, exchange: Exchange, tenant: Tenant) -> bytes:
         body = await self._receive(exchange, route, tenant)
 
         async def read(tenant: Tenant) -> Message:
             request = read_json(route.request, body.take() or b"{}", self._worker.limits)
             if route.field:
-                setattr(request, route.field, value)
+                setattr(request, route.field, exchange.path_params[route.field])
             return request
 
         reply = await self._service.answer(route.name, tenant, body.size, read)
@@ -170,12 +172,16 @@ class HTTPService:
         await exchange.start_events()
         await exchange.end_events()
 
+    async def _call_carried(self, protocol: Carried, exchange: Exchange) -> None:
+        protocol.admit(exchange)
+        await self._call(protocol.name, functools.partial(self._carry, protocol), exchange)
+
     async def _carry(self, protocol: Carried, exchange: Exchange, tenant: Tenant) -> None:
         body = await self._receive(exchange, None, tenant) if protocol.has_body(exchange) else Body(b"")
         await protocol.answer(exchange, body.take(), tenant)
 
     async def _receive(self, exchange: Exchange, route: Route | None, tenant: Tenant) -> Body:
-        if exchange.verb != "POST":
+        if exchange.method != "POST":
             return Body(b"")
         exchange.check_body(max_bytes(route.request if route else pb.StreamRequest, self._worker.limits))
         if self._calls.in_turn(tenant):
@@ -192,9 +198,9 @@ class HTTPService:
             raise too_large(size, limit)
         return write_json(reply)
 
-    async def _health(self, exchange: Exchange, query: bytes) -> None:
+    async def _health(self, exchange: Exchange) -> None:
         """Respond with the health of a service, or of all, like grpc.health.v1."""
-        service = query.decode("latin-1").partition("service=")[2]
+        service = exchange.query_params.get("service", "")
         if service not in ("", _SERVICE, *self._worker.registry.ids):
             await exchange.fail(CallError("UNKNOWN_ENVIRONMENT", f"this server has no service {service[:80]!r}"))
             return
@@ -223,3 +229,13 @@ class _Events:
 def _no_such(what: str, value: str) -> CallError:
     problem = f"there is no {what} {value[:80]!r} here; GET /docs shows what there is, /openapi.json lists it"
     return CallError("BAD_ARGUMENT", problem, violations=[(what, problem)])
+
+
+class _Endpoint:
+    """ASGI application that calls a function with some arguments and the exchange."""
+
+    def __init__(self, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        self._answer = functools.partial(function, *arguments)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(Exchange(scope, receive, send))

@@ -13,7 +13,6 @@ import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -25,15 +24,14 @@ from mcp_types import (
     ListToolsResult,
     PaginatedRequestParams,
 )
+from starlette.types import Message as Sent
 
 from starpod.env_server import convert
 from starpod.env_server.errors import CallError, bad_argument
 from starpod.env_server.limits import Tenant
-from starpod.env_server.sessions.requests import count_json
 from starpod.env_server.sessions.worker import Worker
-from starpod.env_server.transports.encoding import STREAM_VALUES, read_json
-from starpod.env_server.transports.exchange import Exchange, Refused
-from starpod.env_server.transports.exchange import Message as Sent
+from starpod.env_server.transports.encoding import check_values, read_json
+from starpod.env_server.transports.exchange import Carried, Exchange
 from starpod.env_server.transports.mcp.tools import failure_of, list_tools, meta_of, picture_of, result_of
 from starpod.env_server.transports.service import EnvironmentService, server_version
 from starpod.env_server.transports.tools import actions_of, whole_number
@@ -89,10 +87,11 @@ class _Caller:
     mcp_session: str
 
 
-class MCPService:
+class MCPService(Carried):
     """The MCP service (streamable HTTP) at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME. It works while `run` runs."""
 
     name = "MCP"
+    paths = (PATH, f"{PATH}/{{rest:path}}")
 
     def __init__(self, service: EnvironmentService, worker: Worker) -> None:
         self._service = service
@@ -115,26 +114,13 @@ class MCPService:
             ready.set()
             await asyncio.Event().wait()
 
-    def claims(self, path: str) -> bool:
-        return f"{path}/".startswith(f"{PATH}/")
-
-    def has_body(self, exchange: Exchange) -> bool:
-        return True
-
-    def admit(self, exchange: Exchange) -> None:
-        """Refuse a request that is not MCP's, by its headers. Raises Refused."""
-        if exchange.verb != "POST":
-            problem = f"is {exchange.verb[:20]}; there are no streams and sessions of MCP here to get or delete"
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, bad_argument("method", problem), (("allow", "POST"),))
-
     async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
         """Answer a request whose body has been received. Raises OVERLOADED, UNKNOWN_ENVIRONMENT or BAD_ARGUMENT."""
         scope, send = exchange.scope, exchange.send
         if _TOOL_CALL not in body:  # tool calls are counted as the contract's calls that they become
             self._worker.count_received(tenant, len(body))
             tenant.take_calls(1, len(body))
-        if count_json(body.decode(errors="replace"), STREAM_VALUES) > STREAM_VALUES:
-            raise bad_argument("request", f"holds more than {STREAM_VALUES} JSON values")
+        check_values(body.decode(errors="replace"))
         environment, _, name = scope["path"].removeprefix(PATH).strip("/").partition("/")
         mcp_session = dict(scope["headers"]).get(_MCP_SESSION, b"").decode("latin-1")
         name = name or mcp_session

@@ -15,11 +15,15 @@ from typing import Any
 from urllib.parse import quote
 
 import grpc
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from jinja2 import Environment
 from markupsafe import Markup
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
 
 from starpod.environments.webshop.shop import actions
 from starpod.environments.webshop.shop.markup import (
@@ -32,7 +36,8 @@ from starpod.environments.webshop.shop.markup import (
     with_pictures,
 )
 from starpod.report import form as options
-from starpod.report.site import Guard, headers, refusal, whole
+from starpod.report.site import Guard, headers
+from starpod.v1.serving import refusal, whole
 
 from .service import Page, Place, Refused, Service
 from .trail import Trail
@@ -241,7 +246,7 @@ class Site:
 
 def create_app(
     service: Service, *, environment: str = "webshop-v1", pictures: bool = False, hosts: Collection[str] = ()
-) -> FastAPI:
+) -> Starlette:
     """Make the site as an ASGI application, which closes the service when it ends.
 
     Args:
@@ -253,14 +258,11 @@ def create_app(
     site = Site(service, environment, pictures)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await service.close()
 
-    app = FastAPI(title="WebShop", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_exception_handler(Refused, site.refused)
-    app.add_exception_handler(HTTPException, site.http_error)
-    for method, path, endpoint in (
+    routes = (
         ("GET", "/", site.home),
         ("POST", "/start", site.start),
         ("POST", "/find", site.find),
@@ -270,10 +272,8 @@ def create_app(
         ("GET", "/s/{session}/watch", site.watch),
         ("GET", "/s/{session}/frame", site.frame),
         ("GET", "/s/{session}/state", site.state),
-    ):
-        app.add_route(path, _with_path_parameters(endpoint), methods=[method])
+    )
 
-    @app.middleware("http")
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         request.state.nonce = secrets.token_urlsafe(16)
         request.state.framed = False
@@ -287,7 +287,12 @@ def create_app(
             response.headers[name] = value
         return response
 
-    return app
+    return Starlette(
+        routes=[Route(path, _with_path_parameters(endpoint), methods=[method]) for method, path, endpoint in routes],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded)],
+        exception_handlers={Refused: site.refused, HTTPException: site.http_error},
+        lifespan=lifespan,
+    )
 
 
 def _with_path_parameters(endpoint: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

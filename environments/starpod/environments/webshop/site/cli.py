@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from starpod.env_server.registry import Registry, RegistryError
-from starpod.report.site import link, listen, serve, site_options
+from starpod.report.site import site_options
+from starpod.v1.serving import link, listen
 
 if TYPE_CHECKING:
     from .service import Security
@@ -80,6 +81,7 @@ async def _serve(
 ) -> None:
     from starpod.env_server.config import ServerConfig
     from starpod.env_server.server import EnvironmentServer
+    from starpod.v1.http import serve
 
     from .app import create_app
     from .service import Service
