@@ -1,4 +1,4 @@
-"""How messages travel to one server: the interface `Wire`, and its implementation over gRPC."""
+"""The interface `Wire`, over which messages travel to one server, and its implementation over gRPC."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Wire(Protocol):
 
 
 class Connector(Protocol):
-    """What makes wires. Transport makes those of gRPC."""
+    """A factory of wires. Transport makes those of gRPC."""
 
     @property
     def max_message_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What HTTP servers need beyond uvicorn and Starlette, which need the extra of a component that serves HTTP."""
+"""HTTP servers: the parts that uvicorn and Starlette lack. The extra of a component that serves HTTP installs both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands that serve share: sockets, the names by which a server may be called, and standard streams."""
+"""Sockets, the names by which a server may be called, and standard streams, for all commands that serve."""
 
 from __future__ import annotations
 
