@@ -25,9 +25,10 @@ from tests.support import ServerProcess
 from tests.trainer.models.tiny_policy import tiny_policy
 
 
-def test_the_engine_of_one_process_is_refused_under_torchrun() -> None:
-    with pytest.raises(ConfigError, match="engine=torch"):
-        check(Config.model_validate({"engine": "vllm"}), world=2)
+def test_an_engine_on_several_gpus_is_refused_under_torchrun() -> None:
+    check(Config.model_validate({"engine": "vllm"}), world=2)
+    with pytest.raises(ConfigError, match=r"drop engine\.tensor_parallel"):
+        check(Config.model_validate({"engine": {"name": "vllm", "tensor_parallel": 2}}), world=2)
 
 
 STATES = {"advantage": "terms", "terms": [{"unit": "turn", "score": "to_go", "key": ["state"]}]}

@@ -32,6 +32,7 @@ from starpod.trainer.engines.vllm_worker import WeightReceiver
 from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
+from starpod.trainer.parallel import Parallel
 from tests.support import gone
 from tests.trainer.engines import fake_vllm, vllm_facts
 from tests.trainer.engines.conformance import (
@@ -417,6 +418,24 @@ async def test_a_hand_over_that_fails_on_one_side_ends_on_both(
     monkeypatch.setattr(*((vllm_worker, "pack_handles", fail) if side == "trainer" else (Worker, "_opened", fail)))
     with pytest.raises(EngineError, match=r"version 1 .*out of memory"):
         await load_on_a_gpu(make_policy().model, health_timeout=1e9)
+
+
+async def test_weights_that_other_ranks_gather_too_are_gathered_to_the_end_if_the_worker_is_lost() -> None:
+    weights = iter([("a", torch.ones(1)), ("b", torch.ones(1))])
+    async with vllm_worker.sent_by_handles(weights, Parallel(rank=0, world=2)):
+        pass
+    assert next(weights, None) is None
+
+
+def test_the_core_of_a_rank_sees_the_gpu_of_that_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    for seen, expected in (("4,7", "7"), (None, "1")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if seen:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+        with vllm_worker.only_gpu(torch.device("cuda:1")):
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
 
 
 def test_the_gpu_number_is_the_argument_that_is_replaced() -> None:

@@ -19,6 +19,7 @@ import torch
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
+from starpod.trainer.engines.placement import BLOCK
 from starpod.trainer.engines.vllm_remote import RemoteVllm
 from starpod.trainer.models.policy import Policy
 from tests.support import ROOT
@@ -103,7 +104,8 @@ async def test_a_hand_over_and_conversations_on_two_servers(policy: Policy, tmp_
             assert [path.parent.name for path in tmp_path.rglob("*.safetensors")] == [f"weights-{version}"]
             await engine.resume()
         for turn in range(3):
-            talks = [replace(ask([1, 2], tokens=1, seed=turn), conversation=f"talk {index}") for index in range(12)]
+            texts = [[1 + index] * BLOCK + [1] * turn for index in range(12)]
+            talks = [replace(ask(text, tokens=1), conversation=f"{index}") for index, text in enumerate(texts)]
             await asyncio.gather(*map(engine.generate, talks))
     assert not list(tmp_path.iterdir())
     assert [server.core.log for server in servers] == [["pause", "reload", "resume"] * 2] * 2
@@ -183,6 +185,21 @@ async def test_a_server_that_was_started_anew_goes_on_where_none_got_weights(ser
             server.faults = [0]
             server.core, server.instance = new_core(), instance
             assert await engine.generate(ask([1, 2, 3])) == expected
+
+
+async def test_of_two_servers_one_may_be_lost(policy: Policy) -> None:
+    """The other one samples what it was to sample, and gets the next weights."""
+    other = FakeServer(new_core())
+    async with other.serve() as url:
+        async with FakeServer(new_core()).serve() as lost:
+            engine = connect(lost, url, retries=0, restarts=1)
+            await engine.generate(ask([1, 2]))
+        replies = await asyncio.gather(*(engine.generate(ask([1, index])) for index in range(4)))
+        assert len(other.sessions) == len(replies)
+        await hand_over(engine, 1, changed(policy))
+        assert other.core.log == ["pause", "reload", "resume"]
+        assert engine.stats().restarts == 1
+        await engine.close()
 
 
 async def test_a_server_that_is_gone_is_an_error(server: FakeServer) -> None:

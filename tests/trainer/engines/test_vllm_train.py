@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_policy
+from tests.faults.training import CLOCKED
 from tests.support import gone
 from tests.trainer.engines.real_vllm import serving
 
@@ -26,9 +28,9 @@ SMALL = (
 ).split()
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
     """The run, as the leader of a process group of its own: as from a terminal."""
-    command = [sys.executable, "-m", "starpod.cli.main", "train", *words, "--run-dir", str(folder)]
+    command = [sys.executable, *launcher, "-m", "starpod.cli.main", "train", *words, "--run-dir", str(folder)]
     told = os.environ | {"VLLM_LOGGING_STREAM": "ext://sys.stderr"}
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, env=told
@@ -61,10 +63,10 @@ def cores_of(pid: int) -> list[int]:
     return [int(child) for child, _, session in rows if int(session) in core]
 
 
-def assert_saved(run: subprocess.Popen[str], folder: Path, what: str) -> None:
-    """It ends with an error that names what was lost, and is saved as of its last step."""
+def assert_saved(errors: str, folder: Path, what: str) -> None:
+    """A run's errors name what was lost, and it is saved as of its last step."""
     # What Python says of a lost core's shared memory comes after it.
-    (told,) = (line for line in ended(run, 1).splitlines() if line.startswith("starpod: "))
+    (told,) = (line for line in errors.splitlines() if line.startswith("starpod: "))
     assert what in told
     (step,) = steps(folder)[-1:]
     assert told.endswith(f"; the run is saved as of step {step}, go on with: starpod train --resume --run-dir {folder}")
@@ -94,7 +96,7 @@ def test_signals_and_lost_cores_end_a_run_with_a_checkpoint_and_nothing_else(tmp
     wait_for_a_step(run, folder, 5)
     for pid in cores_of(run.pid):
         os.kill(pid, signal.SIGKILL)
-    assert_saved(run, folder, "vLLM")
+    assert_saved(ended(run, 1), folder, "vLLM")
 
 
 def test_a_server_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> None:
@@ -108,3 +110,31 @@ def test_a_server_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> No
         wait_for_a_step(run, folder, 1)
         server.kill()
         assert_saved(run, folder, server.url)
+
+
+def metrics(folder: Path, count: int) -> list[dict[str, float]]:
+    """The first steps' metrics, without the clock."""
+    records = [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()[:count]]
+    return [{key: value for key, value in each.items() if not key.startswith(CLOCKED)} for each in records]
+
+
+def test_two_ranks_with_an_engine_each_do_what_one_does_until_one_engine_dies(tmp_path: Path) -> None:
+    alone, folder, logs = tmp_path / "alone", tmp_path / "run", tmp_path / "logs"
+    ended(start(alone, *SMALL, "engine=vllm", "stop.iterations=2"), 0)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run = start(
+        folder,
+        *(*SMALL, "engine=vllm", "stop.iterations=50"),
+        launcher=(*launcher, "--log-dir", str(logs), "--redirects", "2"),
+    )
+    wait_for_a_step(run, folder, 1)
+    told = subprocess.check_output(["ps", "--ppid", str(run.pid), "-o", "pid="], text=True)
+    ranks = {Path(f"/proc/{pid}/environ").read_text().partition("\0RANK=")[2][0]: int(pid) for pid in told.split()}
+    assert all(cores_of(pid) for pid in ranks.values())
+    for pid in cores_of(ranks["1"]):
+        os.kill(pid, signal.SIGKILL)
+    ended(run, 1)
+    for rank in ranks:
+        (errors,) = logs.glob(f"*/attempt_0/{rank}/stderr.log")
+        assert_saved(errors.read_text(), folder, "rank 1: ")
+    assert metrics(folder, 2) == [pytest.approx(each, rel=1e-3, abs=1e-4) for each in metrics(alone, 2)]

@@ -86,6 +86,11 @@ class Parallel:
         """Whether this rank writes logs, checkpoints and reports."""
         return self.rank == 0
 
+    @property
+    def is_first_on_machine(self) -> bool:
+        """Whether this rank writes files that only its machine needs."""
+        return self.world == 1 or _ranks()[2] == 0
+
     def close(self) -> None:
         """Leave the process group. May be called repeatedly."""
         if self.world > 1 and dist.is_initialized():
@@ -149,6 +154,11 @@ class Parallel:
         dist.broadcast_object_list(items, src=0)
         return items[0]
 
+    def broadcast_on_machine(self, item: Item) -> Item:
+        """Return the object of this machine's first rank on all its ranks. torchrun numbers the machines."""
+        machine = os.environ.get("GROUP_RANK", "")
+        return next(each for place, each in self.gather_objects((machine, item)) if place == machine)
+
     async def in_thread(self, work: Callable[..., Item], /, *arguments: Any, **named: Any) -> Item:
         """Run work in a thread, on this rank's device.
 
@@ -178,15 +188,31 @@ class Parallel:
         error: Exception | None = None
         try:
             result = await work
+        except RankFailed:
+            raise  # all ranks raise it
         except Exception as raised:
             error = raised
-        words = "" if error is None else str(error) or type(error).__name__
         # Wait in a thread, so that a rank that waits for the others continues to play.
-        shares = await self.in_thread(self.gather_objects, (result, words))
-        for rank, (_, failed) in enumerate(shares):
+        return await self.in_thread(self._outcomes, result, error)
+
+    def do_together(self, work: Callable[[], Item]) -> list[Item]:
+        """Do this rank's work, and return the results of all ranks as `all_done` does, without an event loop."""
+        if self.world == 1:
+            return [work()]
+        try:
+            return self._outcomes(work(), None)
+        except RankFailed:
+            raise
+        except Exception as error:
+            return self._outcomes(None, error)
+
+    def _outcomes(self, result: Any, error: Exception | None) -> list[Any]:
+        words = "" if error is None else str(error) or type(error).__name__
+        outcomes = self.gather_objects((result, words))
+        for rank, (_, failed) in enumerate(outcomes):
             if failed:
                 raise RankFailed(f"rank {rank}: {failed}") from error
-        return [item for item, _ in shares]
+        return [item for item, _ in outcomes]
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""

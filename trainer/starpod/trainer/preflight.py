@@ -58,10 +58,10 @@ def check(config: Config, *, world: int) -> None:
 
 
 def _check_ranks(config: Config, world: int) -> None:
-    if config.engine.name == "vllm":
+    if (engine := config.engine).name == "vllm" and engine.tensor_parallel > 1:
         raise ConfigError(
-            f"engine vllm is for one process: each of {world} would start one on the same GPUs; with torchrun give "
-            "engine=torch, or engine=vllm_remote and its servers"
+            f"engine.tensor_parallel is {engine.tensor_parallel}, but each of {world} processes has one GPU, which its "
+            "vLLM shares: drop engine.tensor_parallel, or use engine=vllm_remote with servers on other GPUs"
         )
     if config.scorer.kind != "off":
         raise ConfigError(f"scorer.kind {config.scorer.kind} is trained in one process: run without torchrun")

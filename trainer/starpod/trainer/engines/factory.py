@@ -45,7 +45,7 @@ def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, para
 
     Args:
         max_context: Maximum number of tokens of prompt and reply together.
-        parallel: The ranks that share remote servers.
+        parallel: The ranks that sample; needed for engines that hand over the weights of a sharded model.
     """
     match config.name:
         case "torch":
@@ -56,7 +56,7 @@ def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, para
         case "vllm":
             from starpod.trainer.engines.vllm_local import LocalVllm
 
-            return LocalVllm(config, policy, max_context=max_context)
+            return LocalVllm(config, policy, max_context=max_context, parallel=parallel)
         case "vllm_remote":
             from starpod.trainer.engines.vllm_remote import RemoteVllm
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 import torch
 
 from starpod.trainer.engines.base import EngineError, EngineLost, EngineStats, Reply, Request, check_prompt
+from starpod.trainer.parallel import Parallel
 from starpod.trainer.seeds import derive
 
 GRACE_SECONDS = 1.0
@@ -52,9 +53,15 @@ class ServedEngine(ABC):
     An interrupted reply continues after its existing tokens, with the new weights and a new cache. Each token and its
     log-probability are therefore computed by one version, never from keys and values of older weights. Replies also
     continue if the sampling process dies: up to `restarts` times, another one is started with the same weights.
+
+    All ranks of `parallel` sample. `pause`, `load` and `resume` are collective, and fail on all ranks if they fail on
+    one.
     """
 
-    def __init__(self, *, slots: int, max_context: int, vocabulary: int, restarts: int = 0) -> None:
+    def __init__(
+        self, *, slots: int, max_context: int, vocabulary: int, restarts: int = 0, parallel: Parallel | None = None
+    ) -> None:
+        self._parallel = parallel or Parallel()
         self._slots = slots
         self._max_context = max_context
         self._vocabulary = vocabulary
@@ -145,6 +152,9 @@ class ServedEngine(ABC):
     async def pause(self) -> None:
         """Interrupt all replies. They continue after `resume`."""
         self._open.clear()
+        await self._parallel.all_done(self._interrupt())
+
+    async def _interrupt(self) -> None:
         await self._control(self._halt)
         if not self._calls:
             return
@@ -158,12 +168,15 @@ class ServedEngine(ABC):
         """Hand over the weights. Raises EngineError if that fails; the server's weights are unknown then."""
         if self._open.is_set():
             raise RuntimeError("load is called between pause and resume")
+        await self._parallel.all_done(self._load(version, model))
+
+    async def _load(self, version: int, model: torch.nn.Module) -> None:
         self._loads += 1
         await self._control(lambda: self._hand_over(version, model))
         self._version = version
 
     async def resume(self) -> None:
-        await self._control(self._go_on)
+        await self._parallel.all_done(self._control(self._go_on))
         self._open.set()
 
     def stats(self) -> EngineStats:

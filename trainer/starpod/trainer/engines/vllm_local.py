@@ -15,6 +15,8 @@ import multiprocessing
 import os
 import shutil
 from collections.abc import Coroutine, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -23,12 +25,13 @@ from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.vllm_images import ARGUMENTS, image_prompt, pretrained_view, write_processor
-from starpod.trainer.engines.vllm_worker import gpu_of, own_session, sent_by_handles
+from starpod.trainer.engines.vllm_worker import gpu_of, only_gpu, own_session, sent_by_handles
 from starpod.trainer.engines.watch import Watch
-from starpod.trainer.engines.weights import device_of, make_folder, weights_of, write_weights
+from starpod.trainer.engines.weights import device_of, gather, make_folder, weights_of, write_weights
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
+from starpod.trainer.parallel import Parallel, RankFailed
 
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
@@ -51,12 +54,21 @@ class LocalVllm(ServedEngine):
     VLLM_BATCH_INVARIANT=1 in the environment, replies are identical. Construction takes about half a minute, because
     vLLM loads the model and compiles it on a GPU.
 
+    Each rank of a sharded trainer has an engine on its own GPU. All ranks construct it at the same time.
+
     Raises EngineError if vllm is not installed, or if it cannot run the policy's Hugging Face model.
     """
 
-    def __init__(self, config: EngineConfig, policy: Policy, *, max_context: int) -> None:
+    def __init__(
+        self, config: EngineConfig, policy: Policy, *, max_context: int, parallel: Parallel | None = None
+    ) -> None:
         super().__init__(
-            slots=config.slots, max_context=max_context, vocabulary=policy.vocabulary, restarts=config.restarts
+            slots=config.slots,
+            max_context=max_context,
+            vocabulary=policy.vocabulary,
+            # A new core needs the weights, which one of several ranks cannot gather alone.
+            restarts=config.restarts if parallel is None or parallel.world == 1 else 0,
+            parallel=parallel,
         )
         # At INFO, each hand-over would print four lines between the run's progress messages.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -89,11 +101,12 @@ class LocalVllm(ServedEngine):
         # None means undecided until it is known which GPU vLLM uses.
         possible = only_ipc or (config.handover == "auto" and config.tensor_parallel == 1 and on_gpu)
         self._ipc: bool | None = None if possible else False
-        self._folder = make_folder(config.handover_folder)
+        folder = make_folder(config.handover_folder) if self._parallel.is_first_on_machine else Path()
+        self._folder = self._parallel.broadcast_on_machine(folder)
         arguments: dict[str, Any] = {}
         if on_cpu:
             _check_cpu_kernels(model)
-            _use_whole_cpu(_cache_gibibytes(model, tokens=config.slots * max_context))
+            _use_whole_cpu(_cache_gibibytes(model, tokens=config.slots * max_context), self._parallel)
             # With chunked prefill, the worker rewinds its random generator, which CPU generators do not support.
             arguments = {
                 "enforce_eager": True,
@@ -101,9 +114,11 @@ class LocalVllm(ServedEngine):
                 "max_num_batched_tokens": max(max_context, min(2048, config.slots * max_context)),
             }
         else:
-            # This process has initialized CUDA (`is_available`), so a forked engine core could not use a GPU.
-            os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
             arguments = {"gpu_memory_utilization": config.gpu_memory_fraction}
+        if not on_cpu or self._parallel.world > 1:
+            # This process has initialized CUDA (`is_available`) or joined a process group. A forked engine core could
+            # not use a GPU, and would mistake the group for its own.
+            os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         # Do not pass "auto": vLLM would run a float32 model in a 16-bit type.
         dtype = config.computes_in(str(compute_dtype(model)).removeprefix("torch."))
         self._dtype: torch.dtype = getattr(torch, dtype)
@@ -142,24 +157,41 @@ class LocalVllm(ServedEngine):
         try:
             self._start()
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove(self._folder)
             raise
 
     def _start(self) -> None:
         """Start an engine core with the model's weights. Raises EngineError."""
+        folder = self._folder / "start"
+        self._remove(folder)
+        try:
+            self._parallel.do_together(partial(self._write, self._model, folder))
+            self._parallel.do_together(partial(self._launch, folder))
+        except Exception as error:
+            if isinstance(error, RankFailed) and self._llm is not None:
+                self._llm.shutdown()
+            raise EngineError(f"vLLM did not start: {error}") from error
+
+    def _write(self, model: torch.nn.Module, folder: Path) -> None:
+        """Write the weights for all engines of this machine. All ranks take part in gathering them."""
+        if self._parallel.is_first_on_machine:
+            write_weights(model, folder, self._dtype)
+            if self._view is not None:
+                write_processor(self._view, self._tokenizer, folder)
+        else:
+            gather(weights_of(model, self._dtype))
+
+    def _launch(self, folder: Path) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        folder = self._folder / "start"
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            write_weights(self._model, folder, self._dtype)
-            if self._view is not None:
-                write_processor(self._view, self._tokenizer, folder)
-            with own_session():
-                self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
-        except Exception as error:
-            raise EngineError(f"vLLM did not start: {error}") from error
+        several = self._parallel.world > 1 and self._parallel.device.type == "cuda"
+        with own_session(), only_gpu(self._parallel.device) if several else contextlib.nullcontext():
+            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
+
+    def _remove(self, folder: Path) -> None:
+        if self._parallel.is_first_on_machine:
+            shutil.rmtree(folder, ignore_errors=True)
 
     async def _restart(self) -> None:
         await self._stop()
@@ -212,29 +244,32 @@ class LocalVllm(ServedEngine):
             self._asleep = False
 
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
-        await self._wake()
+        # Ranks gather the weights together, so each step begins on all of them or on none.
+        all_done = self._parallel.all_done
+        await all_done(self._wake())
         self._model = model
         try:
             if self._ipc is None:
-                self._ipc = await self._is_on_gpu_of(model)
+                self._ipc = all(await all_done(self._is_on_gpu_of(model)))
             if self._ipc:
-                async with sent_by_handles(weights_of(model, self._dtype)) as address:
-                    call = self._llm.collective_rpc("starpod_receive", args=(address,))
-                    await self._ask(call, "new weights", loads=True)
+                async with sent_by_handles(weights_of(model, self._dtype), self._parallel) as address:
+                    await self._receive("starpod_receive", args=(address,))
                 return
             folder = self._folder / f"weights-{version}"
             try:
-                await asyncio.to_thread(write_weights, model, folder, self._dtype)
-                call = self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-                await self._ask(call, "new weights", loads=True)
+                await all_done(self._parallel.in_thread(self._write, model, folder))
+                await all_done(self._receive("reload_weights", kwargs={"weights_path": str(folder)}))
                 # Remove it only now: a starting core still reads this folder.
-                shutil.rmtree(self._folder / "start", ignore_errors=True)
+                self._remove(self._folder / "start")
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
-        except EngineLost:
+                self._remove(folder)
+        except (EngineLost, RankFailed):
             raise
         except Exception as error:
             raise EngineError(f"vLLM did not take version {version} of the weights: {error}") from error
+
+    async def _receive(self, method: str, **arguments: Any) -> None:
+        await self._ask(self._llm.collective_rpc(method, **arguments), "new weights", loads=True)
 
     async def _is_on_gpu_of(self, model: torch.nn.Module) -> bool:
         """Return whether vLLM runs on the policy's GPU and can open its memory. Raises EngineError if it must."""
@@ -265,7 +300,7 @@ class LocalVllm(ServedEngine):
 
     async def _shut_down(self) -> None:
         await self._stop(SHUTDOWN_SECONDS)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove(self._folder)
 
     # --- waiting for a process that may die --------------------------------------------------------------------------
 
@@ -344,12 +379,13 @@ def _cache_gibibytes(model: torch.nn.Module, *, tokens: int) -> int:
     return max(1, min(math.ceil(wanted / 2**30), machine // 2**32))
 
 
-def _use_whole_cpu(cache_gibibytes: int) -> None:
-    """Set vLLM's environment variables for the CPU, unless the user has set them.
+def _use_whole_cpu(cache_gibibytes: int, parallel: Parallel) -> None:
+    """Set vLLM's environment variables for this rank's share of the CPU, unless the user has set them.
 
     By default vLLM keeps one CPU core free, which halves its speed on two cores.
     """
-    cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
+    cores = sorted(os.sched_getaffinity(0))
+    own = parallel.split(cores) or cores[:1]
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gibibytes))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from starpod.client.transport import Backoff
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.placement import Placement
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import device_of, gather, make_folder, shapes_of, weights_of, write_weights
@@ -144,7 +144,11 @@ class VllmServer:
         except openai.APIStatusError as error:
             raise Refused(error.status_code, f"the vLLM server at {self.url} refused {path}: {error}") from error
         except openai.APIConnectionError as error:
-            raise EngineError(f"the vLLM server at {self.url} is gone: {error.__cause__ or error}") from error
+            raise Gone(f"the vLLM server at {self.url} is gone: {error.__cause__ or error}") from error
+
+
+class Gone(EngineError):
+    """The server does not accept connections."""
 
 
 class NotThere(EngineError):
@@ -160,23 +164,30 @@ class Refused(EngineError):
 
 
 class RemoteVllm(ServedEngine):
-    """Engine on vLLM servers, all with the same weights. Each conversation stays on one server.
+    """Engine on vLLM servers, all with the same weights. `Placement` chooses one for each request.
 
-    Until the first `load`, the servers sample from the weights that they were started with. All ranks sample, and
-    `pause`, `load` and `resume` are collective: the first rank controls the servers and hands the weights over.
-    A sharded model is gathered one parameter at a time.
+    A server that is gone is used no more if others are left. It counts as a restart.
+
+    Until the first `load`, the servers sample from the weights that they were started with. The first rank controls the
+    servers and hands the weights over. A sharded model is gathered one parameter at a time.
     """
 
     def __init__(
         self, config: EngineConfig, *, max_context: int, vocabulary: int, parallel: Parallel | None = None
     ) -> None:
-        super().__init__(slots=config.slots, max_context=max_context, vocabulary=vocabulary, restarts=config.restarts)
-        self._parallel = parallel or Parallel()
+        super().__init__(
+            slots=config.slots,
+            max_context=max_context,
+            vocabulary=vocabulary,
+            restarts=config.restarts,
+            parallel=parallel,
+        )
         try:
             key = Path(config.api_key_file).read_text(encoding="utf-8-sig").strip() if config.api_key_file else ""
         except OSError as error:
             raise EngineError(f"engine.api_key_file cannot be read: {error}") from None
-        self._servers = [VllmServer(url, key=key, config=config) for url in config.urls]
+        servers = [VllmServer(url, key=key, config=config) for url in config.urls]
+        self._placement = Placement(servers, first=self._parallel.rank)
         self._ids = itertools.count()
         self._checked = asyncio.Lock()
         self._right = False
@@ -185,7 +196,7 @@ class RemoteVllm(ServedEngine):
         folder = make_folder(config.handover_folder) if self._parallel.is_main else Path()
         self._folder = self._parallel.broadcast_object(folder)
         nccl = config.handover == "nccl"
-        self._nccl = NcclSender(self._servers, config.nccl_address, self._parallel) if nccl else None
+        self._nccl = NcclSender(servers, config.nccl_address, self._parallel) if nccl else None
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         await self._check()
@@ -195,13 +206,16 @@ class RemoteVllm(ServedEngine):
             "cache_salt": salt,
             "sampling_params": sampling_parameters(request, limit, seed),
         }
-        server = self._server_of(request.conversation or str(request.seed))
-        try:
-            reply = await server.post("/inference/v1/generate", body, session=request.conversation)
-        except Refused as error:
-            if error.status == 503 and not self._open.is_set():
-                return Piece([], [], aborted=True)  # newer versions refuse requests during a pause
-            raise
+        with self._placement.place(prompt, salt) as server:
+            try:
+                reply = await server.post("/inference/v1/generate", body, session=request.conversation)
+            except Gone as error:
+                await self._drop(server, error)
+                return Piece([], [], aborted=True)
+            except Refused as error:
+                if error.status == 503 and not self._open.is_set():
+                    return Piece([], [], aborted=True)  # newer versions refuse requests during a pause
+                raise
         if (breaks := server.breaks) != server.known:
             instance = (await server.info()).get("instance_id", "")
             if self._loads and instance != server.instance:
@@ -211,13 +225,25 @@ class RemoteVllm(ServedEngine):
             choice = reply["choices"][0]
             tokens = list(choice["token_ids"] or ())
             logprobs = [float(place["logprob"]) for place in (choice["logprobs"] or {}).get("content") or ()]
+            self._placement.remember(server, [*prompt, *tokens], salt)
             details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
             return Piece(tokens, logprobs, choice["finish_reason"] == "abort", details.get("cached_tokens") or 0)
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"the vLLM server at {server.url} sent a reply of another form: {error!r}") from error
 
-    def _server_of(self, conversation: str) -> VllmServer:
-        return self._servers[zlib.crc32(conversation.encode()) % len(self._servers)]
+    async def _drop(self, server: VllmServer, error: Gone) -> None:
+        """Go on without a server. Raises `error` if no other one or no restart is left, or if nccl needs it."""
+        if server not in self._servers:
+            return
+        if len(self._servers) == 1 or self._nccl is not None or self._stats.restarts >= self._restarts:
+            raise error
+        self._stats.restarts += 1
+        self._placement.drop(server)
+        await server.close()
+
+    @property
+    def _servers(self) -> list[VllmServer]:
+        return self._placement.servers
 
     async def _check(self) -> None:
         """Check once that the servers can be controlled and report the log-probabilities that training needs."""
@@ -253,33 +279,22 @@ class RemoteVllm(ServedEngine):
                 ) from error
 
     async def pause(self) -> None:
-        """Interrupt all replies, after all ranks have stopped sending requests. If one rank fails, all fail."""
+        """Interrupt all replies, after all ranks have stopped sending requests."""
         self._open.clear()
         if self._parallel.world > 1:
             await self._parallel.in_thread(self._parallel.barrier)
-        await self._parallel.all_done(super().pause())
+        await super().pause()
 
     async def load(self, version: int, model: torch.nn.Module) -> None:
-        """Hand over the weights and wait until all ranks are done, so that all fail if one does.
+        """Hand over the weights.
 
-        With nccl there is no such wait: if the broadcast fails, the other ranks hang while gathering the weights.
+        With nccl no rank waits for the others: if the broadcast fails, these hang while gathering the weights.
         """
-        loading = super().load(version, model)
-        await (loading if self._nccl is not None else self._parallel.all_done(loading))
-
-    async def resume(self) -> None:
-        """Continue sampling on all ranks, once the servers have the weights."""
-        await self._parallel.all_done(self._resume_servers())
-        self._open.set()
-
-    async def _resume_servers(self) -> None:
-        if self._parallel.is_main:
-            await self._control(self._go_on)
+        await (self._load(version, model) if self._nccl is not None else super().load(version, model))
 
     async def _halt(self) -> None:
-        if not self._parallel.is_main:
-            return
-        await self._halt_servers()
+        if self._parallel.is_main:
+            await self._halt_servers()
 
     async def _halt_servers(self) -> None:
         if any(server.breaks != server.known for server in self._servers):
@@ -288,7 +303,8 @@ class RemoteVllm(ServedEngine):
         await self._all("/pause", query={"mode": "abort"})
 
     async def _go_on(self) -> None:
-        await self._all("/resume")
+        if self._parallel.is_main:
+            await self._all("/resume")
 
     async def _restart(self) -> None:
         """Reload the current weights from their folder on all servers after one was restarted. Any rank may do it."""
@@ -302,7 +318,7 @@ class RemoteVllm(ServedEngine):
             return
         await self._halt_servers()
         await self._reload(self._written)
-        await self._go_on()
+        await self._all("/resume")
 
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
         folder = self._folder / f"weights-{version}"
@@ -328,7 +344,13 @@ class RemoteVllm(ServedEngine):
             ) from error
 
     async def _all(self, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> None:
-        await asyncio.gather(*(server.post(path, body, query=query) for server in self._servers))
+        async def ask(server: VllmServer) -> None:
+            try:
+                await server.post(path, body, query=query)
+            except Gone as error:
+                await self._drop(server, error)
+
+        await asyncio.gather(*map(ask, self._servers))
 
     async def _shut_down(self) -> None:
         for server in self._servers:

@@ -23,10 +23,18 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from starpod.trainer.engines.weights import gather
+from starpod.trainer.parallel import Parallel
+
 BUCKET_BYTES = 2**29
 """Maximum size of a bucket. A larger weight has its own bucket."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SIZE = struct.Struct("!Q")
+_TORCHRUN = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+}
 
 
 # --- the engine core --------------------------------------------------------------------------------------------------
@@ -54,6 +62,9 @@ def run_core(*arguments: Any, **named: Any) -> None:
     """Run the engine core's program in its own session and kill it when the trainer ends for any reason."""
     os.setsid()
     # Ignoring a signal discards pending signals, which were meant for the trainer.
+    # torchrun's variables are for the trainer. vLLM's own process group would look for torchrun's store.
+    for name in [name for name in os.environ if name in _TORCHRUN or name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -75,6 +86,24 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.killpg(0, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def only_gpu(device: torch.device) -> Iterator[None]:
+    """Make engine cores that are started inside this context see only this GPU.
+
+    Several ranks on a machine each have a core, and a core takes the first GPU that it sees. This process has already
+    initialized CUDA, so the variable does not change what it sees itself.
+    """
+    before = os.environ.get(_VISIBLE)
+    seen = before.split(",") if before else [str(number) for number in range(torch.cuda.device_count())]
+    os.environ[_VISIBLE] = seen[device.index or 0]
+    try:
+        yield
+    finally:
+        del os.environ[_VISIBLE]
+        if before is not None:
+            os.environ[_VISIBLE] = before
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -106,18 +135,23 @@ def pack_handles(weights: Sequence[tuple[str, Tensor]]) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def sent_by_handles(weights: Iterable[tuple[str, Tensor]]) -> AsyncIterator[str]:
+async def sent_by_handles(weights: Iterator[tuple[str, Tensor]], parallel: Parallel) -> AsyncIterator[str]:
     """Serve the weights inside the context and yield the socket address for the worker.
 
     Each bucket is sent after the worker has copied the previous one. The context raises errors of sending at its end.
+    Weights of a sharded model are gathered in a thread, and all of them even if sending fails, because the other ranks
+    wait for this one.
     """
     failed: list[Exception] = []
     connections: list[asyncio.StreamWriter] = []
+    sending: list[asyncio.Task[Any]] = []
 
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
+        sending.extend([task] if (task := asyncio.current_task()) else ())
+        packed = buckets(weights)
         try:
-            for bucket in buckets(weights):
+            while bucket := await parallel.in_thread(next, packed, None):
                 torch.cuda.synchronize()
                 handles = pack_handles(bucket)
                 writer.write(_SIZE.pack(len(handles)) + handles)
@@ -141,6 +175,9 @@ async def sent_by_handles(weights: Iterable[tuple[str, Tensor]]) -> AsyncIterato
             server.close()
             for connection in connections:
                 connection.close()
+            await asyncio.gather(*sending, return_exceptions=True)
+            if parallel.world > 1:
+                await parallel.in_thread(gather, weights)
             if failed:
                 raise failed[0]
 

@@ -188,7 +188,9 @@ class Collecting:
         if after.restarts > self._restarts:
             self._restarts = after.restarts
             allowed = config.engine.restarts
-            self._screen.warn(f"the engine died and was restarted ({self._restarts} of engine.restarts={allowed})")
+            self._screen.warn(
+                f"the engine lost a process and recovered ({self._restarts} of engine.restarts={allowed})"
+            )
         # With groups played ahead, some work was done before this collection. Divide by the time since the last one
         # instead.
         span = perf_counter() - (self._collected_at or began) if config.collect.max_staleness else seconds

@@ -1,0 +1,89 @@
+"""Placement of requests on servers that hold the same weights, by cached prefix and by load."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+Server = TypeVar("Server")
+
+LARGEST_SHARE = 1.25
+"""Largest load of a server, as a multiple of the mean over all servers, plus one request."""
+BLOCK = 16
+"""Tokens of a cached block. vLLM finds prefixes by whole blocks."""
+MOST_BLOCKS = 2**16
+"""Blocks that are remembered for each server: a million tokens, about the size of a GPU's cache."""
+
+
+class Placement(Generic[Server]):
+    """Chooses a server for each request: the one that has the longest prefix of the prompt in its cache.
+
+    Members of a group share their first prompt, and each turn of an episode begins with the previous one, so they
+    follow each other. A server whose share of the requests in flight is too large gets no further ones, so the next
+    best server computes the prefix as well. Servers that have the same prefix are chosen by load.
+
+    Attributes:
+        servers: The servers in use.
+
+    Args:
+        first: Index of the server that is chosen first if all are alike. Clients that share the servers pass different
+            ones.
+    """
+
+    def __init__(self, servers: Sequence[Server], *, first: int = 0) -> None:
+        self.servers = list(servers[first % len(servers) :]) + list(servers[: first % len(servers)])
+        self._loads = [0] * len(self.servers)
+        self._cached = [OrderedDict[int, None]() for _ in self.servers]
+
+    @contextlib.contextmanager
+    def place(self, prompt: Sequence[int], salt: str) -> Iterator[Server]:
+        """Yield the server for a request, which counts as in flight inside the context.
+
+        salt: prompts with another salt share no cache.
+        """
+        index = self._choose(_blocks(prompt, salt))
+        server = self.servers[index]
+        self.remember(server, prompt, salt)
+        self._loads[index] += 1
+        try:
+            yield server
+        finally:
+            if server in self.servers:
+                self._loads[self.servers.index(server)] -= 1
+
+    def remember(self, server: Server, tokens: Sequence[int], salt: str) -> None:
+        """Note that the server has these tokens in its cache. A dropped server is ignored."""
+        if server not in self.servers:
+            return
+        cached = self._cached[self.servers.index(server)]
+        for block in _blocks(tokens, salt):
+            cached[block] = None
+            cached.move_to_end(block)
+        while len(cached) > MOST_BLOCKS:
+            cached.popitem(last=False)
+
+    def _choose(self, blocks: Sequence[int]) -> int:
+        most = LARGEST_SHARE * sum(self._loads) / len(self._loads)
+
+        def worth(index: int) -> tuple[int, int]:
+            known = next((place for place, block in enumerate(blocks) if block not in self._cached[index]), len(blocks))
+            return known, -self._loads[index]
+
+        return max((index for index, load in enumerate(self._loads) if load <= most), key=worth)
+
+    def drop(self, server: Server) -> None:
+        """Use a server no more. It must not be the last one."""
+        index = self.servers.index(server)
+        for items in (self.servers, self._loads, self._cached):
+            del items[index]
+
+
+def _blocks(prompt: Sequence[int], salt: str) -> list[int]:
+    """Return a hash of each prefix of whole blocks."""
+    prefix, hashes = hash(salt), []
+    for end in range(BLOCK, len(prompt) + 1, BLOCK):
+        prefix = hash((prefix, *prompt[end - BLOCK : end]))
+        hashes.append(prefix)
+    return hashes
