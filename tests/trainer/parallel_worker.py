@@ -1,6 +1,5 @@
 """What each rank of test_parallel.py runs, and what it is compared with in one process."""
 
-import copy
 import json
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, Scores, build_policy
 from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel import Parallel, whole
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.tiny_learner import VERSION, group_of
 
@@ -46,6 +45,11 @@ def blocks_of(step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     return blocks
 
 
+def gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Whole copies of tensors that may be sharded or the model's own memory."""
+    return {name: whole(tensor).clone() for name, tensor in state.items()}
+
+
 def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[str, Any]:
     """Four steps, or the last two of them, with a checkpoint after the second. What can be compared, on rank 0."""
     model = make_policy()
@@ -54,7 +58,7 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
         [{"params": model.model.parameters(), "lr": 0.02}, {"params": model.critic_parameters(), "lr": 0.1}],
         weight_decay=0.01,
     )
-    checkpoints = Checkpoints(folder)
+    checkpoints = Checkpoints(folder, parallel=parallel.apart())
     first = 0
     if resume is not None:
         loaded = load_checkpoint(resume)
@@ -82,14 +86,12 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
         optimizer.step()
         losses.append(float(parallel.sum(total)))
         if step + 1 == HALF:
-            weights = parallel.full_state_dict(model)
             tensors, values = flatten_optimizer(parallel.optimizer_state(model, optimizer))
-            if parallel.is_main:
-                checkpoints.save(step + 1, {"model": weights, "optimizer": tensors}, {"optimizer": values})
+            weights = parallel.state_dict(model)
+            checkpoints.save(step + 1, {"model": weights, "optimizer": tensors}, {"optimizer": values})
     replica = make_policy()
     parallel.copy_weights(model, replica)
-    weights = parallel.full_state_dict(model)
-    assert bool(weights) == parallel.is_main
+    weights = gathered(parallel.state_dict(model))
     assert all(torch.equal(replica.state_dict()[name], tensor) for name, tensor in weights.items())
     return {
         "losses": losses,
@@ -112,15 +114,12 @@ def adapt(parallel: Parallel, base: Path, dtype: str) -> dict[str, Any]:
     learner.learn(groups, version=VERSION - 1)
     learner.freeze_reference(None)
     metrics = learner.learn(groups, version=VERSION - 1)
-    # Copies: in one process they are the model's own memory.
-    state, reference = (
-        copy.deepcopy(parallel.broadcast_object(each())) for each in (learner.policy_state, learner.reference_state)
-    )
+    state, reference = gathered(learner.policy_state()), gathered(learner.reference_state())
     tensors, _ = learner.state()
     learner.learn(groups, version=VERSION - 1)
     learner.load_policy(state)
     learner.freeze_reference(reference)
-    again = parallel.broadcast_object(learner.reference_state())
+    again = gathered(learner.reference_state())
     assert again.keys() == reference.keys()
     assert all(torch.equal(tensor, reference[name]) for name, tensor in again.items())
     norms = learner.gradients(groups, version=VERSION - 1, buckets=1)
@@ -156,7 +155,7 @@ def team(parallel: Parallel) -> dict[str, Any]:
     metrics |= learner.gradients(groups, version=VERSION - 1, buckets=1)
     replica = Policies.of(tuple(policy.by_agent), make_policy())
     parallel.copy_weights(policy.model, replica.model)
-    state = parallel.broadcast_object(learner.policy_state())
+    state = gathered(learner.policy_state())
     assert all(
         torch.equal(tensor, split_parts(state)[agent][name])
         for agent, own in replica.by_agent.items()

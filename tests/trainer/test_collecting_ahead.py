@@ -17,7 +17,7 @@ from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.run.run import Run
-from tests.trainer.test_run import ScriptedCollector, episode, make_run
+from tests.trainer.test_run import ScriptedCollector, episode, make_run, save
 from tests.trainer.turns import a_turn
 
 
@@ -163,7 +163,7 @@ async def test_what_is_too_old_after_a_change_of_the_bound_is_dropped_and_replac
     run = make_slow_run(tmp_path, collect=many)
     for _ in range(2):
         await collect(run)
-    run.save()
+    await save(run)
     assert sorted(asked(run)) == list(range(10))
 
     same = make_slow_run(tmp_path, collect=many)

@@ -119,6 +119,11 @@ def asked_by(run: Run) -> list[int]:
     return [start.id for start in cast(Any, run.collecting.collector).asked]
 
 
+async def save(run: Run) -> None:
+    await run.save()
+    await run.persistence.finish_writing()
+
+
 def saved_by(run: Run) -> Loaded:
     loaded = run.output.checkpoints.latest()
     assert loaded is not None
@@ -244,14 +249,14 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     await run.evaluate()
     reason = run.reason_to_stop()
     assert "success was below" in reason
-    run.save()
+    await save(run)
 
     again = make_run(tmp_path, monitor=early)
     again.restore(loaded := saved_by(again))
     assert loaded.score == 0.0
     assert again.reason_to_stop() == reason
     # Saved once more before anything else happened, as a signal does: its score is not lost.
-    again.save()
+    await save(again)
     saved = saved_by(again)
     assert saved.path != loaded.path and saved.score == 0.0
 
@@ -265,7 +270,7 @@ async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -
     run.begin_step()
     sampled = sum(episode.sampled_tokens for group in await run.collect() for episode in group.episodes)
     assert run.progress.tokens == sampled > 0
-    run.save()
+    await save(run)
 
     again = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 2 * sampled})
     again.restore(saved_by(again))
@@ -280,7 +285,7 @@ async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> No
         return [torch.rand(1).item(), float(np.random.random()), random.random()]
 
     run = make_run(tmp_path)
-    run.save()
+    await save(run)
     expected = draw()
     make_run(tmp_path).restore(saved_by(run))
     assert draw() == expected
@@ -311,7 +316,7 @@ async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
 
     whole = begin("whole")
     await whole.prepare()
-    whole.save()
+    await save(whole)
     cut = begin("cut")
     steps = iter(range(5))
 
@@ -328,7 +333,7 @@ async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
     resumed.restore(saved_by(resumed))
     assert not resumed.warm_start.over
     await resumed.prepare()
-    resumed.save()
+    await save(resumed)
     assert played == ["whole", "cut"] and resumed.warm_start.references
     assert progress(resumed) == progress(whole)
     for part, tensors in saved_by(whole).tensors.items():
@@ -365,7 +370,7 @@ async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_las
     for _ in range(2):
         await played(run)
         run.finish_step()
-    run.save()
+    await save(run)
     expected = progress(run)
     shutil.rmtree(run.output.checkpoints.folder)
     run.persistence._saved = -1
@@ -378,7 +383,7 @@ async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_las
     torch.rand(1)
     with pytest.raises(OSError) as raised:
         await run.collect()
-    run.rescue(raised.value)
+    await run.rescue(raised.value)
     assert (run.persistence.rescued, progress(run)) == (2, expected)
 
 
@@ -417,14 +422,14 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
     engine.pause = die
     with pytest.raises(EngineError) as raised:
         await run.learn(kept)
-    run.rescue(raised.value)
+    await run.rescue(raised.value)
     assert run.persistence.rescued == 1, "no weight had changed"
 
 
 async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:
     run = make_run(tmp_path, algorithm="starpo-s")
     await run.prepare()
-    run.save()
+    await save(run)
     with pytest.raises(ConfigError, match=r"kl\.where"):
         make_run(tmp_path, algorithm="starpo-ppo").restore(saved_by(run))
 
@@ -466,7 +471,7 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
         assert run.evaluating.is_best(run.progress.step) == (run.progress.step in (1, 2)), (
             "what is best is saved when it is found"
         )
-        run.save()
+        await save(run)
     await run.finish("over")
     assert [weight for _, _, weight in seen] == [1.0, 2.0, 3.0, 2.0]
     assert [(purpose, seeds[0]) for purpose, seeds, _ in seen] == [("selection", 5000)] * 3 + [("evaluation", 0)]

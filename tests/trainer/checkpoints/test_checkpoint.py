@@ -346,8 +346,11 @@ def test_a_file_that_may_grow_no_further_is_a_clear_error(tmp_path, tensors, sta
 
 
 # The functions of checkpoint.py and shutil that change the disk, and their lines that may. Others leave it as it is.
-TOUCHING = re.compile(r"os\.|open|write|flush|save_file|mkdir|rmtree|unlink|rename|_sync|_point|_remove")
-CHANGING = {"save", "clean", "_write_folder", "_write", "_remove", "_point", "rmtree", "_rmtree_safe_fd"}
+TOUCHING = re.compile(r"os\.|open|write|flush|truncate|create|mkdir|rmtree|unlink|rename|_sync|_point|_remove")
+CHANGING = {
+    *("save", "write", "do_together", "<lambda>", "_begin", "create", "_write_parts", "write_parts", "_finish"),
+    *("_seal_folder", "clean", "_write", "_remove", "_point", "rmtree", "_rmtree_safe_fd"),
+}
 
 
 def killed_at(line: int, folder: Path) -> bool:

@@ -44,7 +44,7 @@ def save(run: Path, policy: Policy, step: int, score: float | None = None) -> Pa
         "sampling": {"temperature": 0.7},
     }
     checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep=9))
-    state = Parallel().full_state_dict(policy, without=policy.frozen())
+    state = Parallel().state_dict(policy, without=policy.frozen())
     return checkpoints.save(step, {"policy": state}, {"config": config}, score=score)
 
 
@@ -156,7 +156,7 @@ def test_each_agents_adapters_are_its_own_on_a_model_that_they_share(run, tmp_pa
     policy = Policies.of(("solver", "verifier"), build_policy(config, texts=None, critic="none", seed=0))
     for seed, own in enumerate(policy.by_agent.values()):
         shake(own, seed)
-    states = {agent: Parallel().full_state_dict(own, without=own.frozen()) for agent, own in policy.by_agent.items()}
+    states = {agent: Parallel().state_dict(own, without=own.frozen()) for agent, own in policy.by_agent.items()}
     script = {"name": "solver_verifier", "policies": ["solver", "verifier"]}
     values = {"title": "", "model": config.to_dict(), "environment": {"id": "corridor-v1"}, "script": script}
     values |= {"algorithm": {"preset": "dapo"}, "sampling": {"temperature": 1.0}}

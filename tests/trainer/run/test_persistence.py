@@ -1,6 +1,8 @@
 """Persistence by itself: what an error leaves saved."""
 
+import asyncio
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,7 +10,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Snapshot, load_checkpoint
+from starpod.trainer.checkpoints.folders import list_checkpoints
 from starpod.trainer.config import Config
 from starpod.trainer.interrupts import Interrupted
 from starpod.trainer.output.screen import Screen
@@ -55,34 +58,58 @@ def make_persistence(tmp_path: Path, told: list[str]) -> tuple[Persistence, Prog
     return Persistence(config, held, checkpoints, parallel=Parallel(), screen=screen), progress, learner, evaluating
 
 
-def test_an_error_is_survived_by_the_last_step_whose_weights_were_whole(tmp_path: Path) -> None:
+async def test_an_error_is_survived_by_the_last_step_whose_weights_were_whole(tmp_path: Path) -> None:
     persistence, progress, learner, _ = make_persistence(tmp_path, [])
     error = RuntimeError("out of memory")
-    persistence.rescue(error)  # before the warm start is over
+    await persistence.rescue(error)  # before the warm start is over
     assert persistence.rescued is None
     persistence.finish_step()
     persistence.begin_step()
     progress.step += 1
     persistence.begin_update()
     learner.weight += 1
-    persistence.rescue(error)  # in the middle of an update
+    await persistence.rescue(error)  # in the middle of an update
     assert (persistence.rescued, persistence.checkpoints.latest()) == (None, None)
     persistence.finish_step()
     persistence.begin_step()
     progress.step += 1  # and nothing was learnt in it yet
-    persistence.rescue(error)
+    await persistence.rescue(error)
     loaded = persistence.checkpoints.latest()
     assert loaded is not None and persistence.rescued == loaded.step == loaded.state["step"] == 1
     assert loaded.tensors["policy"]["weight"].item() == 1.0
 
 
-def test_a_checkpoint_that_cannot_be_saved_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
+async def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    persistence, progress, learner, _ = make_persistence(tmp_path, [])
+    disk, write = threading.Event(), Checkpoints.write
+
+    def slowly(checkpoints: Checkpoints, snapshot: Snapshot) -> Path:
+        assert disk.wait(60)
+        return write(checkpoints, snapshot)
+
+    monkeypatch.setattr(Checkpoints, "write", slowly)
+    persistence.finish_step()
+    await persistence.save()
+    progress.step += 1
+    learner.weight += 1
+    assert persistence.checkpoints.latest() is None
+    another = asyncio.ensure_future(persistence.save())
+    await asyncio.sleep(0)
+    assert not another.done(), "one at a time"
+    disk.set()
+    await another
+    await persistence.finish_writing()
+    steps = [load_checkpoint(each.path) for each in list_checkpoints(persistence.checkpoints.folder)]
+    assert [(loaded.step, loaded.tensors["policy"]["weight"].item()) for loaded in steps] == [(1, 1.0), (0, 0.0)]
+
+
+async def test_a_checkpoint_that_cannot_be_saved_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
     told: list[str] = []
     persistence, *_ = make_persistence(tmp_path, told)
     persistence.finish_step()
     shutil.rmtree(persistence.checkpoints.folder)
     persistence.checkpoints.folder.touch()
-    persistence.rescue(RuntimeError("the engine is dead"))
+    await persistence.rescue(RuntimeError("the engine is dead"))
     assert persistence.rescued is None and "could not be saved" in told[0]
     with pytest.raises(CheckpointError, match="could not be saved"):
-        persistence.rescue(Interrupted())  # which has nothing else to tell
+        await persistence.rescue(Interrupted())  # which has nothing else to tell

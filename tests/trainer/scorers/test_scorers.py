@@ -23,7 +23,7 @@ from starpod.trainer.scorers.implicit import ImplicitScorer, pair_loss, pairs_of
 from starpod.trainer.scorers.q import QScorer, turn_targets
 from starpod.trainer.setup import make_scorer
 from tests.trainer.algorithms.builders import a_rollout
-from tests.trainer.test_run import make_run
+from tests.trainer.test_run import make_run, save
 from tests.trainer.tiny_learner import built, group_of
 from tests.trainer.turns import a_turn
 
@@ -274,7 +274,7 @@ async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None
     await run.learn(run.filter(groups()))
     assert run.metrics["scorer/pairs"] == 4
     assert not all(equal(before, weights(run.scorer)))
-    run.save()
+    await save(run)
     loaded = run.output.checkpoints.latest()
     assert loaded is not None
     again = make_run(tmp_path, turn_scorer=make("implicit"), **values)

@@ -16,10 +16,10 @@ async def train(run: Run) -> str:
     try:
         return await _train(run)
     except Interrupted as error:
-        run.rescue(error)
+        await run.rescue(error)
         return await run.end(run.reason_to_stop())
     except Exception as error:
-        run.rescue(error)
+        await run.rescue(error)
         raise
 
 
@@ -27,7 +27,7 @@ async def _train(run: Run) -> str:
     await run.prepare()
     if run.evaluation_is_due:
         await run.evaluate()
-        run.save()
+        await run.save()
     while not (reason := run.reason_to_stop()):
         run.begin_step()
         await run.sync()
@@ -38,6 +38,6 @@ async def _train(run: Run) -> str:
         if run.due(run.config.evaluation.every):
             await run.evaluate()
         if run.checkpoint_is_due:
-            run.save()
+            await run.save()
     await run.finish(reason)
     return reason

@@ -64,6 +64,7 @@ class Parallel:
         self.rank = rank
         self.world = world
         self.device = torch.device(device)
+        self._group: dist.ProcessGroup | None = None  # None is the group of all ranks
 
     @classmethod
     def start(cls, device: str = "auto") -> Parallel:
@@ -80,6 +81,13 @@ class Parallel:
             backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=TIMEOUT)
         return cls(rank, world, chosen)
+
+    def apart(self) -> Parallel:
+        """Return the same ranks with their own process group, to exchange objects in another thread. Collective."""
+        apart = Parallel(self.rank, self.world, self.device)
+        if self.world > 1:
+            apart._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        return apart
 
     @property
     def is_main(self) -> bool:
@@ -143,7 +151,7 @@ class Parallel:
         if self.world == 1:
             return [item]
         items: list[Any] = [None] * self.world
-        dist.all_gather_object(items, item)
+        dist.all_gather_object(items, item, group=self._group)
         return items
 
     def broadcast_object(self, item: Item) -> Item:
@@ -258,39 +266,25 @@ class Parallel:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def full_state_dict(self, model: nn.Module, *, without: Collection[str] = ()) -> dict[str, Tensor]:
-        """Return the state dict of the unsharded model on the CPU of rank 0; empty on the others. Ties are kept.
+    def state_dict(self, model: nn.Module, *, without: Collection[str] = ()) -> dict[str, Tensor]:
+        """Return the model's state dict, whose tensors may be sharded and share the model's memory. Ties are kept.
 
-        without: names to leave out. With one rank, the tensors share the model's memory.
+        without: names to leave out.
         """
         reshard(model)
         state = model.state_dict(keep_vars=True)
-        return self.gather({name: tensor for name, tensor in state.items() if name not in without})
+        return {name: tensor for name, tensor in state.items() if name not in without}
 
     def load_full_state_dict(
         self, model: nn.Module, state: Mapping[str, Tensor], *, without: Collection[str] = ()
     ) -> None:
-        """Load a state dict of the unsharded model. Every rank passes all of it and keeps its part.
+        """Load `state_dict` with whole tensors, as checkpoints have them. Every rank passes all and keeps its part.
 
         without: names that may be missing. Raises ValueError if names or shapes differ from the model's.
         """
         reshard(model)
         own = model.state_dict(keep_vars=True)
         self.load({name: tensor for name, tensor in own.items() if name in state or name not in without}, state)
-
-    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the unsharded tensors on rank 0, and nothing on the others. Collective.
-
-        With several ranks they are on the CPU, and gathered one at a time.
-        """
-        full: dict[str, Tensor] = {}
-        seen: dict[int, Tensor] = {}
-        for name, tensor in tensors.items():
-            if id(tensor) not in seen:
-                gathered = whole(tensor)
-                seen[id(tensor)] = gathered if self.world == 1 else gathered.cpu() if self.is_main else torch.empty(0)
-            full[name] = seen[id(tensor)]
-        return full if self.is_main else {}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Copy whole tensors from `state` into `tensors`, one by one. Each rank copies its part.
@@ -307,19 +301,10 @@ class Parallel:
                 tensor.detach().copy_(_like(state[name], tensor))
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimiser's state dict with named parameters and whole tensors on the CPU.
-
-        It is the same for any number of ranks. On ranks other than 0, the tensors are missing.
-        """
+        """Return the optimiser's state dict with named parameters. Its tensors may be sharded."""
         reshard(model)
         names = _names(model)
-        state: dict[str, Any] = {}
-        for parameter, slots in _in_order(optimizer):
-            gathered = {slot: whole(value) if isinstance(value, Tensor) else value for slot, value in slots.items()}
-            if self.is_main:
-                state[names[id(parameter)]] = {
-                    slot: value.cpu() if isinstance(value, Tensor) else value for slot, value in gathered.items()
-                }
+        state = {names[id(parameter)]: dict(slots) for parameter, slots in _in_order(optimizer)}
         groups = [
             {**group, "params": [names[id(parameter)] for parameter in group["params"]]}
             for group in optimizer.param_groups
@@ -329,7 +314,7 @@ class Parallel:
     def load_optimizer_state(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
     ) -> None:
-        """Load the result of `optimizer_state` from rank 0, with any number of ranks. Every rank passes all of it.
+        """Load `optimizer_state` with whole tensors, with any number of ranks. Every rank passes all of it.
 
         Raises ValueError if the optimiser has other parameters.
         """
@@ -465,14 +450,22 @@ def _like(full: Tensor, tensor: Tensor) -> Tensor:
     """
     if not isinstance(tensor, DTensor) or full.shape != tensor.shape:
         return full
-    mesh, (placement,) = tensor.device_mesh, tensor.placements
-    assert isinstance(placement, Shard)
-    # Split as torch.chunk does: equal parts, with fewer or no rows for the last ranks.
-    length = full.shape[placement.dim]
-    part = -(-length // mesh.size())
-    first = min(mesh.get_local_rank() * part, length)
-    local = full.narrow(placement.dim, first, min(part, length - first)).to(tensor.device)
-    return DTensor.from_local(local, mesh, (placement,), run_check=False, shape=full.shape, stride=full.stride())
+    rows, first = rows_of(tensor)
+    local = full.narrow(0, first, len(rows)).to(tensor.device)
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=full.shape, stride=full.stride()
+    )
+
+
+def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return this rank's rows of a tensor and the index of the first one; all of a tensor without shards."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach(), 0
+    (placement,) = tensor.placements
+    assert isinstance(placement, Shard) and placement.dim == 0, "FSDP shards rows"
+    # FSDP splits as torch.chunk does: equal parts, with fewer or no rows for the last ranks.
+    part = -(-len(tensor) // tensor.device_mesh.size())
+    return tensor.detach().to_local(), min(tensor.device_mesh.get_local_rank() * part, len(tensor))
 
 
 def _names(model: nn.Module) -> dict[int, str]:

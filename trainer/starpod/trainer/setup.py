@@ -65,7 +65,7 @@ async def open_run(
         folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
         if parallel.is_main:
             stack.enter_context(folder.lock())
-        checkpoints = Checkpoints(folder.checkpoints, config.checkpoint)
+        checkpoints = Checkpoints(folder.checkpoints, config.checkpoint, parallel=parallel.apart())
         loaded = checkpoints.latest() if resume else None
         if loaded is not None:
             check_resumed_model(config, loaded)
@@ -116,6 +116,7 @@ async def open_run(
                 scorer=make_scorer(config, models.make_initial, parallel),
             ),
         )
+        stack.push_async_callback(run.persistence.close)
         stack.push_async_callback(run.collecting.ahead.close)
         if loaded is not None:
             run.restore(loaded)

@@ -217,21 +217,21 @@ class PolicyTrainer:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def policy_state(self) -> dict[str, Tensor]:
-        """Return the policy's tensors by name on rank 0, without weights that adapters leave frozen. Collective."""
-        return self.parallel.full_state_dict(self.policy, without=self.policy.frozen())
+        """Return the policy's tensors by name, without weights that adapters leave frozen. They may be sharded."""
+        return self.parallel.state_dict(self.policy, without=self.policy.frozen())
 
     def load_policy(self, state: Mapping[str, Tensor]) -> None:
         """Restore the tensors from `policy_state`."""
         self.parallel.load_full_state_dict(self.policy, state, without=self.policy.frozen())
 
     def reference_state(self) -> dict[str, Tensor]:
-        """Return the reference policy's tensors by name on rank 0; with adapters, only the adapters. Collective."""
+        """Return the reference policy's tensors by name; with adapters, only the adapters. They may be sharded."""
         if isinstance(self.reference, Policy):
-            return self.parallel.full_state_dict(self.reference)
+            return self.parallel.state_dict(self.reference)
         return {} if self.reference is None else self.reference.state_dict()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the optimiser's tensors by name, and JSON values. All ranks take part."""
+        """Return the optimiser's tensors by name, which may be sharded, and JSON values."""
         tensors, values = flatten_optimizer(self.parallel.optimizer_state(self.policy, self.optimizer))
         return tensors, {"generator": self.generator.get_state().tolist(), "optimizer": values}
 

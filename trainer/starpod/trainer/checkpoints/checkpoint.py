@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
+import safetensors
 from safetensors import SafetensorError
 from torch import Tensor
 
 from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.folders import folder_name, list_checkpoints
+from starpod.trainer.checkpoints.tensors import TensorFile
+from starpod.trainer.parallel import Parallel, RankFailed
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -65,16 +67,35 @@ class Loaded:
                     )
 
 
-class Checkpoints:
-    """The checkpoints of one run. Only one process may write them; any number may read.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """This rank's copy of the state of a run. Training may go on while it is written."""
 
-    report: called with a sentence for each checkpoint that could not be used.
+    step: int
+    files: dict[str, TensorFile]
+    state: bytes
+    score: float | None
+
+
+class Checkpoints:
+    """The checkpoints of one run. Only one run may write them; any number of processes may read.
+
+    Args:
+        report: Called with a sentence for each checkpoint that could not be used.
+        parallel: The ranks that write together. They exchange objects in the thread that writes, so they need their own
+            process group.
     """
 
     def __init__(
-        self, folder: Path, config: CheckpointConfig | None = None, report: Callable[[str], None] | None = None
+        self,
+        folder: Path,
+        config: CheckpointConfig | None = None,
+        report: Callable[[str], None] | None = None,
+        *,
+        parallel: Parallel | None = None,
     ) -> None:
         self.folder = folder
+        self._parallel = parallel or Parallel()
         self.config = config or CheckpointConfig()
         self._report = report or logging.getLogger(__name__).warning
 
@@ -88,45 +109,86 @@ class Checkpoints:
         *,
         score: float | None = None,
     ) -> Path:
-        """Save the state after iteration `step`, remove surplus checkpoints, and return the new folder.
+        """Take a snapshot and write it; see `snapshot` and `write`."""
+        return self.write(self.snapshot(step, tensors, state, score=score))
 
-        Checkpoints of later steps are removed as well. They exist if the run went back to an earlier step.
+    def snapshot(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        *,
+        score: float | None = None,
+    ) -> Snapshot:
+        """Copy the state after iteration `step` to main memory. Each rank copies its part of sharded tensors.
 
         Args:
             step: Number of finished iterations.
             tensors: Tensors by file name without extension, then by tensor name. Tied tensors are stored once.
-            state: JSON values with text keys.
+            state: JSON values with text keys; only rank 0's are saved.
             score: Score of the evaluation. The checkpoint with the highest score is the best.
-
-        Raises:
-            CheckpointError: The disk is full or not writable. Earlier checkpoints are then unchanged.
         """
         _check_keys("state", state)
         if wrong := [name for name in tensors if not _NAME.fullmatch(name)]:
             raise ValueError(f"tensors are named in lower-case letters, digits and _: {wrong[0]!r} is not")
+        is_main = self._parallel.is_main
+        files = {name: TensorFile.copied(named, is_main=is_main) for name, named in tensors.items()}
+        return Snapshot(step, files, json.dumps(state).encode() if is_main else b"", score)
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """Write a snapshot, remove surplus checkpoints, and return the new folder. All ranks take part.
+
+        Checkpoints of later steps are removed as well. They exist if the run went back to an earlier step.
+
+        Raises:
+            CheckpointError: The disk is full or not writable. Earlier checkpoints are then unchanged.
+        """
+        together = self._parallel.do_together
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.clean()
-            final = self._unused(step)
-            temporary = self.folder / (TEMPORARY + final.name)
+            temporary = together(lambda: self._begin(snapshot))[0]
             try:
-                _write_folder(temporary, step, tensors, state, score)
-                os.rename(temporary, final)
+                together(lambda: _write_parts(snapshot, temporary))
+                return together(lambda: self._finish(snapshot, temporary))[0]
             except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
+                if self._parallel.is_main:
+                    shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            _sync(self.folder)
-            surplus = self._surplus(final)
-            self._point("latest", final)
-            if (best := _best(self._newest_first(without=surplus))) is not None:
-                self._point("best", best)
-            for path in surplus:
-                self._remove(path)
-        except (OSError, SafetensorError) as error:
+        except (OSError, RankFailed) as error:
             raise CheckpointError(
-                f"the checkpoint of step {step} could not be saved in {self.folder}: {_reason(error)}; "
+                f"the checkpoint of step {snapshot.step} could not be saved in {self.folder}: {_reason(error)}; "
                 f"{_free(self.folder)}the checkpoints before it are untouched"
             ) from error
+
+    def _begin(self, snapshot: Snapshot) -> Path:
+        """Create a temporary folder with files that the ranks fill, and return it. Rank 0 does so for all."""
+        if not self._parallel.is_main:
+            return Path()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.clean()
+        temporary = self.folder / (TEMPORARY + self._unused(snapshot.step).name)
+        try:
+            temporary.mkdir()
+            for name, file in snapshot.files.items():
+                file.create(temporary / f"{name}.safetensors")
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return temporary
+
+    def _finish(self, snapshot: Snapshot, temporary: Path) -> Path:
+        """Seal the folder, and give it its name. Rank 0 does so for all."""
+        final = self.folder / temporary.name.removeprefix(TEMPORARY)
+        if not self._parallel.is_main:
+            return final
+        _seal_folder(temporary, snapshot)
+        os.rename(temporary, final)
+        _sync(self.folder)
+        surplus = self._surplus(final)
+        self._point("latest", final)
+        if (best := _best(self._newest_first(without=surplus))) is not None:
+            self._point("best", best)
+        for path in surplus:
+            self._remove(path)
         return final
 
     def clean(self) -> None:
@@ -234,44 +296,19 @@ class _Damaged(Exception):
     """A file is damaged. The message says how."""
 
 
-def _write_folder(
-    folder: Path,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
-    score: float | None,
-) -> None:
-    folder.mkdir()
-    ties: dict[str, dict[str, str]] = {}
-    for name, named in tensors.items():
-        stored, ties[name] = _tie(named)
-        safetensors.torch.save_file(stored, folder / f"{name}.safetensors")
-        _sync(folder / f"{name}.safetensors")
-    _write(folder / STATE, json.dumps(state).encode())
+def _write_parts(snapshot: Snapshot, folder: Path) -> None:
+    for name, file in snapshot.files.items():
+        file.write_parts(folder / f"{name}.safetensors")
+
+
+def _seal_folder(folder: Path, snapshot: Snapshot) -> None:
+    """Write the state and the manifest beside the tensors."""
+    _write(folder / STATE, snapshot.state)
     files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}
-    manifest = {"format": FORMAT, "step": step, "score": score, "tensors": ties, "files": files}
+    ties = {name: file.ties for name, file in snapshot.files.items()}
+    manifest = {"format": FORMAT, "step": snapshot.step, "score": snapshot.score, "tensors": ties, "files": files}
     _write(folder / MANIFEST, _sealed(manifest))
     _sync(folder)
-
-
-def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors to store, and for each tied tensor the name of the stored one that it equals.
-
-    The format needs whole tensors on the CPU, so views of larger tensors are copied.
-    """
-    stored: dict[str, Tensor] = {}
-    ties: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
-    for name, tensor in named.items():
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        first = seen.setdefault(place, name) if tensor.numel() else name
-        if first != name:
-            ties[name] = first
-            continue
-        tensor = tensor.detach().cpu().contiguous()
-        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-        stored[name] = tensor if whole else tensor.clone()
-    return stored, ties
 
 
 def _sealed(manifest: Mapping[str, Any]) -> bytes:

@@ -43,8 +43,8 @@ class FirstAdapters:
             return self._policy.score(tokens_BL, lengths_B, sampled_BL, images, temperature=temperature)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the unsharded adapters by name. All ranks must call it."""
-        return self._parallel.gather(self._first)
+        """Return the adapters by name. They may be sharded."""
+        return dict(self._first)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of `state_dict`. All ranks must call it."""

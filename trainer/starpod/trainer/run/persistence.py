@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +48,9 @@ class Persistent:
 
 
 class Persistence:
-    """Saving and restoring of a run. Only rank 0 writes; all ranks take part.
+    """Saving and restoring of a run. All ranks take part.
+
+    A checkpoint is a snapshot, which a thread writes while training goes on.
 
     Attributes:
         rescued: The step that `rescue` saved; None before.
@@ -66,6 +70,7 @@ class Persistence:
         self._finished: tuple[dict[str, Any], Sequence[Admitted]] | None = None
         self._weights_are_whole = False
         self._saved = -1
+        self._writing: tuple[int, asyncio.Future[Any]] | None = None  # the step, and the thread's work
 
     # --- when weights are whole ---------------------------------------------------------------------------------------
 
@@ -83,11 +88,19 @@ class Persistence:
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Write a checkpoint. Raises CheckpointError."""
-        self._save(self._progress(), self._held.collecting.ahead.admitted)
+    async def save(self) -> None:
+        """Begin to write a checkpoint. Raises CheckpointError if the previous one could not be written."""
+        await self.finish_writing()
+        self._begin_writing(self._progress(), self._held.collecting.ahead.admitted)
 
-    def _save(self, progress: Mapping[str, Any], admitted: Sequence[Admitted]) -> None:
+    async def finish_writing(self) -> None:
+        """Wait until the last checkpoint is on disk. Raises CheckpointError on all ranks if that fails on one."""
+        if self._writing is not None:
+            (step, work), self._writing = self._writing, None
+            await work
+            self._saved = step
+
+    def _begin_writing(self, progress: Mapping[str, Any], admitted: Sequence[Admitted]) -> None:
         held, step = self._held, progress["step"]
         optimizer, learner = held.learner.state()
         tensors = {"policy": held.learner.policy_state(), "optimizer": optimizer}
@@ -101,20 +114,24 @@ class Persistence:
             tensors["imitation"] = imitation
         ahead = held.collecting.ahead
         in_play = [group for share in self._parallel.gather_objects(ahead.state(admitted)) for group in share]
-        if self._parallel.is_main:
-            # Omit the score of an older evaluation, because it was measured with other weights.
-            score = progress["success"] if progress["evaluated"] == step else None
-            state = {
-                **progress,
-                "learner": learner,
-                "scorer": scoring,
-                "warm_start": warm_start,
-                "replay": held.collecting.replay.state_dict(),
-                "ahead": in_play,
-                "config": self._config.to_dict(),
-            }
-            self.checkpoints.save(step, tensors, state, score=score)
-        self._saved = step
+        # Omit the score of an older evaluation, because it was measured with other weights.
+        score = progress["success"] if progress["evaluated"] == step else None
+        state = {
+            **progress,
+            "learner": learner,
+            "scorer": scoring,
+            "warm_start": warm_start,
+            "replay": held.collecting.replay.state_dict(),
+            "ahead": in_play,
+            "config": self._config.to_dict(),
+        }
+        snapshot = self.checkpoints.snapshot(step, tensors, state, score=score)
+        self._writing = step, asyncio.ensure_future(self._parallel.in_thread(self.checkpoints.write, snapshot))
+
+    async def close(self) -> None:
+        """Wait for the thread that writes. Its errors no longer matter, because another one ends the run."""
+        with contextlib.suppress(CheckpointError):
+            await self.finish_writing()
 
     def _progress(self) -> dict[str, Any]:
         """Return the part of a checkpoint that collecting changes.
@@ -128,25 +145,25 @@ class Persistence:
             "rng": capture_rng(),
         }
 
-    def rescue(self, error: Exception) -> None:
-        """Save the last finished step after an error, if the weights are whole.
+    async def rescue(self, error: Exception) -> None:
+        """Save the last finished step after an error, if the weights are whole, and wait until it is written.
 
         With several ranks, this only works for an error that all ranks raise, such as RankFailed or CollectionFailed.
         """
-        alike = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed)
+        alike = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed | CheckpointError)
         if not (self._weights_are_whole and alike):
             return
         progress, admitted = self._finished or (self._progress(), self._held.collecting.ahead.admitted)
+        await self.close()
         try:
             if self._saved != progress["step"]:
-                self._save(progress, admitted)
+                self._begin_writing(progress, admitted)
+                await self.finish_writing()
             self.rescued = progress["step"]
         except CheckpointError as problem:
             if isinstance(error, Interrupted):
                 raise  # there is no other error to report
             self._screen.warn(str(problem))
-        # Wait until rank 0 has saved, because torchrun kills all ranks if one fails.
-        self._parallel.barrier()
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 

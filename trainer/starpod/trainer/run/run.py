@@ -339,9 +339,9 @@ class Run:
         self.learner.configure(config.algorithm, config.optimizer, config.criteria_weights)
         self.collecting.begin_stage()
 
-    def save(self) -> None:
-        """Write a checkpoint."""
-        self.persistence.save()
+    async def save(self) -> None:
+        """Begin to write a checkpoint."""
+        await self.persistence.save()
 
     async def evaluate(self) -> None:
         """Evaluate on the seeds that select the best checkpoint; at step 0, also evaluate the reference policies."""
@@ -357,7 +357,6 @@ class Run:
 
         The policy then has that checkpoint's weights, so call this only at the end of a run. All ranks take part.
         """
-        self.parallel.barrier()  # rank 0 has saved
         checkpoints, progress = self.output.checkpoints, self.progress
         best = checkpoints.best(["policy"]) or checkpoints.latest(["policy"])
         step, version = progress.step, progress.version
@@ -376,7 +375,8 @@ class Run:
         # All ranks must evaluate or none, and a signal may have reached only one.
         if not self.parallel.any(self.interrupts.requested) and not self.evaluating.is_done(self.progress.step):
             await self.evaluate()
-        self.save()
+        await self.save()
+        await self.persistence.finish_writing()
         await self.collecting.ahead.close()
         if not self.parallel.any(self.interrupts.requested):
             await self.evaluate_final()
@@ -384,9 +384,9 @@ class Run:
         if self.parallel.is_main and self.interrupts.signal is None:
             await self.evaluating.held_out.draw(self.output.folder)
 
-    def rescue(self, error: Exception) -> None:
+    async def rescue(self, error: Exception) -> None:
         """Save the last finished step after an error; see `Persistence.rescue`."""
-        self.persistence.rescue(error)
+        await self.persistence.rescue(error)
 
     async def end(self, reason: str) -> str:
         """Stop the groups in play and record why the run is over. Return that reason."""

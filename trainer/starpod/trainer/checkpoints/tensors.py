@@ -1,0 +1,107 @@
+"""Files of tensors in the safetensors format that all ranks write together.
+
+A sharded tensor is split by rows, and rows are contiguous in the file. Each rank writes its own rows, so nothing is
+gathered, and the file is the same for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from starpod.trainer.parallel import rows_of
+
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A copy of this rank's part of the tensors in main memory, and its place in the file."""
+
+    header: bytes
+    size: int
+    """Bytes of the whole file."""
+    parts: list[tuple[int, Tensor]]
+    """This rank's rows, each with its offset in the file."""
+    ties: dict[str, str]
+    """Name of the stored tensor that each tied tensor equals."""
+
+    @classmethod
+    def copied(cls, named: Mapping[str, Tensor], *, is_main: bool) -> TensorFile:
+        """Copy this rank's rows, so that training may change the tensors. Only rank 0 stores tensors without shards."""
+        stored, ties = _tie(named)
+        # Larger types first, so that each tensor is aligned.
+        order = sorted(stored, key=lambda name: (-stored[name].element_size(), name))
+        entries: dict[str, Any] = {}
+        places: list[tuple[int, Tensor]] = []
+        end = 0
+        for name in order:
+            tensor = stored[name]
+            begin, end = end, end + tensor.numel() * tensor.element_size()
+            shape = list(tensor.shape)
+            entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
+            rows, first = rows_of(tensor)
+            if rows.numel() and (is_main or rows.shape != tensor.shape):
+                row = (end - begin) // shape[0] if shape else 0
+                places.append((begin + first * row, torch.empty(rows.shape, dtype=rows.dtype).copy_(rows)))
+        text = json.dumps(entries).encode()
+        text += b" " * (-len(text) % 8)
+        header = struct.pack("<Q", len(text)) + text
+        return cls(header, len(header) + end, [(len(header) + offset, rows) for offset, rows in places], ties)
+
+    def create(self, path: Path) -> None:
+        """Create the file with its header. The ranks then write their parts."""
+        with open(path, "wb") as file:
+            file.write(self.header)
+            file.truncate(self.size)
+
+    def write_parts(self, path: Path) -> None:
+        """Write this rank's rows to disk."""
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            for offset, rows in self.parts:
+                data = memoryview(rows.reshape(-1).view(torch.uint8).numpy())
+                while data:
+                    written = os.pwrite(descriptor, data, offset)
+                    data, offset = data[written:], offset + written
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors to store, and for each tied tensor the name of the stored one that it equals."""
+    stored: dict[str, Tensor] = {}
+    ties: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in named.items():
+        rows, _ = rows_of(tensor)
+        # Shards are compared by identity, because a rank may hold no row of them.
+        place = (rows.device, rows.data_ptr(), rows.dtype, rows.shape, rows.stride())
+        first = (
+            seen.setdefault(place if rows.shape == tensor.shape else (id(tensor),), name) if tensor.numel() else name
+        )
+        if first == name:
+            stored[name] = tensor.detach() if rows.shape == tensor.shape else tensor
+        else:
+            ties[name] = first
+    return stored, ties
