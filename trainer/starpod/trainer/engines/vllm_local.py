@@ -106,7 +106,7 @@ class LocalVllm(ServedEngine):
         arguments: dict[str, Any] = {}
         if on_cpu:
             _check_cpu_kernels(model)
-            _use_whole_cpu(_cache_gibibytes(model, tokens=config.slots * max_context), self._parallel)
+            _use_whole_cpu(_cache_gibibytes(model, config.slots * max_context, self._parallel.world), self._parallel)
             # With chunked prefill, the worker rewinds its random generator, which CPU generators do not support.
             arguments = {
                 "enforce_eager": True,
@@ -370,13 +370,13 @@ def _attention(model: torch.nn.Module) -> tuple[Any, int]:
     return config, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _cache_gibibytes(model: torch.nn.Module, *, tokens: int) -> int:
-    """Return the GiB of keys and values of `tokens` tokens, rounded up; at most a quarter of this machine's memory."""
+def _cache_gibibytes(model: torch.nn.Module, tokens: int, ranks: int) -> int:
+    """Return the GiB of keys and values of `tokens` tokens, rounded up; at most a quarter of a rank's memory."""
     config, size = _attention(model)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     wanted: int = tokens * config.num_hidden_layers * 2 * heads * size * next(model.parameters()).element_size()
     machine: int = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(math.ceil(wanted / 2**30), machine // 2**32))
+    return max(1, min(math.ceil(wanted / 2**30), machine // ranks // 2**32))
 
 
 def _use_whole_cpu(cache_gibibytes: int, parallel: Parallel) -> None:
