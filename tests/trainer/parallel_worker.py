@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.checkpoints.checkpoint import Checkpoints, load_checkpoint
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, load_checkpoint
 from starpod.trainer.checkpoints.state import flatten_optimizer, split_parts, unflatten_optimizer
+from starpod.trainer.checkpoints.tensors import TensorFile
 from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, TinyConfig
@@ -165,6 +166,21 @@ def team(parallel: Parallel) -> dict[str, Any]:
     return {"metrics": metrics, "weights": {name: tensor.tolist() for name, tensor in state.items()}}
 
 
+def save_on_a_full_disk(parallel: Parallel, folder: Path) -> str:
+    """What this rank is told if the second one cannot write its part of a checkpoint."""
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    if parallel.rank == 1:
+        TensorFile.write_parts = fail  # type: ignore[method-assign]
+    try:
+        Checkpoints(folder, parallel=parallel.apart()).save(HALF + 1, {"model": {"w": torch.ones(2)}}, {})
+    except CheckpointError as error:
+        return str(error)
+    return "saved"
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     parallel = Parallel.start("cpu")
@@ -184,6 +200,7 @@ def main(folder: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         results[dtype] = adapt(parallel, folder / "base", dtype)
     results["team"] = team(parallel)
+    results["full"] = parallel.gather_objects(save_on_a_full_disk(parallel, folder / "two"))
     if parallel.is_main:
         (folder / "results.json").write_text(json.dumps(results))
     parallel.close()

@@ -121,6 +121,8 @@ def test_two_ranks_do_what_one_does(tmp_path):
         (name, key) for name in two.tensors for key in two.tensors[name]
     }
     assert one.state == two.state
+    assert all("rank 1: no space left; " in told for told in results["full"]), results["full"]
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["latest", "step-00000002"]
 
 
 async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ MOST_BLOCKS = 2**16
 
 
 class Placement(Generic[Server]):
-    """Chooses a server for each request: the one that has the longest prefix of the prompt in its cache.
+    """Chooses the server for each request that has the longest prefix of the prompt in its cache.
 
     Members of a group share their first prompt, and each turn of an episode begins with the previous one, so they
     follow each other. A server whose share of the requests in flight is too large gets no further ones, so the next

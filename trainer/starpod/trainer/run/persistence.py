@@ -50,7 +50,7 @@ class Persistent:
 class Persistence:
     """Saving and restoring of a run. All ranks take part.
 
-    A checkpoint is a snapshot, which a thread writes while training goes on.
+    A thread writes a snapshot of the run while training continues.
 
     Attributes:
         rescued: The step that `rescue` saved; None before.
