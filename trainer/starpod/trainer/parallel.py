@@ -465,7 +465,7 @@ def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
     assert isinstance(placement, Shard) and placement.dim == 0, "FSDP shards rows"
     # FSDP splits as torch.chunk does: equal parts, with fewer or no rows for the last ranks.
     part = -(-len(tensor) // tensor.device_mesh.size())
-    return tensor.detach().to_local(), min(tensor.device_mesh.get_local_rank() * part, len(tensor))
+    return tensor.to_local().detach(), min(tensor.device_mesh.get_local_rank() * part, len(tensor))
 
 
 def _names(model: nn.Module) -> dict[int, str]:

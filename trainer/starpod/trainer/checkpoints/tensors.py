@@ -79,7 +79,7 @@ class TensorFile:
         descriptor = os.open(path, os.O_WRONLY)
         try:
             for offset, rows in self.parts:
-                data = memoryview(rows.reshape(-1).view(torch.uint8).numpy())
+                data = rows.reshape(-1).view(torch.uint8).numpy().data
                 while data:
                     written = os.pwrite(descriptor, data, offset)
                     data, offset = data[written:], offset + written
