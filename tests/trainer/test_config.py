@@ -130,7 +130,6 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
         (["stop.iterations"], "key=value"),
         (["stop.iterations=[1"], "not YAML"),
         (["seed.x=1"], "seed: Input should be a valid integer"),
-        (["evaluation.reference=[oracle]"], "no reference policy 'oracle'"),
     ],
 )
 def test_mistakes_are_told(words: list[str], told: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from starpod.client import Fleet, Observation, Want
 from starpod.trainer.agents.program import load_programs
-from starpod.trainer.agents.scripted import ReferenceAgent, choose_expertly, choose_randomly
+from starpod.trainer.agents.scripted import ReferenceAgent, choose_expertly, choose_randomly, find_reference
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.output.sinks import check_sinks
 from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
@@ -38,6 +38,8 @@ def check(config: Config, *, world: int) -> None:
         load_programs()
     for task in config.tasks:
         check_installed(task.environment)
+        for name in task.evaluation.reference:
+            find_reference(name)
         task.prompt.check_grammar()
         if path := task.environment.starts:
             starts = read_starts(path, task.environment.id)

@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from starpod.trainer.section import Section
 
-REFERENCE_NAMES = ("random", "walk", "careful", "rule", "expert")
-"""Reference policies, which agents/scripted.py implements."""
 SOLVER, VERIFIER = "solver", "verifier"
 ATTEMPT = "attempt"
 """The agents of a script with attempts are attempt1, attempt2 and so on."""

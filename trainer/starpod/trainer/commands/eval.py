@@ -26,7 +26,7 @@ from starpod.client.spelling import near
 from starpod.client.transport import Transport
 from starpod.report.console import safe_console
 from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
-from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
+from starpod.trainer.agents.scripted import ReferenceAgents, reference_names
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
@@ -253,9 +253,10 @@ def _policy(
         return _chat_policy(model.removeprefix(CHAT), sampling, base_url, concurrency)
     if base_url:
         raise click.UsageError(f"--base-url is for models of an endpoint: openai:{model}")
-    if model in REFERENCES:
+    references = reference_names()
+    if model in references:
         return EvaluatedPolicy("reference", model, ReferenceAgents(model))
-    close = near(model, [*REFERENCES, CHAT]) if "/" not in model and not Path(model).exists() else []
+    close = near(model, [*references, CHAT]) if "/" not in model and not Path(model).exists() else []
     if close:
         raise click.BadParameter(
             f"no policy {model!r}; did you mean {' or '.join(close)}?", param_hint="MODEL_OR_CHECKPOINT"

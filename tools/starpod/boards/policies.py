@@ -1,0 +1,47 @@
+"""Reference policies for frozen_lake and webshop, registered in the entry-point group `starpod.references`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from starpod.client import Observation
+
+
+def _directions(observation: Observation) -> tuple[list[str], dict[str, str]]:
+    """Parse a frozen lake's `local` observation: the directions towards the goal, and the tile in each direction."""
+    words = observation.text.split()
+    if len(words) != 12:
+        raise ValueError(
+            "the reference policies `walk` and `careful` read the local observation of frozen_lake, "
+            f"not {observation.text!r}"
+        )
+    return [word for word in words[6:8] if word != "-"], dict(
+        zip(("Left", "Down", "Right", "Up"), words[8:], strict=True)
+    )
+
+
+def walk(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
+    """Go straight to the goal of a frozen lake, without regard to holes. Needs the observation `local`."""
+    towards, _ = _directions(observation)
+    return rng.choice(towards)
+
+
+def careful(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
+    """Go to the goal of a frozen lake around adjacent holes and walls. Needs the observation `local`."""
+    towards, around = _directions(observation)
+    safe = [action for action, tile in around.items() if tile not in ("O", "#")]
+    return rng.choice([action for action in towards if action in safe] or safe or towards)
+
+
+def rule(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
+    """Search for the instruction in webshop and buy the first product without options (its authors' baseline)."""
+    listed = [action for action in observation.valid_actions or () if isinstance(action, str)]
+    searches = [action for action in listed if action.startswith("search[")]
+    clicks = [action for action in listed if action.startswith("click[")]
+    if len(searches) + len(clicks) != len(listed) or not listed:
+        raise ValueError("the reference policy `rule` plays webshop, whose valid actions are searches and clicks")
+    if "click[buy now]" in clicks:
+        return "click[buy now]"
+    products = [click for click in clicks if click not in ("click[back to search]", "click[< prev]", "click[next >]")]
+    return next(iter([*searches, *products]), "click[back to search]")
