@@ -354,7 +354,7 @@ def _none_is_stopped() -> bool:
 def _check_cpu_kernels(model: torch.nn.Module) -> None:
     """Raise EngineError if vLLM's CPU kernels do not support the model's attention heads, or new weights of experts."""
     if any(".experts." in name for name, _ in model.named_parameters()):
-        # vLLM 0.32 repacks the first weights of experts for its CPU kernels, but not those that it is handed later.
+        # vLLM 0.32 repacks the experts' weights for its CPU kernels only when it starts.
         raise EngineError("vLLM on a CPU reads new weights of a mixture of experts wrongly: use engine=torch, or a GPU")
     _, size = _attention(model)
     if size % 32:
