@@ -1,5 +1,6 @@
 """What cannot work is refused before anything is started or written."""
 
+import contextlib
 import importlib
 import os
 from pathlib import Path
@@ -12,9 +13,11 @@ from click.testing import CliRunner
 
 import starpod.trainer
 from starpod.client import Fleet
+from starpod.trainer import setup
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config, ConfigError
-from starpod.trainer.models.config import LoraConfig, ModelConfig
+from starpod.trainer.models import policy
+from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
 from starpod.trainer.models.policies import copy_trained
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.parallel import Parallel
@@ -92,6 +95,25 @@ async def test_rewards_are_tried_on_a_whole_episode_before_anything_is_imitated(
             await check_environment(config, config.tasks[0], fleet, facts)
 
 
+async def test_a_pretrained_model_that_cannot_be_scored_is_refused_before_demonstrations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tiny_policy().save(tmp_path / "model")
+
+    async def serve(*_: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(setup, "_serve_all", serve)
+    monkeypatch.setattr(setup, "telling", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(setup, "demonstrate", lambda *_: pytest.fail("it played"))
+    monkeypatch.setattr(policy, "splits_cleanly", lambda model: False)
+    config = Config.model_validate({"model": str(tmp_path / "model"), "warm_start": {"steps": 1}})
+    settings: dict[str, Any] = {"resume": False, "parallel": Parallel(), "screen": None, "interrupts": None}
+    with pytest.raises(ModelError, match="scales or caps its logits"):
+        async with setup.open_run(config, tmp_path / "run", **settings):
+            pass
+
+
 def test_several_processes_must_be_told_their_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.chdir(tmp_path)
@@ -103,15 +125,15 @@ def test_several_processes_must_be_told_their_folder(monkeypatch: pytest.MonkeyP
 def test_a_copy_to_sample_from_has_its_own_of_what_is_trained_and_shares_what_is_frozen(tmp_path: Path) -> None:
     tiny_policy().save(tmp_path)
     config = ModelConfig(name=str(tmp_path), lora=LoraConfig(rank=4))
-    for policy in (tiny_policy(), build_policy(config, texts=None, critic="none", seed=1)):
-        copied = copy_trained(policy)
-        pairs = list(zip(policy.parameters(), copied.parameters(), strict=True))
+    for each in (tiny_policy(), build_policy(config, texts=None, critic="none", seed=1)):
+        copied = copy_trained(each)
+        pairs = list(zip(each.parameters(), copied.parameters(), strict=True))
         assert all((one is other) != one.requires_grad for one, other in pairs)
         assert all(one.equal(other) for one, other in pairs)
         with torch.no_grad():
-            for parameter in policy.trained_parameters():
+            for parameter in each.trained_parameters():
                 parameter += 1
-        Parallel().copy_weights(policy.model, copied.model)
+        Parallel().copy_weights(each.model, copied.model)
         assert all(one.equal(other) for one, other in pairs)
 
 
