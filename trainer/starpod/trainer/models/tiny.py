@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from functools import partial
-from itertools import islice, pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -52,8 +52,8 @@ _WORDS = r" ?\|\|| ?\p{Lu}?\p{Ll}+| ?\S|\s"
 of a map are split into characters."""
 
 _SEVERAL_LETTERS = re.compile(r"[^\W\d_]{2}")
-_MOST_SEQUENCES = 5000
-"""Number of different texts that are searched for phrases."""
+_MOST_WORDS = 200_000
+"""Number of words, in different texts, that are searched for phrases. It takes about a second."""
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -75,18 +75,19 @@ def train_tokenizer(texts: Iterable[str], *, size: int, phrases: bool = False) -
             if section:
                 words = tuple(word for word, _ in splitter.pre_tokenize_str(f" {section}"))
                 counts.update(words)
-                sequences[words] += phrases
+                if phrases:
+                    sequences[words] += 1
     tags = (*TAGS, *(tag for tag in FURTHER_TAGS if tag in found))
     always = [" ", "\n", *_ALWAYS, *(f" {word}" for word in _ALWAYS)]
     specials = (*_SPECIALS, *([MARK] if MARK in found else []))
     fixed = [*specials, *tags, *_BYTES, *always]
     if size <= len(fixed):
         raise ValueError(f"a vocabulary of {size} has no room for words; give it more than {len(fixed)} entries")
-    joined = find_phrases(sequences) if phrases else {}
+    joined = find_phrases(sequences)
     counts.update(joined)
     kept = sorted(counts.keys() - set(always), key=lambda word: (-counts[word], word))[: size - len(fixed)]
-    if known := sorted(joined.keys() & set(kept), key=len, reverse=True):
-        longest_first = "|".join(map(re.escape, known))
+    if known := joined.keys() & set(kept):
+        longest_first = "|".join(map(re.escape, sorted(known, key=lambda phrase: (-len(phrase), phrase))))
         splitter = pre_tokenizers.Split(Regex(rf"(?:{longest_first})(?!\p{{L}})|{_WORDS}"), behavior="isolated")
     # With equal scores, Unigram prefers fewer pieces, so a known word is always one token.
     pieces = [(piece, -1.0) for piece in [*fixed, *kept]]
@@ -116,7 +117,8 @@ def find_phrases(sequences: Mapping[tuple[str, ...], int]) -> dict[str, int]:
     that the cells of a map remain separate tokens. Rare pairs are left out: they may imply each other by chance.
     """
     known = {word for sequence in sequences for word in sequence}
-    left = dict(islice(sequences.items(), _MOST_SEQUENCES))
+    ends = accumulate(map(len, sequences))
+    left = {words: sequences[words] for words, end in zip(sequences, ends, strict=True) if end <= _MOST_WORDS}
     rare = sum(left.values()) // 500
     while True:
         words, pairs = Counter[str](), Counter[tuple[str, str]]()
