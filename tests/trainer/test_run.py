@@ -147,12 +147,12 @@ async def test_uniform_groups_that_leave_nothing_are_no_failure(tmp_path: Path) 
 
 def test_the_first_iterations_tell_how_many_fit_into_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Progress, "elapsed", 30.0)
-    for iterations, count in ((50, 12), (10, 10)):
+    for iterations, count in ((50, 20), (10, 10)):
         run = make_run(tmp_path, path=str(iterations), stop={"minutes": 2, "iterations": iterations})
-        for step in range(1, 5):
+        for step in range(1, 7):
             run.progress.step = step
             run._forecast()
-            told = f"at this speed, stop.minutes=2 has room for {count} iterations" if step >= 3 else ""
+            told = f"at this speed, stop.minutes=2 has room for {count} iterations" if step >= 5 else ""
             assert run.output.screen.doing == told
 
 

@@ -34,7 +34,7 @@ from starpod.trainer.run.warm_start import WarmStart
 from starpod.trainer.run.weights import EngineWeights
 from starpod.trainer.scorers.base import TurnScorer, score_and_fit
 
-_MEASURED = 3
+_MEASURED = 5
 """Number of iterations after which their duration is extrapolated."""
 
 
