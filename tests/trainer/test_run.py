@@ -29,7 +29,7 @@ from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected, Collector, Start
 from starpod.trainer.run.policies import Models
-from starpod.trainer.run.progress import Progress
+from starpod.trainer.run.progress import Progress, StopReason
 from starpod.trainer.run.run import Output, Parts, Run
 from tests.trainer.tiny_learner import built, group_of, learner_of, make_trainer
 from tests.trainer.turns import a_turn
@@ -141,7 +141,7 @@ async def test_uniform_groups_that_leave_nothing_are_no_failure(tmp_path: Path) 
     for _ in range(5):
         await run.learn(await played(run))
         run.finish_step()
-    assert "the filter kept no group" in run.reason_to_stop()
+    assert "the filter kept no group" in str(run.reason_to_stop())
     assert run.metrics["collect/response_diversity"] == 0, "it is that of all that was played"
 
 
@@ -248,7 +248,7 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     run.begin_step()
     await run.evaluate()
     reason = run.reason_to_stop()
-    assert "success was below" in reason
+    assert reason is not None and "success was below" in reason.text and not reason.limit
     await save(run)
 
     again = make_run(tmp_path, monitor=early)
@@ -262,7 +262,7 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
 
     regardless = make_run(tmp_path, monitor={"early_stop": {"low_success": False}})
     regardless.restore(saved)
-    assert regardless.reason_to_stop() == ""
+    assert regardless.reason_to_stop() is None
 
 
 async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -> None:
@@ -274,10 +274,10 @@ async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -
 
     again = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 2 * sampled})
     again.restore(saved_by(again))
-    assert again.reason_to_stop() == ""
+    assert again.reason_to_stop() is None
     again.begin_step()
     await again.collect()
-    assert again.reason_to_stop() == f"{2 * sampled:,} tokens were sampled: stop.tokens={2 * sampled}"
+    assert again.reason_to_stop() == (f"{2 * sampled:,} tokens were sampled: stop.tokens={2 * sampled}", "tokens")
 
 
 async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
             raise Interrupted
 
     monkeypatch.setattr(cut.interrupts, "raise_if_requested", interrupt)
-    assert await train(cut) == "stopped by SIGINT and saved"
+    assert await train(cut) == ("stopped by SIGINT and saved", "")
     assert (cut.persistence.rescued, next(steps)) == (0, 3)
     resumed = begin("cut")
     resumed.warm_start.demonstrations = ()
@@ -438,7 +438,7 @@ async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_pat
 async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: bool, others: bool) -> None:
     run = make_run(tmp_path, parallel=TwoRanks(others))
     run.interrupts.signal = signal.SIGTERM if mine else None
-    await run.finish("over")
+    await run.finish(StopReason("over"))
     assert bool(asked_by(run)) == (not mine and not others)
 
 
@@ -446,7 +446,7 @@ async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     run.begin_step()
     await run.evaluate()
-    await run.finish("over")
+    await run.finish(StopReason("over"))
     assert len(asked_by(run)) == 2 * 4  # the final one is on other start states
     assert saved_by(run).score == 0.5
 
@@ -472,7 +472,7 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
             "what is best is saved when it is found"
         )
         await save(run)
-    await run.finish("over")
+    await run.finish(StopReason("over"))
     assert [weight for _, _, weight in seen] == [1.0, 2.0, 3.0, 2.0]
     assert [(purpose, seeds[0]) for purpose, seeds, _ in seen] == [("selection", 5000)] * 3 + [("evaluation", 0)]
     final = run.output.folder.read_final()
@@ -510,6 +510,6 @@ async def test_a_time_limit_counts_from_the_first_iteration(tmp_path: Path, monk
 
     monkeypatch.setattr(run.evaluating.held_out, "play_references", long_imitation)
     await run.prepare()
-    assert run.reason_to_stop() == ""
+    assert run.reason_to_stop() is None
     clock.now += 60
-    assert run.reason_to_stop() == "the time is up: stop.minutes=1"
+    assert run.reason_to_stop() == ("the time is up: stop.minutes=1", "minutes")

@@ -125,6 +125,28 @@ def test_a_dead_server_and_no_address() -> None:
         assert (result.exit_code, words in result.output) == (status, True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            [],
+            "name what to evaluate: the folder of a run or of a checkpoint, a Hugging Face model, openai:MODEL",
+        ),
+        (["runs/NOPE"], "runs/NOPE is no folder here"),
+        (["NOPE"], "NOPE is no folder here, and not openai:MODEL or random, walk, careful, rule, expert. If it is"),
+        (["NOPE"], "for example: starpod eval NOPE 127.0.0.1:50051 -e frozen_lake. A run is evaluated by its folder"),
+        (["opnai:m"], "did you mean openai:?"),
+        (["randm"], "no policy 'randm'; did you mean random?"),
+        (["random"], "name a server (`starpod serve` starts one) and an environment (-e), for example: starpod eval"),
+        (["random", "-e", "bandit"], "for example: starpod eval random 127.0.0.1:50051 -e bandit"),
+        (["random", "here:1"], "name an environment (-e), for example: starpod eval random here:1 -e frozen_lake"),
+    ],
+)
+def test_a_call_that_lacks_something_is_answered_with_a_whole_one(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(evaluate, arguments)
+    assert (result.exit_code, words in " ".join(result.output.split())) == (2, True)
+
+
 async def test_references_play_as_they_do_beside_a_learning_curve(fleet: Fleet) -> None:
     alone = await played(fleet, ReferenceAgents("random"), LAKE, range(20))
     curve = await evaluate_reference(fleet, "random", LAKE, range(20))

@@ -127,5 +127,3 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path: Path) -> None:
             read_evaluation(path)
         result = CliRunner().invoke(evaluate, ["--compare", str(good), str(path)])
         assert (result.exit_code, words in " ".join(result.output.split())) == (2, True)
-    result = CliRunner().invoke(evaluate, ["random", "127.0.0.1:1"])
-    assert (result.exit_code, "-e is missing" in result.output) == (2, True)

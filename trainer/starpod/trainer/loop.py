@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from starpod.trainer.interrupts import Interrupted
+from starpod.trainer.run.progress import StopReason
 from starpod.trainer.run.run import Run
 
 
-async def train(run: Run) -> str:
+async def train(run: Run) -> StopReason:
     """Train until the run has a reason to stop, and return that reason.
 
     A signal ends the run. Episodes in play stop at once, whereas an update is finished first. The loss of the engine or
@@ -17,13 +18,16 @@ async def train(run: Run) -> str:
         return await _train(run)
     except Interrupted as error:
         await run.rescue(error)
-        return await run.end(run.reason_to_stop())
+        reason = run.reason_to_stop()
+        assert reason is not None  # a signal is one
+        await run.end(reason)
+        return reason
     except Exception as error:
         await run.rescue(error)
         raise
 
 
-async def _train(run: Run) -> str:
+async def _train(run: Run) -> StopReason:
     await run.prepare()
     if run.evaluation_is_due:
         await run.evaluate()

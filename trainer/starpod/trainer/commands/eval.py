@@ -134,20 +134,15 @@ def evaluate(
     if compared:
         _compare(*compared, json_file=json_file)
         return
-    alone = not environments and not Path(model or "").is_dir()
-    for missing, name in ((not model, "MODEL_OR_CHECKPOINT"), (alone and not address, "ADDRESS"), (alone, "-e")):
-        if missing:
-            raise _missing(name)
-    assert model
+    if not model or not (Path(model).is_dir() or (address and environments)):
+        raise _incomplete(model, address, environments)
     if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
     sampling = Sampling(temperature, max_tokens, thinking)
     policy = _policy(model, sampling, engine, base_url, concurrency)
     names = environments or [name or environment for name, environment in policy.tasks.items()]
-    if not names:
-        raise _missing("-e")
-    if not address and not policy.served:
-        raise _missing("ADDRESS")
+    if not names or not (address or policy.served):
+        raise _incomplete(model, address, names)
     seeds = _seeds(policy.seeds, seed, episodes)
     limits = Limits(turns, actions_per_turn, actions)
     choose_tasks = partial(
@@ -209,8 +204,20 @@ def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.Abstra
     return local_services(names, arguments=[word for words in arguments for word in words])
 
 
-def _missing(name: str) -> click.UsageError:
-    return click.UsageError(f"{name} is missing: what to evaluate, where, and in which environment")
+def _incomplete(model: str | None, address: str | None, environments: Sequence[str]) -> click.UsageError:
+    """Return the error for a call without a model, a server or an environment, with a command that has all three."""
+    others = f"{CHAT}MODEL or {', '.join(reference_names())}"
+    if not model:
+        what = f"the folder of a run or of a checkpoint, a Hugging Face model, {others}"
+        return click.UsageError(f"name what to evaluate: {what}; for example: starpod eval runs/lake")
+    _refuse_misspelt(model)
+    subject, run = f"to play {model}", ""
+    if not (Path(model).is_dir() or model in reference_names() or model.startswith(CHAT)):
+        subject = f"{model} is no folder here, and not {others}. If it is a Hugging Face model"
+        run = ". A run is evaluated by its folder: starpod eval runs/lake"
+    lacks = ["a server (`starpod serve` starts one)"] * (not address) + ["an environment (-e)"] * (not environments)
+    words = [model, address or "127.0.0.1:50051", *(f"-e {name}" for name in environments or ["frozen_lake"])]
+    return click.UsageError(f"{subject}, name {' and '.join(lacks)}, for example: starpod eval {' '.join(words)}{run}")
 
 
 async def _run(
@@ -253,15 +260,20 @@ def _policy(
         return _chat_policy(model.removeprefix(CHAT), sampling, base_url, concurrency)
     if base_url:
         raise click.UsageError(f"--base-url is for models of an endpoint: openai:{model}")
-    references = reference_names()
-    if model in references:
+    if model in reference_names():
         return EvaluatedPolicy("reference", model, ReferenceAgents(model))
-    close = near(model, [*references, CHAT]) if "/" not in model and not Path(model).exists() else []
-    if close:
+    _refuse_misspelt(model)
+    return _pretrained_policy(model, sampling, engine)
+
+
+def _refuse_misspelt(model: str) -> None:
+    """Raise BadParameter if the name of a policy without a model is probably meant."""
+    if "/" in model or model in reference_names() or Path(model).exists():
+        return
+    if close := near(model, [CHAT] if ":" in model else reference_names()):
         raise click.BadParameter(
             f"no policy {model!r}; did you mean {' or '.join(close)}?", param_hint="MODEL_OR_CHECKPOINT"
         )
-    return _pretrained_policy(model, sampling, engine)
 
 
 def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm"]) -> EvaluatedPolicy:

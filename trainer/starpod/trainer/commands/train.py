@@ -18,6 +18,7 @@ import click
 if TYPE_CHECKING:
     from starpod.trainer.config import Config, StopConfig
     from starpod.trainer.output.screen import Screen
+    from starpod.trainer.run.progress import StopReason
     from starpod.trainer.run.run import Run
 
 
@@ -162,6 +163,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     from starpod.trainer.output.live import make_screen
     from starpod.trainer.parallel import Parallel
     from starpod.trainer.rewards.reward import RewardError
+    from starpod.trainer.run.progress import StopReason
     from starpod.trainer.section import ConfigError
     from starpod.trainer.setup import open_run
 
@@ -170,7 +172,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
-    async def main() -> str:
+    async def main() -> StopReason:
         run: Run | None = None
         try:
             async with open_run(
@@ -179,7 +181,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 return await loop(run)
         except Interrupted:
             assert interrupts.signal is not None
-            return f"stopped by {interrupts.signal.name} before the first iteration"
+            return StopReason(f"stopped by {interrupts.signal.name} before the first iteration")
         except Unreachable as error:
             raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
         except Exception as error:
@@ -218,7 +220,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     return interrupts.status
 
 
-def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[str, str]:
+def _ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> dict[str, str]:
     """Write the report of a run that is over or stopped. Return the last lines of the screen by heading."""
     from starpod.trainer.diagnostics.success import has_risen
     from starpod.trainer.environment_file import remedies
@@ -230,18 +232,18 @@ def _ending(path: Path, config: Config, outcome: str, screen: Screen) -> dict[st
     try:
         report = write_report(path)
     except FileNotFoundError:  # stopped before there was anything to report
-        return {"outcome": outcome, "next": _next(path, config)}
+        return {"outcome": reason.text, "next": _next(path, config)}
     folder = RunFolder(path)
     best, final = folder.best_step, folder.read_final()
-    said = {"outcome": outcome}
+    said = {"outcome": reason.text}
     said |= {} if final is None else {"final": final_line(final)}
     if last := after_the_best(final, folder.read_evaluations()):
         said["last"] = f"success {with_interval(last)} at step {last['step']}, on the selection seeds"
     said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
     how = commands(path, config.to_dict())
-    how["go on"] += further(config.stop, outcome)
+    how["go on"] += (more := further(config.stop, reason.limit))
     if not has_risen(folder.read_evaluations()):
-        longer = "train longer, or " * bool(further(config.stop, outcome))
+        longer = "train longer, or " * bool(more)
         said["success did not rise"] = f"{longer}give the environment {remedies(config.warm_start)}"
     return {**said, "report": str(report), **how}
 
@@ -301,14 +303,12 @@ def _next(path: Path, config: Config) -> str:
     return f"{once}give the same command again: nothing was trained yet"
 
 
-def further(stop: StopConfig, outcome: str) -> str:
+def further(stop: StopConfig, limit: str) -> str:
     """Return the words that double the limit that ended a run, or "" if no limit did.
 
     Without them, `--resume` would only evaluate the run again and stop.
     """
-    reached = {key: f"stop.{key}=" in outcome for key in ("minutes", "tokens")}
-    reached["iterations"] = outcome.startswith("iteration ")
-    return "".join(f" stop.{key}={2 * getattr(stop, key)}" for key, is_reached in reached.items() if is_reached)
+    return f" stop.{limit}={2 * getattr(stop, limit):.15g}" if limit else ""
 
 
 def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from starpod.trainer.config import Config
 from starpod.trainer.stages import Stages
@@ -41,6 +41,14 @@ class Progress:
         """Restore the values from `state_dict`."""
         self.step, self.version, self._earlier = state["step"], state["version"], state["elapsed"]
         self.tokens = state.get("tokens", 0)
+
+
+class StopReason(NamedTuple):
+    """Why a run is over."""
+
+    text: str
+    limit: str = ""
+    """Key of `stop` whose limit was reached, if a higher limit would let the run continue."""
 
 
 class Settings:

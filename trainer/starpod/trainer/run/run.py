@@ -28,7 +28,7 @@ from starpod.trainer.run.diagnosis import Diagnosis
 from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.persistence import Persistence, Persistent
 from starpod.trainer.run.policies import Models
-from starpod.trainer.run.progress import Progress, Settings
+from starpod.trainer.run.progress import Progress, Settings, StopReason
 from starpod.trainer.run.rollout_log import RolloutLog
 from starpod.trainer.run.warm_start import WarmStart
 from starpod.trainer.run.weights import EngineWeights
@@ -155,22 +155,24 @@ class Run:
 
     # --- schedule -----------------------------------------------------------------------------------------------------
 
-    def reason_to_stop(self) -> str:
-        """Return why the run is over; "" while it is not. All ranks agree."""
+    def reason_to_stop(self) -> StopReason | None:
+        """Return why the run is over; None while it is not. All ranks agree."""
         stop, progress, success = self.config.stop, self.progress, self.evaluating.success
-        reason = self.monitor.early_stop.reason
+        reason = None
         if self.interrupts.signal is not None:
-            reason = f"stopped by {self.interrupts.signal.name} and saved"
-        elif not reason and progress.step >= stop.iterations:
-            reason = f"iteration {stop.iterations} of {stop.iterations} done"
-        elif not reason and stop.minutes is not None and progress.elapsed >= 60 * stop.minutes:
-            reason = f"the time is up: stop.minutes={stop.minutes:g}"
-        elif not reason and stop.tokens is not None and progress.tokens >= stop.tokens:
-            reason = f"{progress.tokens:,} tokens were sampled: stop.tokens={stop.tokens}"
-        elif not reason and stop.success is not None and (success or 0.0) >= stop.success:
-            reason = f"evaluation success {success:.1%} reached stop.success"
+            reason = StopReason(f"stopped by {self.interrupts.signal.name} and saved")
+        elif self.monitor.early_stop.reason:
+            reason = StopReason(self.monitor.early_stop.reason)
+        elif progress.step >= stop.iterations:
+            reason = StopReason(f"iteration {stop.iterations} of {stop.iterations} done", "iterations")
+        elif stop.minutes is not None and progress.elapsed >= 60 * stop.minutes:
+            reason = StopReason(f"the time is up: stop.minutes={stop.minutes:g}", "minutes")
+        elif stop.tokens is not None and progress.tokens >= stop.tokens:
+            reason = StopReason(f"{progress.tokens:,} tokens were sampled: stop.tokens={stop.tokens}", "tokens")
+        elif stop.success is not None and (success or 0.0) >= stop.success:
+            reason = StopReason(f"evaluation success {success:.1%} reached stop.success")
         # Compare the ranks, because a signal may have reached only one of them.
-        return max(self.parallel.gather_objects(reason))
+        return max((each for each in self.parallel.gather_objects(reason) if each), default=None)
 
     def due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, except for the last step, which `finish` handles."""
@@ -367,7 +369,7 @@ class Run:
         await self.evaluating.play_final(step, progress)
         progress.version = version
 
-    async def finish(self, reason: str) -> None:
+    async def finish(self, reason: StopReason) -> None:
         """Evaluate, save, and play the final evaluation; after a signal only save.
 
         Weights that were already evaluated are not evaluated again on the same start states.
@@ -388,9 +390,8 @@ class Run:
         """Save the last finished step after an error; see `Persistence.rescue`."""
         await self.persistence.rescue(error)
 
-    async def end(self, reason: str) -> str:
-        """Stop the groups in play and record why the run is over. Return that reason."""
+    async def end(self, reason: StopReason) -> None:
+        """Stop the groups in play and record why the run is over."""
         await self.collecting.ahead.close()
         if self.parallel.is_main:
-            self.output.folder.end(reason, seconds=self.progress.elapsed)
-        return reason
+            self.output.folder.end(reason.text, seconds=self.progress.elapsed)
