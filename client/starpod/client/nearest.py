@@ -34,24 +34,30 @@ def unknown_version(environment_id: str, wanted: str, hosted: Iterable[str]) -> 
 
 
 def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mapping[str, Any] | None) -> BadArgument:
-    """Return the error with a message that also suggests option names and lists all options.
+    """Return the error with a message that suggests option names and describes the options in question.
 
-    An error that does not concern options is returned unchanged.
+    These are all options if one is unknown, else those with wrong values. An error that does not concern options is
+    returned unchanged.
     """
     if error.violations and not any(path.startswith("options") for path, _ in error.violations):
         return error
     schema: dict[str, Any] = json.loads(spec.options_schema_json) if spec.options_schema_json else {}
     known: dict[str, Any] = schema.get("properties", {})
-    lines = [error.message]
-    for name in options or {}:
-        if name in known:
-            continue
+    unknown = [name for name in options or {} if name not in known]
+    lines, wrong = [] if error.violations else [error.message], []
+    for path, text in error.violations:
+        name = path.removeprefix("options.").partition(".")[0]
+        if name not in unknown:  # the server's sentence about an unknown option has no suggestion
+            lines.append(f"{path}: {text.rstrip('.')}.")
+            wrong.append(name)
+    for name in unknown:
         close = near(name, known)
         hint = f": did you mean {', '.join(close)}?" if close else "."
         lines.append(f"{spec.id} has no option {name!r}{hint}")
-    if options:
-        described = (f"{name}: {option_type(option)}" for name, option in known.items())
-        lines.append(f"Options of {spec.id}: {'; '.join(described) or 'none'}.")
+    shown = known if unknown or not error.violations else {name: known[name] for name in wrong if name in known}
+    if options and (shown or not known):
+        described = "; ".join(f"{name}: {option_type(option)}" for name, option in shown.items()) or "none"
+        lines.append(f"Options of {spec.id}: {described}.")
     explained = BadArgument(
         "\n".join(lines), code=error.code, reason=error.reason, metadata=error.metadata, violations=error.violations
     )

@@ -50,11 +50,21 @@ from starpod.trainer.update import PolicyTrainer
 
 @contextlib.asynccontextmanager
 async def open_run(
-    config: Config, path: Path, *, resume: bool, parallel: Parallel, screen: Screen, interrupts: Interrupts
+    config: Config,
+    path: Path,
+    *,
+    resume: bool,
+    parallel: Parallel,
+    screen: Screen,
+    interrupts: Interrupts,
+    begin: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Run]:
     """Build all parts of a run, restore its state if it is resumed, and close everything at the end.
 
     The configuration must have passed `preflight.check`.
+
+    Args:
+        begin: Called once the environments accept the configuration, before anything is written or played.
 
     Raises:
         Interrupted: A signal came before the run began.
@@ -74,7 +84,10 @@ async def open_run(
         offline = read_offline(config.replay.offline, config.seeds)
 
         served = await _serve_all(config, stack, screen)
+        begin()
         if parallel.is_main:
+            if not resume:  # at once, so that pages show the run during its warm start
+                _record(config, folder)
             await stack.enter_async_context(telling(folder, [each.fleet for each in served], screen))
         build = partial(
             build_models, config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel
@@ -120,16 +133,17 @@ async def open_run(
         stack.push_async_callback(run.collecting.ahead.close)
         if loaded is not None:
             run.restore(loaded)
-        # Write to the folder only now, so that a refused run leaves it unchanged.
         if parallel.is_main:
-            output.sinks = stack.enter_context(_begin_folder(config, folder, screen, loaded, resume=resume))
+            if resume:  # only now, so that a refused resumption leaves the folder unchanged
+                _record(config, folder)
+            output.sinks = stack.enter_context(_open_sinks(config, folder, screen, loaded, resume=resume))
         yield run
 
 
 async def _serve_all(config: Config, stack: contextlib.AsyncExitStack, screen: Screen) -> list[Served]:
     """Connect to the servers of all environments until the stack is closed."""
-    local = not all(task.environment.addresses for task in config.tasks)
-    screen.phase("starting the environment services" if local else "connecting")
+    if all(task.environment.addresses for task in config.tasks):
+        screen.phase("connecting")
     return [await stack.enter_async_context(serve(config, task)) for task in config.tasks]
 
 
@@ -232,12 +246,16 @@ def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Para
     )
 
 
-def _begin_folder(config: Config, folder: RunFolder, screen: Screen, loaded: Loaded | None, *, resume: bool) -> Sinks:
-    """Record the run in its folder, remove what was written after the checkpoint, and open the sinks of metrics."""
+def _record(config: Config, folder: RunFolder) -> None:
+    """Write the configuration and facts of the run, or of its resumption, to its folder."""
     # The report shows differences from the default configuration with the same environments.
     usual = Config.model_validate({"environments": {name: each.id for name, each in config.environments.items()}})
     model = model_title(config.model.name)
     folder.begin(config.to_dict(), defaults=usual.to_dict(), title=config.title, model=model)
+
+
+def _open_sinks(config: Config, folder: RunFolder, screen: Screen, loaded: Loaded | None, *, resume: bool) -> Sinks:
+    """Remove what was written after the checkpoint, and open the sinks of metrics."""
     # A run that was lost before its first checkpoint begins again, without earlier output.
     resumed_step = None if not resume else loaded.step if loaded else -1
     if resumed_step is not None:

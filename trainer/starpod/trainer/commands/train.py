@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -176,7 +176,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         run: Run | None = None
         try:
             async with open_run(
-                config, path, resume=resume, parallel=parallel, screen=screen, interrupts=interrupts
+                config, path, resume=resume, parallel=parallel, screen=screen, interrupts=interrupts, begin=begin
             ) as run:
                 return await loop(run)
         except Interrupted:
@@ -194,14 +194,14 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 f"{error}; the run is saved as of step {run.persistence.rescued}, go on with: {how}"
             ) from error
 
-    parallel = Parallel.start(config.device)
-    with (
-        _live_site(path, "--port", "0", "--of-run", *_access(config))
-        if with_site and parallel.is_main
-        else nullcontext("") as site,
-        make_screen(config.monitor.screen if parallel.is_main else "off") as screen,
-    ):
+    def begin() -> None:
+        nonlocal site
+        if with_site and parallel.is_main:
+            site = live.enter_context(_live_site(path, "--port", "0", "--of-run", *_access(config)))
         screen.start(config.title or _environments(config), ({"live": site} if site else {}) | make_plan(config, path))
+
+    parallel, site = Parallel.start(config.device), ""
+    with ExitStack() as live, make_screen(config.monitor.screen if parallel.is_main else "off") as screen:
         interrupts = Interrupts(notify=screen.warn, ranks=parallel.world)
         try:
             with interrupts:

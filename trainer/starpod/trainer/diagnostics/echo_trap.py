@@ -98,6 +98,8 @@ class _Track:
     latest: list[float] = field(default_factory=list)
     """Latest values after the first ones."""
     firing: bool = False
+    told: bool = False
+    """Whether the user was warned since it fires."""
 
 
 class EchoTrap:
@@ -106,9 +108,11 @@ class EchoTrap:
     A signal fires if the median of its last `window` values passes its bound. It may fire again after it recovered past
     the bound by the factor `release`. If the task is solved, falling signals do not warn.
 
-    While success holds (above its start, or high), falling signals are reported as growing confidence of the policy,
-    and the gradient norm only warns if it is not finite. The verdict Echo Trap needs a policy that once succeeded and
-    no longer does. Signals that are missing from a step's metrics keep their state.
+    A policy that becomes confident also loses deviation and diversity: in a healthy FrozenLake run, both passed their
+    bounds in step 15. While success is high or rising, falling signals therefore fire without a warning, which follows
+    if success falls. While success holds at a lower level, they are reported without advice, and the gradient norm only
+    warns if it is not finite. The verdict Echo Trap needs a policy that once succeeded and no longer does. Signals that
+    are missing from a step's metrics keep their state.
 
     Groups of identical replies cause a separate warning unless success holds or the task is solved, because differences
     in their returns are chance.
@@ -222,15 +226,16 @@ class EchoTrap:
         # If the task is solved, all members succeed alike, which is no trap.
         excused = self._success.solved and not signal.rises
         if track.firing and (back or excused):
-            track.firing = False
+            told, track.firing, track.told = track.told, False, False
             why = "the task is solved" if excused else f"it is at {_share(signal, ratio)} again"
-            return EchoWarning(step, signal.name, ratio, withdrawal(signal.words, why))
+            return EchoWarning(step, signal.name, ratio, withdrawal(signal.words, why)) if told else None
         success = self._success
         # Large updates that improve a policy are not unstable. Updates with NaN are skipped, so they still warn.
         harmless = signal.rises and success.holds and math.isfinite(ratio)
-        if track.firing or not beyond(ratio) or excused or harmless:
+        track.firing = track.firing or (beyond(ratio) and not excused and not harmless)
+        if not track.firing or track.told or (success.healthy and not signal.rises):
             return None
-        track.firing = True
+        track.told = True
         start, now, best = (show(value, "share") for value in (success.start, success.now, success.best))
         if success.holds and not signal.rises:
             course = f"rose from {start} to {now}" if success.risen else f"holds at {now}"
@@ -249,7 +254,7 @@ class EchoTrap:
         steps, track.start = len(track.start), []
         if signal.name != "reward_std" or track.firing:
             return None
-        track.firing = True
+        track.firing = track.told = True
         return EchoWarning(
             step,
             signal.name,
@@ -289,6 +294,7 @@ class EchoTrap:
                 # JSON has no infinity.
                 "latest": [value if math.isfinite(value) else None for value in track.latest],
                 "firing": track.firing,
+                "told": track.told,
             }
             for name, track in self._tracks.items()
         }
@@ -301,7 +307,8 @@ class EchoTrap:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, values in state["tracks"].items():
             latest = [math.inf if value is None else value for value in values["latest"]]
-            self._tracks[name] = _Track(list(values["start"]), latest, values["firing"])
+            told = values.get("told", values["firing"])  # earlier versions warned whenever a signal fired
+            self._tracks[name] = _Track(list(values["start"]), latest, values["firing"], told)
         self._trapped = state["trapped"]
         identical = state["identical"]
         self._identical = _Track([], list(identical["latest"]), identical["firing"])

@@ -75,6 +75,11 @@ class SuccessTrack:
         return self.risen and self.holds and self._since_best < self._config.window
 
     @property
+    def healthy(self) -> bool:
+        """Whether success holds and is high or rising."""
+        return self.holds and (self.rising or (self.now or 0.0) >= HIGH)
+
+    @property
     def never(self) -> bool:
         """Whether the policy never succeeded often enough to have something to lose."""
         return self.best is not None and self.best < RISE

@@ -154,8 +154,8 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Lock the folder against other trainers. The lock of a killed process is released. Raises RunLocked.
 
-        If nothing was written by the end, the folders from `create` are removed, so that a refused start leaves no
-        trace.
+        If there is only the content of `begin` at the end, the folders from `create` are removed, so that a refused
+        start leaves no trace.
         """
         with open(self.path / ".lock", "a+", encoding="utf-8") as file:
             try:
@@ -177,9 +177,12 @@ class RunFolder:
                 self._remove_unused()
 
     def _remove_unused(self) -> None:
-        if self.path in self._made and [each.name for each in self.path.rglob("*") if not each.is_dir()] == [".lock"]:
+        begun = {self.path / ".lock", self.config, self.facts, self.watched}
+        files = {each for each in self.path.rglob("*") if not each.is_dir()}
+        if self.path in self._made and files <= begun:
             with contextlib.suppress(OSError):  # another process wrote something meanwhile
-                (self.path / ".lock").unlink()
+                for file in files:
+                    file.unlink()
                 for part in reversed(self._made):
                     part.rmdir()
 
