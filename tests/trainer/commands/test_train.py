@@ -7,12 +7,13 @@ import yaml
 from click.testing import CliRunner, Result
 
 from starpod.trainer.commands.train import further, train
-from starpod.trainer.config import StopConfig, load_config
+from starpod.trainer.config import ConfigError, StopConfig, load_config
 from starpod.trainer.diagnostics.success import has_risen
 from starpod.trainer.environment_file import remedies
 from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.hf import load_tokenizer
 from starpod.trainer.warm_start.config import WarmStartConfig
+from starpod.ui.reading import find_runs
 
 
 def run(*words: str) -> Result:
@@ -55,11 +56,32 @@ def test_servers_that_are_not_there_are_named_with_what_to_do(tmp_path: Path) ->
     assert f"go on with: starpod train --resume --run-dir {tmp_path}/run" in again.output
 
 
-def test_an_option_that_the_environment_lacks_leaves_nothing(tmp_path: Path) -> None:
-    """It turns out once the services are there, when the folder is made and locked already."""
-    result = run("bandit", "environment.options.nonsense=3", "threads=1", "--run-dir", str(tmp_path / "runs/a"))
-    assert result.exit_code == 2 and "nonsense" in result.output
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("nonsense=3", "bandit-v1 has no option 'nonsense'. Options of bandit-v1: split: "),
+        ("split=neither", "options.split: Input should be "),
+    ],
+)
+def test_an_option_that_the_environment_refuses_is_all_that_is_told(tmp_path: Path, word: str, told: str) -> None:
+    result = run("bandit", f"environment.options.{word}", "threads=1", "--run-dir", str(tmp_path / "runs/a"))
+    assert result.exit_code == 2
+    assert " ".join(result.output.partition("Error: ")[2].split()).startswith(told)
+    assert "iterations" not in result.output
     assert not list(tmp_path.iterdir())
+
+
+def test_pages_show_a_run_before_its_demonstrations_and_a_refused_one_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def demonstrate(*_: object, **__: object) -> None:
+        shown.extend(find_runs(tmp_path))
+        raise ConfigError("no demonstrations")
+
+    shown: list[str] = []
+    monkeypatch.setattr("starpod.trainer.setup.demonstrate", demonstrate)
+    assert run("bandit", "threads=1", "--run-dir", str(tmp_path / "a")).exit_code == 2
+    assert (shown, list(tmp_path.iterdir())) == (["a"], [])
 
 
 def test_a_reference_that_cannot_play_here_is_told_before_anything_is_learnt(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The live screen and the plain log."""
 
 import io
+import logging
 import re
 from collections import deque
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from starpod.report.figures import duration, show
 from starpod.trainer.output.live import SHARE, LiveScreen, View, make_screen
-from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, step_line
+from starpod.trainer.output.screen import PlainScreen, Screen, client_events, evaluation_line, step_line
 from starpod.trainer.output.words import final_line, metric, sparkline, standing, trend, withdrawal
 from tests.trainer.diagnostics.synthetic import LADDER, episode, metrics_at
 
@@ -80,11 +81,14 @@ def test_a_line_per_step_and_a_phase_and_a_warning_once() -> None:
             clock.now += 2
             for name in ("collecting", "updating"):
                 screen.phase(name)
+            with client_events(screen):
+                logging.getLogger("starpod.client").warning("the server at %s is back", "here:1")
             screen.step(step, 10, {"collect/success": 0.41, "time/step": 2.0, "time/update": 0.5})
             screen.warn("the policy is echoing")
 
     lines = log(short)
-    assert lines[0] == "a lake" and len(lines) == 8
+    assert lines[0] == "a lake" and len(lines) == 11
+    assert sum(line.endswith("] the server at here:1 is back") for line in lines) == 3
     assert lines[2:4] == ["[0:02] collecting", "[0:02] updating"]
     assert lines[-1] == "[0:06] step 3/10 · success 41 % · 2 s (updating 25 %)"
     assert sum("echoing" in line for line in lines) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet
@@ -20,6 +21,9 @@ CLOSED_AT_ONCE = 1_000
 _PLACED = (OPEN, RESTORE)
 """Methods that another server can execute as well."""
 _OPENING = (OPEN, FORK, RESTORE)
+
+
+logger = logging.getLogger("starpod.client")
 
 
 class Replica(Connection):
@@ -42,6 +46,7 @@ class Replica(Connection):
         self.full_until = 0.0
         self._counted = 0
         self._room = Backoff()
+        self._missed = False
 
     def __repr__(self) -> str:
         state = "ready" if self.ready else f"not ready: {self.error}"
@@ -74,8 +79,22 @@ class Replica(Connection):
     def adopt(self, description: pb.DescribeResponse) -> None:
         super().adopt(description)
         self._counted = len(self.sessions)
+        if self._missed:
+            self._missed = False
+            logger.warning("the server at %s is back", self.address)
+
+    def _lose(self) -> None:
+        if self.description is not None:
+            self._miss("does not answer")
+        super()._lose()
+
+    def _miss(self, why: str) -> None:
+        if not self._missed:
+            self._missed = True
+            logger.warning("the server at %s %s: recovering its %d sessions", self.address, why, len(self.sessions))
 
     def forget(self) -> None:
+        self._miss("was restarted")
         super().forget()
         self.unclosed.clear()
         self.full_until = 0.0

@@ -161,6 +161,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     from starpod.trainer.interrupts import Interrupted, Interrupts
     from starpod.trainer.loop import train as loop
     from starpod.trainer.output.live import make_screen
+    from starpod.trainer.output.screen import client_events
     from starpod.trainer.parallel import Parallel
     from starpod.trainer.rewards.reward import RewardError
     from starpod.trainer.run.progress import StopReason
@@ -201,7 +202,8 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         screen.start(config.title or _environments(config), ({"live": site} if site else {}) | make_plan(config, path))
 
     parallel, site = Parallel.start(config.device), ""
-    with ExitStack() as live, make_screen(config.monitor.screen if parallel.is_main else "off") as screen:
+    shown = config.monitor.screen if parallel.is_main else "off"
+    with ExitStack() as live, make_screen(shown) as screen, client_events(screen):
         interrupts = Interrupts(notify=screen.warn, ranks=parallel.world)
         try:
             with interrupts:

@@ -127,6 +127,11 @@ class LiveScreen(Screen):
                 self.view.warnings = standing([*self.view.warnings, (self.at, text)])
         self._draw()
 
+    def log(self, text: str) -> None:
+        with self._lock:
+            self.view.warnings.append((self.at, text))
+        self._draw()
+
     def done(self, summary: Mapping[str, Any]) -> None:
         with self._lock:
             self.view.outcome = {name: str(value) for name, value in summary.items()}

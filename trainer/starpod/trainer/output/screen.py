@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any, Self
 
 from starpod.report.console import visible
@@ -74,6 +76,9 @@ class Screen:
     def warn(self, text: str) -> None:
         """Show a warning. The same text is only shown once."""
 
+    def log(self, text: str) -> None:
+        """Show an event, such as the loss of a server."""
+
     def done(self, summary: Mapping[str, Any]) -> None:
         """Show the results of a run that is over, by name."""
 
@@ -132,6 +137,9 @@ class PlainScreen(Screen):
             self._warned.add(text)
             self._say(f"{self._stamp()} warning: {text}")
 
+    def log(self, text: str) -> None:
+        self._say(f"{self._stamp()} {text}")
+
     def done(self, summary: Mapping[str, Any]) -> None:
         self._flush()
         for name, value in summary.items():
@@ -151,6 +159,19 @@ class PlainScreen(Screen):
 
     def _say(self, line: str) -> None:
         print(visible(line), file=self._file, flush=True)
+
+
+@contextmanager
+def client_events(screen: Screen) -> Iterator[None]:
+    """Show what the client logs, such as servers that are lost and come back, on the screen during the context."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: screen.log(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("starpod.client")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str:
