@@ -10,6 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -109,6 +110,9 @@ async def test_it_is_started_for_training(patched: None, tmp_path: Path) -> None
         # A forked core cannot use a GPU that the trainer has asked for.
         assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
         assert llm.program is vllm_worker.run_core
+        # Its sockets are not beside those of other programs, and go with it.
+        sockets = Path(os.environ["VLLM_RPC_BASE_PATH"])
+        assert sockets.is_dir() and sockets.parent == Path(tempfile.gettempdir())
         assert fake_vllm.EngineCoreProc.run_engine_core is not vllm_worker.run_core
         for version in (1, 2):
             await hand_over(engine, version, changed(make_policy(), version))
@@ -119,7 +123,7 @@ async def test_it_is_started_for_training(patched: None, tmp_path: Path) -> None
         cancelled = []
         llm.shutdown = lambda timeout=None: cancelled.append(reading.cancelling())
     assert cancelled == [1]
-    assert tmp_path.exists() and not list(tmp_path.iterdir())
+    assert tmp_path.exists() and not list(tmp_path.iterdir()) and not sockets.exists()
 
 
 @pytest.mark.parametrize(("asked", "got"), [("auto", "float32"), ("bfloat16", "bfloat16")])

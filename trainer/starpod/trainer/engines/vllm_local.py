@@ -39,6 +39,8 @@ LOOK_SECONDS = 1.0
 """Interval at which a pending call checks that the engine core is alive."""
 WORKING_SHARE = 0.05
 """Share of one CPU core's time above which an engine core counts as computing."""
+MOST_SOCKET_BYTES = 70
+"""Longest name of a folder for vLLM's sockets, whose names have 36 bytes. The path of a socket may have 107 bytes."""
 STOPPED = "stopped"
 """psutil's status of a process after SIGSTOP."""
 SHUTDOWN_SECONDS = 60.0
@@ -103,6 +105,8 @@ class LocalVllm(ServedEngine):
         self._ipc: bool | None = None if possible else False
         folder = make_folder(config.handover_folder) if self._parallel.is_first_on_machine else Path()
         self._folder = self._parallel.broadcast_on_machine(folder)
+        # Private to this rank. Sockets need a short path on a disk of this machine, unlike the weights.
+        self._sockets = make_folder("")
         arguments: dict[str, Any] = {}
         if on_cpu:
             _check_cpu_kernels(model)
@@ -157,7 +161,7 @@ class LocalVllm(ServedEngine):
         try:
             self._start()
         except BaseException:
-            self._remove(self._folder)
+            self._remove_folders()
             raise
 
     def _start(self) -> None:
@@ -185,6 +189,9 @@ class LocalVllm(ServedEngine):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        # By default, vLLM's sockets are in the folder of all temporary files, and stay there if a process is killed.
+        if len(os.fsencode(self._sockets)) < MOST_SOCKET_BYTES:
+            os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
         several = self._parallel.world > 1 and self._parallel.device.type == "cuda"
         with own_session(), only_gpu(self._parallel.device) if several else contextlib.nullcontext():
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
@@ -300,7 +307,11 @@ class LocalVllm(ServedEngine):
 
     async def _shut_down(self) -> None:
         await self._stop(SHUTDOWN_SECONDS)
+        self._remove_folders()
+
+    def _remove_folders(self) -> None:
         self._remove(self._folder)
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     # --- waiting for a process that may die --------------------------------------------------------------------------
 
