@@ -147,6 +147,12 @@ def test_a_call_that_lacks_something_is_answered_with_a_whole_one(arguments: lis
     assert (result.exit_code, words in " ".join(result.output.split())) == (2, True)
 
 
+def test_a_folder_of_runs_is_answered_with_the_runs_in_it(tmp_path: Path) -> None:
+    (tmp_path / "lake/checkpoints").mkdir(parents=True)
+    told = CliRunner().invoke(evaluate, [str(tmp_path)]).output
+    assert f"the folder holds no run, checkpoint or model; there are {tmp_path}/lake" in " ".join(told.split())
+
+
 async def test_references_play_as_they_do_beside_a_learning_curve(fleet: Fleet) -> None:
     alone = await played(fleet, ReferenceAgents("random"), LAKE, range(20))
     curve = await evaluate_reference(fleet, "random", LAKE, range(20))
