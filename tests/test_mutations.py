@@ -338,8 +338,12 @@ def look_for(folder: str, mutation: tuple[str, str, str, str]) -> str:
 
 def main() -> None:
     """Plant the faults with these titles, or all, two at a time. The exit status is 1 if a test misses one."""
+    from starpod.env_server.temporary import own_folder  # not in the processes that plant faults
+
     titles = sys.argv[1:] or list(MUTATIONS)
     context = multiprocessing.get_context("forkserver")
+    # If this process is killed, the next one removes its sockets.
+    multiprocessing.current_process()._config["tempdir"] = str(own_folder())  # type: ignore[attr-defined]
     context.set_forkserver_preload(list(PACKAGES))
     missed = 0
     with context.Pool(2, maxtasksperchild=1) as processes, tempfile.TemporaryDirectory() as folder:
