@@ -195,13 +195,14 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 f"{error}; the run is saved as of step {run.persistence.rescued}, go on with: {how}"
             ) from error
 
+    parallel, site = Parallel.start(config.device), ""
+
     def begin() -> None:
         nonlocal site
         if with_site and parallel.is_main:
             site = live.enter_context(_live_site(path, "--port", "0", "--of-run", *_access(config)))
         screen.start(config.title or _environments(config), ({"live": site} if site else {}) | make_plan(config, path))
 
-    parallel, site = Parallel.start(config.device), ""
     shown = config.monitor.screen if parallel.is_main else "off"
     with ExitStack() as live, make_screen(shown) as screen, client_events(screen):
         interrupts = Interrupts(notify=screen.warn, ranks=parallel.world)
