@@ -150,7 +150,7 @@ def test_a_call_that_lacks_something_is_answered_with_a_whole_one(arguments: lis
 def test_a_folder_of_runs_is_answered_with_the_runs_in_it(tmp_path: Path) -> None:
     (tmp_path / "lake/checkpoints").mkdir(parents=True)
     told = CliRunner().invoke(evaluate, [str(tmp_path)]).output
-    assert f"the folder holds no run, checkpoint or model; there are {tmp_path}/lake" in " ".join(told.split())
+    assert f"the folder holds no run, checkpoint or model; below it are {tmp_path}/lake" in " ".join(told.split())
 
 
 async def test_references_play_as_they_do_beside_a_learning_curve(fleet: Fleet) -> None:
