@@ -157,10 +157,6 @@ def load_model(model: str) -> LoadedModel:
             inside = sorted(str(each) for each in path.iterdir() if is_run_or_checkpoint(each))
             others = f"; below it are {', '.join(inside)}" if inside else ""
             raise ModelError(f"the folder holds no run, checkpoint or model{others}")
-        if not (path / "config.json").exists():
-            inside = sorted(str(each) for each in path.iterdir() if is_run_or_checkpoint(each))
-            others = f"; below it are {', '.join(inside)}" if inside else ""
-            raise ModelError(f"the folder holds no run, checkpoint or model{others}")
         policies = Policies({"": load_policy(path)})
     elif not _could_be_a_name(model):
         raise ModelError("there is no such folder, and no Hugging Face model can have this name")
