@@ -133,7 +133,7 @@ def test_a_dead_server_and_no_address() -> None:
             "name what to evaluate: the folder of a run or of a checkpoint, a Hugging Face model, openai:MODEL",
         ),
         (["runs/NOPE"], "runs/NOPE is no folder here"),
-        (["NOPE"], "NOPE is no folder here, and not openai:MODEL or random, walk, careful, rule, expert. If it is"),
+        (["NOPE"], "NOPE is no folder here, and not openai:MODEL or random, expert"),
         (["NOPE"], "for example: starpod eval NOPE 127.0.0.1:50051 -e frozen_lake. A run is evaluated by its folder"),
         (["opnai:m"], "did you mean openai:?"),
         (["randm"], "no policy 'randm'; did you mean random?"),
