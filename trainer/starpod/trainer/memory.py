@@ -171,7 +171,7 @@ def estimate_memory(config: Config, place: Place) -> Estimate:
         Item("optimiser (AdamW)", 2 * trained * FLOAT32 / world, size),
     ]
     if place.kind == "cpu":  # on a GPU the copy is in main memory
-        items.append(Item("copy for a checkpoint", 3 * trained * FLOAT32 / world, size, "a checkpoint"))
+        items.append(Item("copy for a checkpoint", 3 * trained * FLOAT32 / world, "", "a checkpoint"))
     if algorithm.needs_critic and model.critic == "separate":
         items.append(Item("critic", (resident + 3 * trained * FLOAT32) / world, "model.critic=shared"))
     if algorithm.needs_reference:
