@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -67,7 +67,7 @@ _HEARTBEAT = 15
 
 def create_app(
     index: Index, *, continuing: Continuing | None = None, hosts: Collection[str] = (), token: str = ""
-) -> Starlette:
+) -> FastAPI:
     """Return the site's application. It keeps the index up to date while it runs, and closes it at the end.
 
     Args:
@@ -80,7 +80,7 @@ def create_app(
     site = Site(index, indexer, continuing)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         indexer.start()
         yield
         await asyncio.to_thread(indexer.stop)
@@ -129,7 +129,11 @@ def create_app(
             response.headers[name] = value
         return response
 
-    return Starlette(
+    return FastAPI(
+        title="Starpod",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
         routes=[
             *(Route(path, partial(page, site), methods=[method]) for method, path, page in routes),
             Route("/events", _events(site)),
@@ -229,7 +233,7 @@ def _bad_index(request: Request, error: Exception) -> Response:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    """Return an error page. Starlette then raises the error again, so its trace appears in the terminal."""
+    """Return an error page. FastAPI then raises the error again, so its trace appears in the terminal."""
     kind = type(error).__name__
     told = f"This page cannot be made ({kind}: {error}): a file does not hold what a run writes, or the site is wrong."
     response = _problem(request, 500, f"{told} Its terminal says where.")

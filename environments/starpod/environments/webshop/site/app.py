@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import quote
 
 import grpc
+from fastapi import FastAPI
 from jinja2 import Environment
 from markupsafe import Markup
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -246,7 +246,7 @@ class Site:
 
 def create_app(
     service: Service, *, environment: str = "webshop-v1", pictures: bool = False, hosts: Collection[str] = ()
-) -> Starlette:
+) -> FastAPI:
     """Make the site as an ASGI application, which closes the service when it ends.
 
     Args:
@@ -258,7 +258,7 @@ def create_app(
     site = Site(service, environment, pictures)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await service.close()
 
@@ -287,7 +287,11 @@ def create_app(
             response.headers[name] = value
         return response
 
-    return Starlette(
+    return FastAPI(
+        title="WebShop",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
         routes=[Route(path, _with_path_parameters(endpoint), methods=[method]) for method, path, endpoint in routes],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded)],
         exception_handlers={Refused: site.refused, HTTPException: site.http_error},
