@@ -129,7 +129,7 @@ def create_app(
             response.headers[name] = value
         return response
 
-    return FastAPI(
+    app = FastAPI(
         title="Starpod",
         docs_url=None,
         redoc_url=None,
@@ -140,16 +140,15 @@ def create_app(
             Route("/assets/{name}", _asset),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded)],
-        exception_handlers={
-            HTTPException: _http_error,
-            BadFile: _bad_file,
-            sqlite3.Error: _bad_index,
-            NotPossible: _not_possible,
-            StarpodError: _server_failed(continuing),
-            Exception: _failed,
-        },
         lifespan=lifespan,
     )
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(BadFile, _bad_file)
+    app.add_exception_handler(sqlite3.Error, _bad_index)
+    app.add_exception_handler(NotPossible, _not_possible)
+    app.add_exception_handler(StarpodError, _server_failed(continuing))
+    app.add_exception_handler(Exception, _failed)
+    return app
 
 
 def _admission(request: Request, token: str) -> Response | None:

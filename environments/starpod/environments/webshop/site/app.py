@@ -287,16 +287,18 @@ def create_app(
             response.headers[name] = value
         return response
 
-    return FastAPI(
+    app = FastAPI(
         title="WebShop",
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
         routes=[Route(path, _with_path_parameters(endpoint), methods=[method]) for method, path, endpoint in routes],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded)],
-        exception_handlers={Refused: site.refused, HTTPException: site.http_error},
         lifespan=lifespan,
     )
+    app.add_exception_handler(Refused, site.refused)
+    app.add_exception_handler(HTTPException, site.http_error)
+    return app
 
 
 def _with_path_parameters(endpoint: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
