@@ -12,17 +12,17 @@ _MOST_BROKEN = 64
 def split_objects(text: str) -> list[str]:
     """Split a text at its JSON objects. Pieces 1, 3, 5, ... are the objects; the other pieces are text."""
     pieces: list[str] = []
-    begin = position = broken = 0
-    while broken < _MOST_BROKEN and (brace := text.find("{", position)) >= 0:
+    start = position = broken_count = 0
+    while broken_count < _MOST_BROKEN and (brace := text.find("{", position)) >= 0:
         try:
             _, end = _DECODER.raw_decode(text, brace)
         except (ValueError, RecursionError):
-            broken += 1
+            broken_count += 1
             position = brace + 1
         else:
-            pieces += [text[begin:brace], text[brace:end]]
-            begin = position = end
-    return [*pieces, text[begin:]]
+            pieces += [text[start:brace], text[brace:end]]
+            start = position = end
+    return [*pieces, text[start:]]
 
 
 def find_mark(text: str, mark: str, start: int = 0) -> int:
@@ -39,7 +39,7 @@ def split_actions(text: str, separator: str) -> list[str]:
     """Split an answer into actions at the separator: `send_mail {"body": "a || b"} || finish` has two."""
     actions = [""]
     for number, piece in enumerate(split_objects(text)):
-        first, *further = [piece] if number % 2 else piece.split(separator)
-        actions[-1] += first
-        actions += further
+        continuation, *next_actions = [piece] if number % 2 else piece.split(separator)
+        actions[-1] += continuation
+        actions += next_actions
     return actions

@@ -69,10 +69,10 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def expect_address(address: str) -> None:
     """Raise BadParameter if an ADDRESS is not host:port."""
-    scheme, _, rest = address.rpartition("://")
+    scheme, _, host_port = address.rpartition("://")
     if scheme in ("http", "https", "grpc", "grpcs"):
         raise click.BadParameter(
-            f"{address!r} is not host:port: write {rest.rstrip('/')}"
+            f"{address!r} is not host:port: write {host_port.rstrip('/')}"
             + (", with --ca for TLS" if scheme.endswith("s") else ""),
             param_hint="ADDRESS",
         )
@@ -235,13 +235,13 @@ def parse_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dict[
     schema = options_schema(spec)
     options: dict[str, Any] = {}
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals:
+        key, equals_sign, text = assignment.partition("=")
+        if not equals_sign:
             raise click.BadParameter(f"{assignment!r} is not key=value", param_hint="--option")
         if schema and key not in schema:
-            known = "; ".join(f"{name}: {option_type(schema[name])}" for name in schema)
+            options_text = "; ".join(f"{name}: {option_type(schema[name])}" for name in schema)
             raise click.BadParameter(
-                f"{spec.id} has no option {key!r}{nearest(key, list(schema))} Its options: {known}",
+                f"{spec.id} has no option {key!r}{nearest(key, list(schema))} Its options: {options_text}",
                 param_hint="--option",
             )
         options[key] = text if schema.get(key, {}).get("type") == "string" else _json_or_text(text)

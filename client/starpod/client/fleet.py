@@ -127,13 +127,13 @@ class Fleet:
     async def close(self) -> None:
         """Close all sessions on servers that can be reached, then the connections. Calls in flight fail."""
         until = self.loop.time() + CLOSE_SECONDS
-        closing = [
+        tasks = [
             self.loop.create_task(replica.close_sessions(ids, until))
             for replica in self.replicas
             if (ids := [*(step.session_id for step in replica.sessions), *replica.unclosed]) and replica.ready
         ]
-        if closing:
-            await asyncio.wait(closing, timeout=CLOSE_SECONDS)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         await self.recovery.close()
         await self.pool.close()
         note_fleet(self, is_open=False)
@@ -369,8 +369,8 @@ class Fleet:
         checkpoints = self.recovery.enabled and not deterministic and self._checkpoints and spec.capabilities.snapshot
         history = None
         if self.recovery.enabled and (deterministic or checkpoints):
-            first = None if checkpoints else first_reply(message.observation, response.instructions)
-            history = History(origin, first)
+            start_reply = None if checkpoints else first_reply(message.observation, response.instructions)
+            history = History(origin, start_reply)
         return SessionState(
             replica,
             message,

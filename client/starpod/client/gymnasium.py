@@ -152,8 +152,8 @@ class StarpodEnv(gymnasium.Env[Any, Any]):
         if seed is None:
             seed = _draw_seed(self.np_random)
         # Send all options, or overrides of the previous episode would remain.
-        merged = {**self._options, **(options or {})}
-        observation = self._fleet.run(self._session.reset(seed=seed, options=merged))
+        all_options = {**self._options, **(options or {})}
+        observation = self._fleet.run(self._session.reset(seed=seed, options=all_options))
         return self._codec.observe(observation), self._codec.reset_info(self._session, observation)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -216,14 +216,14 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
         self._options = dict(options or {})
 
         async def open_all() -> list[Session]:
-            wanted: Any = {"options": self._options, "want": want, "limits": limits, "version": version}
-            opening = (self._fleet.fleet.open(environment_id, seed=0, **wanted) for _ in range(num_envs))
-            return [session for group in await asyncio.gather(*opening) for session in group]
+            arguments: Any = {"options": self._options, "want": want, "limits": limits, "version": version}
+            calls = (self._fleet.fleet.open(environment_id, seed=0, **arguments) for _ in range(num_envs))
+            return [session for group in await asyncio.gather(*calls) for session in group]
 
         try:
             self._sessions = self._fleet.run(open_all())
-            first = self._sessions[0]
-            self._codec = Codec(_find_spec(self._fleet, first), first.observation)
+            first_session = self._sessions[0]
+            self._codec = Codec(_find_spec(self._fleet, first_session), first_session.observation)
         except BaseException:
             self.close()
             raise
@@ -247,8 +247,8 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"{len(seeds)} seeds for {count} environments: give one for each.")
         options = dict(options or {})
         mask = options.pop("reset_mask", None)
-        chosen = range(count) if mask is None else _indices(mask, count)
-        infos = self._gather(self._reset(chosen, seeds, options))
+        indices = range(count) if mask is None else _indices(mask, count)
+        infos = self._gather(self._reset(indices, seeds, options))
         return self._batch(), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -256,19 +256,19 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
         rewards = np.zeros(count, dtype=np.float64)
         terminated = np.zeros(count, dtype=np.bool_)
         truncated = np.zeros(count, dtype=np.bool_)
-        over = np.flatnonzero(self._over)
-        if len(over) and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
+        over_indices = np.flatnonzero(self._over)
+        if len(over_indices) and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             raise ValueError(
-                f"The episodes of environments {over.tolist()} are over: reset them with reset_mask first."
+                f"The episodes of environments {over_indices.tolist()} are over: reset them with reset_mask first."
             )
-        given = list(iterate(self.action_space, actions))
-        if len(given) != count:
-            raise ValueError(f"{len(given)} actions for {count} environments: give one for each.")
-        live = np.flatnonzero(~self._over).tolist()
-        turns = [codec.act(given[i]) for i in live]
-        transitions = self._fleet.run(self._fleet.fleet.step_many([self._sessions[i] for i in live], turns))
-        infos = self._gather(self._reset(over.tolist()))
-        for index, transition in zip(live, transitions, strict=True):
+        action_list = list(iterate(self.action_space, actions))
+        if len(action_list) != count:
+            raise ValueError(f"{len(action_list)} actions for {count} environments: give one for each.")
+        live_indices = np.flatnonzero(~self._over).tolist()
+        turns = [codec.act(action_list[i]) for i in live_indices]
+        transitions = self._fleet.run(self._fleet.fleet.step_many([self._sessions[i] for i in live_indices], turns))
+        infos = self._gather(self._reset(over_indices.tolist()))
+        for index, transition in zip(live_indices, transitions, strict=True):
             observation = transition.observation
             self._observations[index] = codec.observe(observation)
             rewards[index] = transition.reward
@@ -302,22 +302,22 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
         self, indices: Iterable[int], seeds: Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> dict[int, dict[str, Any]]:
         """Reset these environments, store their observations, and return their infos by index."""
-        chosen = list(indices)
-        if not chosen:
+        index_list = list(indices)
+        if not index_list:
             return {}
-        drawn: list[int] = []
-        for index in chosen:
+        drawn_seeds: list[int] = []
+        for index in index_list:
             seed = None if seeds is None else seeds[index]
             if seed is None:
                 seed = _draw_seed(self._random[index])
             else:
                 self._random[index], _ = np_random(seed)
-            drawn.append(seed)
-        merged = {**self._options, **(options or {})}
-        sessions = [self._sessions[index] for index in chosen]
-        resets = self._fleet.fleet.reset_many(sessions, drawn, options=merged)
+            drawn_seeds.append(seed)
+        all_options = {**self._options, **(options or {})}
+        sessions = [self._sessions[index] for index in index_list]
+        resets = self._fleet.fleet.reset_many(sessions, drawn_seeds, options=all_options)
         infos = {}
-        for index, observation in zip(chosen, self._fleet.run(resets), strict=True):
+        for index, observation in zip(index_list, self._fleet.run(resets), strict=True):
             self._observations[index] = self._codec.observe(observation)
             self._over[index] = False
             infos[index] = self._codec.reset_info(self._sessions[index], observation)
@@ -332,8 +332,8 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _batch(self) -> Any:
         space = self.single_observation_space
-        empty: Any = create_empty_array(space, self.num_envs)
-        return concatenate(space, self._observations, empty)
+        buffer: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, self._observations, buffer)
 
 
 class Codec:
@@ -368,9 +368,9 @@ class Codec:
                 hint = f"write a number from 0 to {len(self._names) - 1}"
                 if action in self._names:
                     hint = f"write step({self._names.index(action)})"
-                known = ", ".join(f"{number} {name}" for number, name in enumerate(self._names))
-                shown = repr(action) if isinstance(action, str) else action
-                raise ValueError(f"There is no action {shown}: {hint}. The actions are {known}.")
+                choices = ", ".join(f"{number} {name}" for number, name in enumerate(self._names))
+                action_text = repr(action) if isinstance(action, str) else action
+                raise ValueError(f"There is no action {action_text}: {hint}. The actions are {choices}.")
             return self._names[int(action)]
         return str(action) if isinstance(self.action_space, AnyText) else np.asarray(action)
 
@@ -411,14 +411,14 @@ async def _render(session: Session, mode: str) -> Any:
 
 def _wanted(observation: Observation) -> dict[str, Any]:
     """Return the optional fields that the observation contains, by name."""
-    wanted: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if observation.state_key:
-        wanted["state_key"] = observation.state_key
+        fields["state_key"] = observation.state_key
     for name in ("valid_actions", "expert_action", "score"):
         value = getattr(observation, name)
         if value is not None:
-            wanted[name] = value
-    return wanted
+            fields[name] = value
+    return fields
 
 
 def _draw_seed(random: np.random.Generator) -> int:

@@ -104,10 +104,10 @@ class History:
 
     def copy(self) -> History:
         """Return an independent copy of the log."""
-        copied = History(self.origin, None)
-        copied.actions, copied.wants = self.actions[:], dict(self.wants)
-        copied.keys, copied.digests = self.keys[:], self.digests[:]
-        return copied
+        history = History(self.origin, None)
+        history.actions, history.wants = self.actions[:], dict(self.wants)
+        history.keys, history.digests = self.keys[:], self.digests[:]
+        return history
 
     def check(self, step: int, reply: Reply) -> None:
         """Raise ReplayDiverged unless a replayed step has the logged reply. State keys are compared if both have one.
@@ -116,11 +116,11 @@ class History:
             step: index of the step; 0 is the reply that began the episode.
             reply: the reply in the replay.
         """
-        (key, digest), (found_key, found_digest) = (self.keys[step], self.digests[step]), reply
-        if key and found_key and key != found_key:
-            raise ReplayDiverged(step, key, found_key, "another state")
-        if digest not in (0, found_digest):
-            raise ReplayDiverged(step, key, found_key, "another observation, reward, outcome or end")
+        (key, digest), (replayed_key, replayed_digest) = (self.keys[step], self.digests[step]), reply
+        if key and replayed_key and key != replayed_key:
+            raise ReplayDiverged(step, key, replayed_key, "another state")
+        if digest not in (0, replayed_digest):
+            raise ReplayDiverged(step, key, replayed_key, "another observation, reward, outcome or end")
 
     def refused(self, step: int, reason: str) -> ReplayDiverged:
         """Return the error for a replay in which the server refused a step of the original episode."""
@@ -173,16 +173,16 @@ def step_reply(transition: pb.Transition) -> Reply:
         )
     )
     success = transition.success if transition.HasField("success") else None
-    reason, over = EndReason(transition.end_reason), (transition.terminated, transition.truncated)
-    if reason or success is not None or any(over):
-        digest = hash((digest, reason, success, *over))
-    further = (
+    reason, end_flags = EndReason(transition.end_reason), (transition.terminated, transition.truncated)
+    if reason or success is not None or any(end_flags):
+        digest = hash((digest, reason, success, *end_flags))
+    extra_fields = (
         tuple(sorted(transition.reward_parts.items())),
         tuple(sorted(transition.criteria.items())),
         _details(transition.observation),
     )
-    if any(further):
-        digest = hash((digest, further))
+    if any(extra_fields):
+        digest = hash((digest, extra_fields))
     return transition.observation.state_key, digest
 
 

@@ -42,8 +42,8 @@ def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mappi
     if error.violations and not any(path.startswith("options") for path, _ in error.violations):
         return error
     schema: dict[str, Any] = json.loads(spec.options_schema_json) if spec.options_schema_json else {}
-    known: dict[str, Any] = schema.get("properties", {})
-    unknown = [name for name in options or {} if name not in known]
+    schemas: dict[str, Any] = schema.get("properties", {})
+    unknown = [name for name in options or {} if name not in schemas]
     lines, wrong = [] if error.violations else [error.message], []
     for path, text in error.violations:
         name = path.removeprefix("options.").partition(".")[0]
@@ -51,18 +51,18 @@ def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mappi
             lines.append(f"{path}: {text.rstrip('.')}.")
             wrong.append(name)
     for name in unknown:
-        close = near(name, known)
-        hint = f": did you mean {', '.join(close)}?" if close else "."
+        suggestions = near(name, schemas)
+        hint = f": did you mean {', '.join(suggestions)}?" if suggestions else "."
         lines.append(f"{spec.id} has no option {name!r}{hint}")
-    shown = known if unknown or not error.violations else {name: known[name] for name in wrong if name in known}
-    if options and (shown or not known):
-        described = "; ".join(f"{name}: {option_type(option)}" for name, option in shown.items()) or "none"
-        lines.append(f"Options of {spec.id}: {described}.")
-    explained = BadArgument(
+    subset = schemas if unknown or not error.violations else {name: schemas[name] for name in wrong if name in schemas}
+    if options and (subset or not schemas):
+        listing = "; ".join(f"{name}: {option_type(option)}" for name, option in subset.items()) or "none"
+        lines.append(f"Options of {spec.id}: {listing}.")
+    detailed_error = BadArgument(
         "\n".join(lines), code=error.code, reason=error.reason, metadata=error.metadata, violations=error.violations
     )
-    explained.options_schema = schema
-    return explained
+    detailed_error.options_schema = schema
+    return detailed_error
 
 
 def option_type(schema: dict[str, Any]) -> str:

@@ -48,8 +48,8 @@ class Limits:
 
     def __repr__(self) -> str:
         values = {name: getattr(self, name) for name in self.__slots__}
-        shown = (f"{name}={'0 (no limit)' if value == 0 else value}" for name, value in values.items())
-        return f"Limits({', '.join(shown)})"
+        fields = (f"{name}={'0 (no limit)' if value == 0 else value}" for name, value in values.items())
+        return f"Limits({', '.join(fields)})"
 
     def to_proto(self) -> pb.LimitOverrides:
         """Convert to a message."""
@@ -121,15 +121,15 @@ class Observation:
         return next((part for part in self.parts if isinstance(part, Image)), None)
 
     def __repr__(self) -> str:
-        shown = [*map(repr, self.parts)]
+        fields = [*map(repr, self.parts)]
         for name in ("valid_actions", "expert_action", "score"):
             if (value := getattr(self, name)) is not None:
-                shown.append(f"{name}={value!r}")
+                fields.append(f"{name}={value!r}")
         if self.state_key:
-            shown.append(f"state_key={self.state_key.hex()}")
+            fields.append(f"state_key={self.state_key.hex()}")
         if self.agent_id:
-            shown.append(f"agent_id={self.agent_id!r}")
-        return f"Observation({', '.join(shown)})"
+            fields.append(f"agent_id={self.agent_id!r}")
+        return f"Observation({', '.join(fields)})"
 
     def _repr_html_(self) -> str:
         return "".join(
@@ -264,17 +264,17 @@ class Transition:
         return f"{self.observation._repr_html_()}<p>{html.escape(self._summary())}</p>"
 
     def _summary(self) -> str:
-        shown = [f"reward={self.reward}"]
+        parts = [f"reward={self.reward}"]
         outcomes = self.outcomes
         actions = self.actions if len(self.actions) == len(outcomes) else range(len(outcomes))
         invalid = [repr(action) for action, outcome in zip(actions, outcomes, strict=True) if not outcome.valid]
         if invalid:
-            shown.append(f"invalid: {', '.join(invalid)}")
+            parts.append(f"invalid: {', '.join(invalid)}")
         if self.done:
-            shown.append(self.end_reason.name)
+            parts.append(self.end_reason.name)
         if self.success is not None:
-            shown.append(f"success={self.success}")
-        return ", ".join(shown)
+            parts.append(f"success={self.success}")
+        return ", ".join(parts)
 
 
 # --- conversions ---------------------------------------------------------------------------------------------------

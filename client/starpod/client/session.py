@@ -186,8 +186,8 @@ class Session:
             limits=limits.to_proto() if limits else None,
         )
         if want is not None:
-            keyed = state.history is not None and state.history.root.want.state_key
-            request.want.CopyFrom(want.to_proto(state_key=keyed))
+            has_state_key = state.history is not None and state.history.root.want.state_key
+            request.want.CopyFrom(want.to_proto(state_key=has_state_key))
         result: BatchResult[Observation] = BatchResult(state.replica.loop.create_future())
         if state.busy:
             await state.acquire()

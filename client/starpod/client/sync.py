@@ -116,10 +116,10 @@ class SyncFleet:
         return_exceptions: bool = False,
     ) -> Any:
         """Play one turn in each session; see Fleet.step_many."""
-        inner = [session.session for session in sessions]
+        async_sessions = [session.session for session in sessions]
         if return_exceptions:
-            return self.run(self.fleet.step_many(inner, actions, return_exceptions=True))
-        return self.run(self.fleet.step_many(inner, actions))
+            return self.run(self.fleet.step_many(async_sessions, actions, return_exceptions=True))
+        return self.run(self.fleet.step_many(async_sessions, actions))
 
     def reset_many(
         self,

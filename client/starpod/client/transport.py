@@ -204,10 +204,10 @@ class Backoff:
 
 def split_address(address: str) -> tuple[str, str]:
     """Split "host:port", "[v6]:port" or ":port" into host and port. Raises ValueError for any other form."""
-    scheme, mark, rest = address.partition("://")
-    if mark:
-        secure = ", and pass tls=TLS() for a server with TLS" if scheme == "https" else ""
-        raise ValueError(f"{address!r} is not an address: write {rest.rstrip('/')!r}, without {scheme}://{secure}.")
+    scheme, separator, host_port = address.partition("://")
+    if separator:
+        hint = ", and pass tls=TLS() for a server with TLS" if scheme == "https" else ""
+        raise ValueError(f"{address!r} is not an address: write {host_port.rstrip('/')!r}, without {scheme}://{hint}.")
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or (":" in host and not host.startswith("[")):
         example = f"[{host}]:{port}" if host.count(":") > 1 and port.isdigit() else "host:port, e.g. 127.0.0.1:50051"

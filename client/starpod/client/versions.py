@@ -40,11 +40,11 @@ def satisfies(version: str, wanted: str) -> bool:
     """
     if not wanted.strip():
         return True
-    present = parse_version(version)
+    numbers = parse_version(version)
     fits = True
     for term in wanted.split(","):
         match = _TERM.fullmatch(term)
         if match is None:
             raise ValueError(f"{wanted!r} is not a version range: write comparators such as >=1.2.0,<2.0.0.")
-        fits &= _COMPARATORS[match[1]](present, parse_version(match[2]))
+        fits &= _COMPARATORS[match[1]](numbers, parse_version(match[2]))
     return fits

@@ -139,8 +139,8 @@ class KnownHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        known = known_host(host.decode("latin-1"), self._names)
-        await (self._app if known else self._refusal)(scope, receive, send)
+        is_known_host = known_host(host.decode("latin-1"), self._names)
+        await (self._app if is_known_host else self._refusal)(scope, receive, send)
 
 
 class _Lingering:
@@ -153,28 +153,28 @@ class _Lingering:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        unread = scope["type"] == "http" and any(
+        has_unread_body = scope["type"] == "http" and any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in scope["headers"]
         )
-        if not unread:
+        if not has_unread_body:
             await self._app(scope, receive, send)
             return
 
         async def receive_part() -> Message:
-            nonlocal unread
+            nonlocal has_unread_body
             message = await receive()
-            unread = message.get("more_body", False)
+            has_unread_body = message.get("more_body", False)
             return message
 
         async def send_part(message: Message) -> None:
-            if unread and message["type"] == "http.response.start":
+            if has_unread_body and message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            elif unread and not message.get("more_body", False):
+            elif has_unread_body and not message.get("more_body", False):
                 await send({**message, "more_body": True})
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LINGER_SECONDS):
-                        while unread:
+                        while has_unread_body:
                             await receive_part()
                 message = {"type": "http.response.body", "body": b""}
             await send(message)

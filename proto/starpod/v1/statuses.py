@@ -27,16 +27,16 @@ class Details(NamedTuple):
 def details_of(status: status_pb2.Status) -> Details:
     """Return the details of an error that the contract knows."""
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-    found = set()
-    for packed in status.details:
+    names = set()
+    for detail in status.details:
         for message in (info, bad, retry):
             with contextlib.suppress(DecodeError):
-                if packed.Unpack(message):
-                    found.add(message.DESCRIPTOR.name)
+                if detail.Unpack(message):
+                    names.add(message.DESCRIPTOR.name)
     return Details(
-        info if "ErrorInfo" in found else None,
+        info if "ErrorInfo" in names else None,
         tuple((violation.field, violation.description) for violation in bad.field_violations),
-        retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9 if "RetryInfo" in found else None,
+        retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9 if "RetryInfo" in names else None,
     )
 
 

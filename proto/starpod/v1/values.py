@@ -143,8 +143,8 @@ def action_from_proto(action: pb.Action) -> Action:
 
 def tensor_to_proto(array: np.ndarray) -> pb.Tensor:
     """Encode an array in C order, little-endian."""
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    return pb.Tensor(dtype=array.dtype.name, shape=array.shape, data=little.tobytes())
+    little_endian = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return pb.Tensor(dtype=array.dtype.name, shape=array.shape, data=little_endian.tobytes())
 
 
 def tensor_from_proto(tensor: pb.Tensor) -> np.ndarray:

@@ -43,13 +43,13 @@ class StarpodEnv(BaseTextEnv):  # type: ignore[misc] # untyped where SkyRL is no
         assert self.episode is not None, "SkyRL calls init first"
         self.turns += 1
         try:
-            shown = self.setting.shared_fleet().run(self.setting.play(self.episode, action))
+            observation = self.setting.shared_fleet().run(self.setting.play(self.episode, action))
         except BaseException:
             self.close()  # SkyRL does not close an environment after an error
             raise
         done = self.episode.done or self.turns == self.max_turns
         return BaseTextEnvStepOutput(
-            observations=[] if done else [{"role": "user", "content": shown}],
+            observations=[] if done else [{"role": "user", "content": observation}],
             reward=self.episode.rewards[-1],
             done=done,
             metadata=self.get_metrics(),

@@ -42,8 +42,8 @@ class Reader:
         answer = reply.encode(errors="replace").decode()
         if self.tag is not None:
             before, _, _ = answer.rpartition(f"</{self.tag}>")
-            _, opening, answer = before.rpartition(f"<{self.tag}>")
-            if not opening:
+            _, opening_tag, answer = before.rpartition(f"<{self.tag}>")
+            if not opening_tag:
                 return []
         pieces = [answer] if self.separator is None else split_actions(answer, self.separator)
         return [piece.strip() for piece in pieces if piece.strip()][:MOST_ACTIONS]
@@ -54,10 +54,10 @@ class Reader:
         Args:
             most: maximum number of actions in a turn; 0 means no limit.
         """
-        several = self.separator is not None and most != 1
-        form = f"action {self.separator} action" if several else "action"
+        allows_several = self.separator is not None and most != 1
+        form = f"action {self.separator} action" if allows_several else "action"
         number = f"up to {most} actions" if most else "one action or several"
-        content = f"{number}, separated by {self.separator}" if several else "one action"
+        content = f"{number}, separated by {self.separator}" if allows_several else "one action"
         if self.tag is None:
             return f"Reply with {content}, and nothing else."
         return f"Reply with {content}, in this form: <{self.tag}> {form} </{self.tag}>"
@@ -150,8 +150,8 @@ class Episode:
     def __init__(self, session: Session, reader: Reader) -> None:
         self.session = session
         self.reader = reader
-        ask = reader.ask(session.limits.max_actions_per_turn or 0)
-        self.first = "\n\n".join(text for text in (session.instructions, ask, session.observation.text) if text)
+        format_text = reader.ask(session.limits.max_actions_per_turn or 0)
+        self.first = "\n\n".join(text for text in (session.instructions, format_text, session.observation.text) if text)
         self.rewards: list[float] = []
         self._misread = 0
         self._parts: dict[str, float] = {}

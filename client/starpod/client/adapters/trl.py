@@ -72,12 +72,12 @@ class StarpodEnvironment:
                 return "The episode is over."
             try:
                 # The model may pass an argument of another type than str.
-                shown = await self._setting.play(self.episode, action if isinstance(action, str) else str(action))
+                observation = await self._setting.play(self.episode, action if isinstance(action, str) else str(action))
             except Exception as error:
                 # TRL shows the error to the model as the tool's result and continues, so keep it for get_reward.
                 self.failure = error
                 raise
-            return f"{shown}\nThe episode is over." if self.episode.done else shown
+            return f"{observation}\nThe episode is over." if self.episode.done else observation
 
     def get_reward(self) -> float | None:
         """Return the sum of the rewards of all turns, or None if the episode failed."""
@@ -102,8 +102,8 @@ def log_episodes(
     environments: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **_: Any
 ) -> list[None]:
     """Log the mean metrics of the episodes and the share that failed. This reward function gives no reward."""
-    ours = [environment for environment in environments if isinstance(environment, StarpodEnvironment)]
-    _log([None if env.failure or env.episode is None else env.episode.metrics() for env in ours], log_metric)
+    instances = [environment for environment in environments if isinstance(environment, StarpodEnvironment)]
+    _log([None if env.failure or env.episode is None else env.episode.metrics() for env in instances], log_metric)
     return [None] * len(environments)
 
 
@@ -135,12 +135,12 @@ class Rollouts:
             arguments = self.setting.opening(prompt[-1])
             groups.setdefault(repr(arguments), (arguments, []))[1].append(slot)
         fleet = self.setting.shared_fleet().fleet
-        opened = await asyncio.gather(
+        group_sessions = await asyncio.gather(
             *(fleet.open(**arguments, count=len(slots)) for arguments, slots in groups.values())
         )
         by_slot = {
             slot: session
-            for sessions, (_, slots) in zip(opened, groups.values(), strict=True)
+            for sessions, (_, slots) in zip(group_sessions, groups.values(), strict=True)
             for slot, session in zip(slots, sessions, strict=True)
         }
         return [Episode(by_slot[slot], self.setting.reader) for slot in range(len(prompts))]
@@ -152,32 +152,32 @@ class Rollouts:
             messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
             streams.append(_Stream(trainer, converse(messages, episode.first)))
         failures: dict[int, BaseException] = {}
-        live = list(range(len(prompts)))
-        while live:
-            replies = _generate(trainer, [streams[slot] for slot in live])
-            sessions = [episodes[slot].session for slot in live]
+        slots = list(range(len(prompts)))
+        while slots:
+            replies = _generate(trainer, [streams[slot] for slot in slots])
+            sessions = [episodes[slot].session for slot in slots]
             turns = [self.setting.reader.read(reply) for reply in replies]
             results = fleet.run(fleet.fleet.step_many(sessions, turns, return_exceptions=True))
-            running = []
-            for slot, result in zip(live, results, strict=True):
+            running_slots = []
+            for slot, result in zip(slots, results, strict=True):
                 if isinstance(result, StarpodError):
                     failures[slot] = result
                 elif isinstance(result, BaseException):
                     raise result
                 else:
-                    shown = episodes[slot].take(result)
-                    if not episodes[slot].done and streams[slot].show(shown):
-                        running.append(slot)
-            live = running
+                    observation = episodes[slot].take(result)
+                    if not episodes[slot].done and streams[slot].show(observation):
+                        running_slots.append(slot)
+            slots = running_slots
         if len(failures) == len(prompts):
             raise next(iter(failures.values()))
         for slot in failures:
             streams[slot].mask = [0] * len(streams[slot].mask)
-        sampled = all(stream.logprobs is not None for stream in streams)
+        has_logprobs = all(stream.logprobs is not None for stream in streams)
         return {
             "prompt_ids": [stream.prompt for stream in streams],
             "completion_ids": [stream.ids for stream in streams],
-            "logprobs": [stream.logprobs for stream in streams] if sampled else None,
+            "logprobs": [stream.logprobs for stream in streams] if has_logprobs else None,
             "env_mask": [stream.mask for stream in streams],
             "episode_rewards": [None if slot in failures else episode.reward for slot, episode in enumerate(episodes)],
             "episode_metrics": [
@@ -220,24 +220,24 @@ class _Stream:
 
     def show(self, text: str) -> bool:
         """Append the text that the model sees next and return True, or return False if no reply would fit after it."""
-        before = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
-        past = self._encode(before, add_generation_prompt=False)
-        both = self._encode([*before, {"role": "user", "content": text}], add_generation_prompt=True)
-        ends = [index for index, token in enumerate(past) if token in self._trainer.eos_token_ids]
-        if not ends or both[: ends[-1] + 1] != past[: ends[-1] + 1]:
+        messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
+        prefix_ids = self._encode(messages, add_generation_prompt=False)
+        full_ids = self._encode([*messages, {"role": "user", "content": text}], add_generation_prompt=True)
+        end_indices = [index for index, token in enumerate(prefix_ids) if token in self._trainer.eos_token_ids]
+        if not end_indices or full_ids[: end_indices[-1] + 1] != prefix_ids[: end_indices[-1] + 1]:
             raise ValueError(
                 "The chat template does not close a reply with an end token, or renders a reply differently once more"
                 " follows: a conversation cannot grow by appending. Use another template, or EnvironmentFactory."
             )
         # Skip the template's end token if the model sampled it.
-        ended = bool(self.ids) and self.ids[-1] in self._trainer.eos_token_ids
-        added = both[ends[-1] + 1 if ended else ends[-1] :]
-        if len(self.ids) + len(added) >= self._max_length:
+        has_end_token = bool(self.ids) and self.ids[-1] in self._trainer.eos_token_ids
+        added_ids = full_ids[end_indices[-1] + 1 if has_end_token else end_indices[-1] :]
+        if len(self.ids) + len(added_ids) >= self._max_length:
             return False
-        self.ids += added
-        self.mask += [0] * len(added)
+        self.ids += added_ids
+        self.mask += [0] * len(added_ids)
         if self.logprobs is not None:
-            self.logprobs += [0.0] * len(added)
+            self.logprobs += [0.0] * len(added_ids)
         return True
 
     def _encode(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> list[int]:
@@ -265,8 +265,8 @@ def _generate(trainer: Any, streams: list[_Stream]) -> list[str]:
 def _log(metrics: Sequence[dict[str, float] | None], log_metric: Callable[[str, float], None] | None) -> None:
     if log_metric is None or not metrics:
         return
-    known = [episode for episode in metrics if episode is not None]
-    log_metric("starpod/failed", 1 - len(known) / len(metrics))
-    for name in sorted({name for episode in known for name in episode}):
-        values = [episode[name] for episode in known if name in episode]
+    episode_metrics = [episode for episode in metrics if episode is not None]
+    log_metric("starpod/failed", 1 - len(episode_metrics) / len(metrics))
+    for name in sorted({name for episode in episode_metrics for name in episode}):
+        values = [episode[name] for episode in episode_metrics if name in episode]
         log_metric(f"starpod/{name}", sum(values) / len(values))

@@ -62,12 +62,12 @@ class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where ver
             ids = merged.token_ids
             reply = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
             with simple_timer("tool_calls", timing):
-                shown = await self.setting.play(episode, reply)
-            replied = [*messages, {"role": "assistant", "content": reply}]
-            messages = [*replied, {"role": "user", "content": shown}]
+                observation = await self.setting.play(episode, reply)
+            history = [*messages, {"role": "assistant", "content": reply}]
+            messages = [*history, {"role": "user", "content": observation}]
             if episode.done or len(mask) >= max_length or len(episode.rewards) == max_turns:
                 break
-            merged, next_mask, next_logprobs = await self.ct_merge_context_msg(replied, messages, ids, mask, logprobs)
+            merged, next_mask, next_logprobs = await self.ct_merge_context_msg(history, messages, ids, mask, logprobs)
             if len(next_mask) >= max_length:
                 break
             ids, mask, logprobs = merged.token_ids, next_mask, next_logprobs
@@ -76,10 +76,10 @@ class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where ver
         names = ("success", "turns", "misread_turns", "truncated")
         fields["reward_extra_info"] = {name: metrics[name] for name in names}
         fields |= {"turn_scores": episode.rewards, "tool_rewards": []}
-        start = len(ids) - len(mask)
+        prompt_length = len(ids) - len(mask)
         return AgentLoopOutput(
-            prompt_ids=ids[:start],
-            response_ids=ids[start:][:max_length],
+            prompt_ids=ids[:prompt_length],
+            response_ids=ids[prompt_length:][:max_length],
             response_mask=mask[:max_length],
             response_logprobs=None if logprobs is None else logprobs[:max_length],
             reward_score=episode.reward,

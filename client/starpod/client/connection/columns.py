@@ -100,9 +100,9 @@ def read_transitions(
             if isinstance(call, Call):
                 pending[call_id] = call  # a row can only answer a step
         batch = _keep_rows(batch, [isinstance(step, Step) for step in steps])
-    broken = _broken_rows(batch, single=not columns.outcome_counts)
-    refused = [(batch.steps[row], reason) for row, reason in broken.items()]
-    return (_keep_rows(batch, [row not in broken for row in range(len(batch.steps))]) if broken else batch), refused
+    errors = _broken_rows(batch, single=not columns.outcome_counts)
+    refusals = [(batch.steps[row], reason) for row, reason in errors.items()]
+    return (_keep_rows(batch, [row not in errors for row in range(len(batch.steps))]) if errors else batch), refusals
 
 
 def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
@@ -117,18 +117,18 @@ def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
                 return {}
     except BadReply:
         pass
-    broken: dict[int, BadReply] = {}
+    errors: dict[int, BadReply] = {}
     for row, (step, reward, flags, shares) in enumerate(
         zip(batch.steps, batch.rewards, batch.flags, batch.shares, strict=True)
     ):
-        outcomes = len(flags) if isinstance(flags, tuple) else 1
+        outcome_count = len(flags) if isinstance(flags, tuple) else 1
         try:
             check_rewards([reward, *(shares if isinstance(shares, tuple) else (shares,))])
-            if outcomes != len(step.actions):
-                raise BadReply(f"{outcomes} outcomes for {len(step.actions)} sub-actions")
+            if outcome_count != len(step.actions):
+                raise BadReply(f"{outcome_count} outcomes for {len(step.actions)} sub-actions")
         except BadReply as error:
-            broken[row] = error
-    return broken
+            errors[row] = error
+    return errors
 
 
 def _split_rows(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares]]:
@@ -138,11 +138,11 @@ def _split_rows(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares
     all_flags, all_shares = tuple(columns.outcome_flags), tuple(columns.outcome_rewards)
     start = 0
     for count, reward in zip(columns.outcome_counts, columns.rewards, strict=True):
-        part = slice(start, start + count)
-        row_shares = all_shares[part] if all_shares else (reward,) * count
-        if len(all_flags[part]) != count or len(row_shares) != count:
+        row_slice = slice(start, start + count)
+        row_shares = all_shares[row_slice] if all_shares else (reward,) * count
+        if len(all_flags[row_slice]) != count or len(row_shares) != count:
             raise ValueError("the outcomes are fewer than their counts say")
-        flags.append(all_flags[start] if count == 1 else all_flags[part])
+        flags.append(all_flags[start] if count == 1 else all_flags[row_slice])
         shares.append(row_shares[0] if count == 1 else row_shares)
         start += count
     return flags, shares

@@ -188,9 +188,9 @@ class Connection:
         try:
             await self.describe()
         except StarpodError:
-            silent = self.loop.time() - self._heard_at
-            if self.ready and silent >= self.timeout:
-                self._break(Unreachable(f"The server at {self.address} has been silent for {silent:.1f} s."))
+            silent_seconds = self.loop.time() - self._heard_at
+            if self.ready and silent_seconds >= self.timeout:
+                self._break(Unreachable(f"The server at {self.address} has been silent for {silent_seconds:.1f} s."))
             raise
 
     async def describe(self) -> pb.DescribeResponse:
@@ -310,10 +310,10 @@ class Connection:
     # --- unary -----------------------------------------------------------------------------------------------------
 
     async def _call_unary(self, call: Step | Call[Any, Any]) -> None:
-        registered = self.queue.register(call)
-        if registered is None:
+        request = self.queue.register(call)
+        if request is None:
             return
-        call_id, field, message = registered
+        call_id, field, message = request
         try:
             if self._wire is None:
                 raise self._lost_error()
@@ -406,12 +406,12 @@ class Connection:
             wake.set_result(None)
 
     async def _resend_overdue(self) -> None:
-        older = newer = 0
+        before_id = next_id = 0
         while True:
             await asyncio.sleep(self.timeout / 2)
-            if self.queue.resend_overdue(older, self.loop.time(), self.timeout, self.patience):
+            if self.queue.resend_overdue(before_id, self.loop.time(), self.timeout, self.patience):
                 self.wake()
-            older, newer = newer, self.queue.next_id
+            before_id, next_id = next_id, self.queue.next_id
 
 
 async def _describe(wire: Wire, timeout: float) -> pb.DescribeResponse:

@@ -76,9 +76,9 @@ class ServerPool:
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()
         self._lease_shortened = asyncio.Event()
-        unresolved = await self._resolve()
-        if not self.replicas and unresolved is not None:
-            raise unresolved
+        resolve_error = await self._resolve()
+        if not self.replicas and resolve_error is not None:
+            raise resolve_error
         while not self._closed and not all(replica.tried for replica in self.replicas):
             await self._change.wait()
         if not any(replica.ready for replica in self.replicas):
@@ -127,15 +127,15 @@ class ServerPool:
         def fits(spec: pb.EnvironmentSpec) -> bool:
             return spec.id == full_name and satisfies(spec.version, version)
 
-        wanted = environment_id, version
+        cache_key = environment_id, version
         full_name = environment_id
-        if wanted not in self._hosts:
+        if cache_key not in self._hosts:
             full_name = latest_name(environment_id, (spec.id for replica in self.replicas for spec in replica.specs))
             try:
                 satisfies("0", version)
             except ValueError as error:
                 raise BadArgument(str(error), violations=[("version", str(error))]) from None
-        host = await self._least_loaded(wanted, fits, until)
+        host = await self._least_loaded(cache_key, fits, until)
         if host is not None:
             return host
         versions = [spec.version for spec in await self.describe() if spec.id == full_name]
@@ -152,8 +152,8 @@ class ServerPool:
                 or bool(spec.restores_versions and satisfies(snapshot.environment_version, spec.restores_versions))
             )
 
-        wanted = snapshot.environment_id, snapshot.environment_version, "snapshot"
-        host = await self._least_loaded(wanted, fits, until)
+        cache_key = snapshot.environment_id, snapshot.environment_version, "snapshot"
+        host = await self._least_loaded(cache_key, fits, until)
         return host or await self.choose(snapshot.environment_id, "", until)
 
     async def _least_loaded(
@@ -185,11 +185,11 @@ class ServerPool:
                 continue
             if not candidates and any(replica.ready for replica in self.replicas):
                 return None
-            remaining = until - self._loop.time()
-            if remaining <= 0:
+            seconds_left = until - self._loop.time()
+            if seconds_left <= 0:
                 raise self._unusable()
             try:
-                async with asyncio.timeout(min(remaining, 1.0)):
+                async with asyncio.timeout(min(seconds_left, 1.0)):
                     await change.wait()
             except TimeoutError:
                 described = False
@@ -197,12 +197,12 @@ class ServerPool:
     async def _wait_for_room(self, full: list[Replica], change: asyncio.Event, until: float) -> None:
         """Wait until a full server may be asked again, or the pool changes. Raises Overloaded if that is after
         `until`."""
-        first = min(full, key=lambda replica: replica.full_until)
+        next_replica = min(full, key=lambda replica: replica.full_until)
         now = self._loop.time()
         # With jitter, because many callers may wait for the same server.
-        wait = Backoff().wait(first.full_until - now)
-        if first.full is not None and now + wait > until:
-            raise first.full
+        wait = Backoff().wait(next_replica.full_until - now)
+        if next_replica.full is not None and now + wait > until:
+            raise next_replica.full
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await change.wait()
@@ -213,8 +213,8 @@ class ServerPool:
         )
         kinds = {type(replica.error) for replica in self.replicas}
         message = f"No server can be used ({reasons})."
-        kind = kinds.pop() if len(kinds) == 1 else Unreachable
-        return kind(message) if issubclass(kind, StarpodError) else Unreachable(message)
+        error_class = kinds.pop() if len(kinds) == 1 else Unreachable
+        return error_class(message) if issubclass(error_class, StarpodError) else Unreachable(message)
 
     # --- members ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class ServerPool:
 
         The servers of a name that cannot be resolved stay. Returns the error of the last such name.
         """
-        unresolved = None
+        resolve_error = None
         for address in self._addresses:
             target = address.removeprefix("dns:///")
             if target == address:
@@ -233,7 +233,7 @@ class ServerPool:
             try:
                 infos = await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
             except OSError as error:
-                unresolved = Unreachable(f"{host} cannot be resolved: {error}")
+                resolve_error = Unreachable(f"{host} cannot be resolved: {error}")
                 continue
             hosts = {f"[{info[4][0]}]" if info[0] == socket.AF_INET6 else str(info[4][0]) for info in infos}
             for member in sorted(hosts):
@@ -241,7 +241,7 @@ class ServerPool:
             for replica in list(self.replicas):
                 if replica.server_name == host and replica.lost and split_address(replica.address)[0] not in hosts:
                     self._remove(replica)
-        return unresolved
+        return resolve_error
 
     def _remove(self, replica: Replica) -> None:
         """Remove a server. If it still has sessions, their next calls fail, and they are recovered elsewhere."""
@@ -292,7 +292,7 @@ class ServerPool:
         """Check the servers' health, renew leases and resolve names, forever. These run as separate tasks: a server
         that does not answer must not delay the renewal of leases on others."""
         last_renewal = last_probe = last_resolution = self._loop.time()
-        named = any(address.startswith("dns:///") for address in self._addresses)
+        has_dns_names = any(address.startswith("dns:///") for address in self._addresses)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(self._health_seconds, self._renew_seconds / 2)):
@@ -309,8 +309,8 @@ class ServerPool:
             for replica in self.replicas:
                 if replica.ready:
                     self._once(replica, self._probe, replica)
-            missing = any(replica.lost and replica.server_name for replica in self.replicas)
-            if named and (missing or now - last_resolution >= RESOLVE_SECONDS):
+            has_lost = any(replica.lost and replica.server_name for replica in self.replicas)
+            if has_dns_names and (has_lost or now - last_resolution >= RESOLVE_SECONDS):
                 last_resolution = now
                 self._once(self._addresses, self._resolve_again)
 
@@ -332,9 +332,9 @@ class ServerPool:
             self.changed(replica.address)
 
     async def _resolve_again(self) -> None:
-        unresolved = await self._resolve()
-        if unresolved is not None:
-            logger.warning("%s", unresolved)
+        resolve_error = await self._resolve()
+        if resolve_error is not None:
+            logger.warning("%s", resolve_error)
 
     def _once(self, key: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Spawn the work, unless earlier work with the same key still runs."""

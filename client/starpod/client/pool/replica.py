@@ -73,8 +73,8 @@ class Replica(Connection):
     @property
     def load(self) -> int:
         """Estimated number of live sessions: the last reported number, corrected by what this client did since."""
-        reported = self.description.live_sessions if self.description else 0
-        return reported + len(self.sessions) + self.placing - self._counted
+        reported_count = self.description.live_sessions if self.description else 0
+        return reported_count + len(self.sessions) + self.placing - self._counted
 
     def adopt(self, description: pb.DescribeResponse) -> None:
         super().adopt(description)

@@ -59,7 +59,7 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
     """Open a session at the start of an episode. Returns it and its instructions ("" if the call returns none)."""
     match origin:
         case Opened():
-            opened = await replica.call(
+            open_response = await replica.call(
                 OPEN,
                 pb.OpenRequest(
                     environment_id=origin.environment_id,
@@ -75,9 +75,9 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
                 ),
                 until,
             )
-            return opened.sessions[0], opened.instructions
+            return open_response.sessions[0], open_response.instructions
         case Restored():
-            restored = await replica.call(
+            restore_response = await replica.call(
                 RESTORE,
                 pb.RestoreRequest(
                     snapshot=origin.snapshot,
@@ -88,18 +88,18 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
                 ),
                 until,
             )
-            return restored.sessions[0], restored.instructions
+            return restore_response.sessions[0], restore_response.instructions
         case Restarted():
             base, _ = await _begin(replica, origin.base, member, until)
             reset = pb.ResetRequest()
             reset.CopyFrom(origin.reset)
             reset.session_id, reset.epoch = base.session_id, base.epoch
             try:
-                restarted = await replica.call(RESET, reset, until)
+                reset_response = await replica.call(RESET, reset, until)
             except StarpodError:
                 await _discard(replica, base, until)
                 raise
-            return restarted.session, restarted.instructions
+            return reset_response.session, reset_response.instructions
         case Reseeded():
             parent = await rebuild(replica, origin.parent, until)
             try:

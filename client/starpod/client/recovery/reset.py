@@ -93,8 +93,8 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
     def refused(self, error: StarpodError) -> None:
         state = self.state
         if self._home is None:
-            place = pb.Session(session_id=state.session_id, epoch=state.epoch, step_index=state.step_index)
-            self._home = state.replica, place
+            old_session = pb.Session(session_id=state.session_id, epoch=state.epoch, step_index=state.step_index)
+            self._home = state.replica, old_session
         self._recovery.reset_refused(self, error)
 
     def fail(self, error: BaseException) -> None:

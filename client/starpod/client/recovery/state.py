@@ -149,8 +149,8 @@ class SessionState(Step):
         self.move_to(replica, message)
 
     def __repr__(self) -> str:
-        where = self.replica.address
-        return f"Session({self.environment_id} {self.version}, seed={self.seed}, step={self.step_index}, {where})"
+        address = self.replica.address
+        return f"Session({self.environment_id} {self.version}, seed={self.seed}, step={self.step_index}, {address})"
 
     # --- the episode -----------------------------------------------------------------------------------------------
 
