@@ -45,7 +45,7 @@ class _Node:
     path: tuple[str, ...] = ()
     """All actions from the root."""
     link: str = ""
-    """Page of the first continuation through here."""
+    """URL of the page of the first continuation that contains this node."""
     count: int = 0
     solved: int = 0
     """Number of the continuations through here that succeeded, of `count`."""

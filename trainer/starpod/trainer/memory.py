@@ -118,7 +118,7 @@ class Shape:
     """Parameters of LoRA adapters."""
     per_layer: int
     largest: int
-    """Parameters of the largest weight."""
+    """Number of entries of the largest weight tensor."""
     layers: int
     hidden: int
     intermediate: int

@@ -249,7 +249,7 @@ def check_actions(actions: Sequence[pb.Action], limits: ServerLimits) -> None:
 
 
 def check_texts(texts: Sequence[str], limits: ServerLimits) -> None:
-    """Raise BAD_ARGUMENT if a row of columns has more or larger actions than the server accepts."""
+    """Raise BAD_ARGUMENT if a row of a columnar request has too many actions, or too large ones."""
     _check_sizes(len(texts), count_bytes(texts, limits.max_step_bytes), limits)
 
 

@@ -274,7 +274,10 @@ class SlotCache:
         return out.reshape(rows, self.heads, self.width)
 
     def _one_query(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        """Compute attention for rows of one slot, with one query each, by passing rows as heads that share the keys."""
+        """Compute attention for rows that use the same slot and have one query each.
+
+        The rows share the slot's keys, so the kernel gets them as if they were further heads.
+        """
         rows, shared = block.last - block.first, self.heads // self.key_value_heads
         query = query[block.first : block.last].reshape(rows, self.key_value_heads, shared, self.width)
         query = query.transpose(0, 1).reshape(self.key_value_heads, rows * shared, 1, self.width)

@@ -166,7 +166,10 @@ def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> D
 
 
 def choose_best(demonstrations: Sequence[Demonstration], share: float) -> Sequence[Demonstration]:
-    """Return the share with the highest returns, in which moves without effect are not imitated; all if it is 1."""
+    """Return this share of the demonstrations, those with the highest returns, in their order.
+
+    Moves without effect are then not imitated. A share of 1 returns the demonstrations unchanged.
+    """
     if share == 1:
         return demonstrations
     ranked = sorted(range(len(demonstrations)), key=lambda index: -demonstrations[index].episode.own_return)

@@ -124,7 +124,7 @@ def _emoji(limit: int) -> str:
 
 @functools.cache
 def _set(limit: int, *properties: str) -> str:
-    """Return the characters below the limit with one of the properties, as a set in a regular expression."""
+    """Return a character class for regular expressions: all code points below `limit` with any of the properties."""
     ranges = [bounds for name in properties for bounds in _properties()[name] if bounds[0] < limit]
     inside = "".join(f"{re.escape(chr(low))}-{re.escape(chr(min(high, limit - 1)))}" for low, high in ranges)
     return f"[{inside}]" if inside else "(?!)"

@@ -207,7 +207,7 @@ class Positions(Sequence[int]):
 
 
 class _Names:
-    """A table name -> positions: sorted names in one array of bytes, and the positions of each in another array."""
+    """A table that maps a name to its positions. Names are sorted, in one array of bytes; positions are in another."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], kind: str) -> None:
         self._text = arrays[f"{kind}.names"]
