@@ -120,22 +120,22 @@ def _is_number(word: str) -> bool:
 
 def _read_compact(words: Sequence[str], family: str, legend: Mapping[str, frozenset[str]]) -> Iterator[Claim]:
     """Yield claims from positions, and from pairs of directions at the start or after a position."""
-    place, pairs, open_to_pairs = 0, 0, True
-    while place < len(words):
-        word, following = words[place], words[place + 1 : place + 3]
-        if word in legend and len(following) == 2 and all(map(_is_number, following)):
-            cell = int(following[0]), int(following[1])
+    index, pairs, open_to_pairs = 0, 0, True
+    while index < len(words):
+        word, next_words = words[index], words[index + 1 : index + 3]
+        if word in legend and len(next_words) == 2 and all(map(_is_number, next_words)):
+            cell = int(next_words[0]), int(next_words[1])
             for kind in sorted(legend[word] & {"player", "goal", "box", "hole", "target", "wall"}):
                 yield _position(kind, cell)
-            place, open_to_pairs = place + 3, True
-        elif open_to_pairs and _is_pair(words[place : place + 2]):
+            index, open_to_pairs = index + 3, True
+        elif open_to_pairs and _is_pair(words[index : index + 2]):
             origin, to = ("player", "goal" if family == "frozen_lake" else "box") if not pairs else ("box", "target")
             if pairs < 1 + (family == "sokoban"):
                 yield Claim(("way", origin, to, "vertical"), word)
-                yield Claim(("way", origin, to, "horizontal"), following[0])
-            place, pairs = place + 2, pairs + 1
+                yield Claim(("way", origin, to, "horizontal"), next_words[0])
+            index, pairs = index + 2, pairs + 1
         else:
-            place, open_to_pairs = place + 1, False
+            index, open_to_pairs = index + 1, False
 
 
 def _is_pair(words: Sequence[str]) -> bool:
@@ -166,13 +166,13 @@ class _Sentences:
         self._tokens: list[Token] = []
         self._kinds: list[str | None] = []
         for match in _TOKEN.finditer(text.replace("\u2019", "'")):
-            row, column, long_row, long_column, word, other, _ = match.groups()
+            row, column, long_row, long_column, word, symbol, _ = match.groups()
             if row or long_row:
                 self._add((int(row or long_row), int(column or long_column)), None)
             elif word:
                 self._add(word.lower(), self._noun(word))
-            elif other:
-                self._add(other, self._symbol(other) if other not in ".,;:!?=()" else None)
+            elif symbol:
+                self._add(symbol, self._symbol(symbol) if symbol not in ".,;:!?=()" else None)
             else:
                 self._add(".", None)
 
@@ -244,11 +244,11 @@ class _Sentences:
         if kind in ("goal", "box", "target") or (origin and kind == "player"):
             claims = []
             for direction in directions:
-                first, to, way = (origin or "player"), kind, direction
+                source, to, value = (origin or "player"), kind, direction
                 if to == "player":
-                    first, to, way = to, first, _OPPOSITE[direction]
-                if first != to:
-                    claims.append(Claim(("way", first, to, _AXES[direction]), way))
+                    source, to, value = to, source, _OPPOSITE[direction]
+                if source != to:
+                    claims.append(Claim(("way", source, to, _AXES[direction]), value))
             return claims, end
         if kind in ("hole", "wall") and origin in (None, "player"):
             return [Claim(("beside", direction), kind) for direction in directions], end
@@ -282,15 +282,15 @@ class _Sentences:
         """Read one or two directions, with or without "and". A direction before a copula begins another claim."""
         directions = [DIRECTIONS[str(self._at(place))]]
         place += 1
-        following = place + (self._at(place) in ("and", "-", "/"))
-        while self._at(following) in ("the", "to"):
-            following += 1
-        if self._at(following) in DIRECTIONS:
-            joined = self._at(following + 1) in _COPULAS
-            alone = self._at(place - 2) in _FILLERS if place > 1 else False
-            if not (joined and alone):
-                directions.append(DIRECTIONS[str(self._at(following))])
-                place = following + 1
+        next_place = place + (self._at(place) in ("and", "-", "/"))
+        while self._at(next_place) in ("the", "to"):
+            next_place += 1
+        if self._at(next_place) in DIRECTIONS:
+            has_copula = self._at(next_place + 1) in _COPULAS
+            has_filler = self._at(place - 2) in _FILLERS if place > 1 else False
+            if not (has_copula and has_filler):
+                directions.append(DIRECTIONS[str(self._at(next_place))])
+                place = next_place + 1
         return directions, place
 
     def _reference(self, place: int) -> tuple[str | None, int]:
@@ -312,10 +312,10 @@ class _Sentences:
 
     def _denied(self, place: int) -> bool:
         """Return whether a noun is negated ("not a hole", "no box"). A negation claims too little to count."""
-        before = place - 1
-        while self._at(before) in ("a", "an", "the", "any"):
-            before -= 1
-        token = self._at(before)
+        index = place - 1
+        while self._at(index) in ("a", "an", "the", "any"):
+            index -= 1
+        token = self._at(index)
         return isinstance(token, str) and _NOT.match(token) is not None
 
     def _noun(self, word: str) -> str | None:

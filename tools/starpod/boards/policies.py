@@ -23,23 +23,23 @@ def _directions(observation: Observation) -> tuple[list[str], dict[str, str]]:
 
 def walk(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
     """Go straight to the goal of a frozen lake, without regard to holes. Needs the observation `local`."""
-    towards, _ = _directions(observation)
-    return rng.choice(towards)
+    directions, _ = _directions(observation)
+    return rng.choice(directions)
 
 
 def careful(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
     """Go to the goal of a frozen lake around adjacent holes and walls. Needs the observation `local`."""
-    towards, around = _directions(observation)
-    safe = [action for action, tile in around.items() if tile not in ("O", "#")]
-    return rng.choice([action for action in towards if action in safe] or safe or towards)
+    directions, neighbours = _directions(observation)
+    safe_actions = [action for action, tile in neighbours.items() if tile not in ("O", "#")]
+    return rng.choice([action for action in directions if action in safe_actions] or safe_actions or directions)
 
 
 def rule(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
     """Search for the instruction in webshop and buy the first product without options (its authors' baseline)."""
-    listed = [action for action in observation.valid_actions or () if isinstance(action, str)]
-    searches = [action for action in listed if action.startswith("search[")]
-    clicks = [action for action in listed if action.startswith("click[")]
-    if len(searches) + len(clicks) != len(listed) or not listed:
+    valid_actions = [action for action in observation.valid_actions or () if isinstance(action, str)]
+    searches = [action for action in valid_actions if action.startswith("search[")]
+    clicks = [action for action in valid_actions if action.startswith("click[")]
+    if len(searches) + len(clicks) != len(valid_actions) or not valid_actions:
         raise ValueError("the reference policy `rule` plays webshop, whose valid actions are searches and clicks")
     if "click[buy now]" in clicks:
         return "click[buy now]"

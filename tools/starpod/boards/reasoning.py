@@ -30,17 +30,17 @@ def reasoning(turn: Turn, transition: Transition | None, view: TurnView, *, clai
     if not turn.thought or not turn.well_formed:
         return 0.0
     family = family_of(view.environment)
-    made = read_claims(turn.thought, family, legend_of(family, view.instructions))
+    all_claims = read_claims(turn.thought, family, legend_of(family, view.instructions))
     after: Scene | None = None
-    if transition is not None and any(claim.topic[0] == "after" for claim in made):
+    if transition is not None and any(claim.topic[0] == "after" for claim in all_claims):
         after = read_scene(view.environment, view.instructions, transition.observation.text)
     verdicts: dict[Topic, bool] = {}
-    for claim in made:
+    for claim in all_claims:
         verdict = judge(claim, before, after)
         if verdict is not None:
             verdicts[claim.topic] = verdict and verdicts.get(claim.topic, True)
-    true = sum(verdicts.values())
-    return (2 * true - len(verdicts)) / max(claims, len(verdicts))
+    true_count = sum(verdicts.values())
+    return (2 * true_count - len(verdicts)) / max(claims, len(verdicts))
 
 
 def judge(claim: Claim, before: Scene, after: Scene | None) -> bool | None:
@@ -77,12 +77,12 @@ def _points(scene: Scene, origin: str, to: str, axis: str, value: str) -> bool |
         ends = scene.loose() or ends if to == "box" else ends
         if origin == "box" and to == "target":
             ends = ends - scene.places["box"] or ends
-    ways = [(abs(b[0] - a[0]) + abs(b[1] - a[1]), b[0] - a[0], b[1] - a[1]) for a in starts for b in ends]
-    if not ways:
+    paths = [(abs(b[0] - a[0]) + abs(b[1] - a[1]), b[0] - a[0], b[1] - a[1]) for a in starts for b in ends]
+    if not paths:
         return None
-    nearest = min(ways)[0]
+    distance = min(paths)[0]
     names = ("Up", "-", "Down") if axis == "vertical" else ("Left", "-", "Right")
-    offsets = [way[1 if axis == "vertical" else 2] for way in ways if way[0] == nearest]
+    offsets = [path[1 if axis == "vertical" else 2] for path in paths if path[0] == distance]
     return any(value == names[(offset > 0) - (offset < 0) + 1] for offset in offsets)
 
 
@@ -98,6 +98,6 @@ def _is_beside(scene: Scene, direction: str, value: str) -> bool | None:
         case "plain":
             return not scene.cells[cell] if cell in scene.cells else None
         case "free":
-            blocked = scene.blocked(direction)
-            return None if blocked is None else not blocked and not scene.holds(cell, "hole")
+            is_blocked = scene.blocked(direction)
+            return None if is_blocked is None else not is_blocked and not scene.holds(cell, "hole")
     return scene.holds(cell, value)

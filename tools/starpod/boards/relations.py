@@ -43,8 +43,8 @@ def prediction(turn: Turn, transition: Transition | None, view: TurnView, *, int
     scene = read_scene(view.environment, view.instructions, turn.observation)
     if transition is None:
         return 0.0
-    after = _after(scene, turn.actions, transition.observation.text, view, intended=intended)
-    return _score("prediction", turn, after, view)
+    next_scene = _after(scene, turn.actions, transition.observation.text, view, intended=intended)
+    return _score("prediction", turn, next_scene, view)
 
 
 def _score(block: str, turn: Turn, scene: Scene, view: TurnView) -> float:
@@ -55,13 +55,13 @@ def _score(block: str, turn: Turn, scene: Scene, view: TurnView) -> float:
     family = family_of(view.environment)
     if not turn.well_formed:
         return 0.0
-    told = read_relations(turn.blocks.get(block, ""), family, legend_of(family, view.instructions))
-    return relations_f1(family, told, relations(scene, family))
+    stated_relations = read_relations(turn.blocks.get(block, ""), family, legend_of(family, view.instructions))
+    return relations_f1(family, stated_relations, relations(scene, family))
 
 
 def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
     """Return the relations of a scene by kind. Raises CannotRead if the observation does not show all things."""
-    found: dict[str, list[Relation]] = {}
+    by_kind: dict[str, list[Relation]] = {}
     for kind in _KINDS[family]:
         if kind not in scene.places:
             raise CannotRead(
@@ -69,17 +69,17 @@ def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
                 "environment.options.observation to grid"
             )
         row, column = scene.player
-        found[kind] = sorted(
-            (("Up", "-", "Down")[_sign(there[0] - row) + 1], ("Left", "-", "Right")[_sign(there[1] - column) + 1])
-            for there in scene.places[kind]
+        by_kind[kind] = sorted(
+            (("Up", "-", "Down")[_sign(cell[0] - row) + 1], ("Left", "-", "Right")[_sign(cell[1] - column) + 1])
+            for cell in scene.places[kind]
         )
-    return found
+    return by_kind
 
 
 def describe(scene: Scene, family: str) -> str:
     """Return the relations of a scene as text that `read_relations` can read. Raises CannotRead."""
     told = relations(scene, family)
-    return " ".join(f"{kind} {vertical} {horizontal}" for kind, own in told.items() for vertical, horizontal in own)
+    return " ".join(f"{kind} {vertical} {horizontal}" for kind, pairs in told.items() for vertical, horizontal in pairs)
 
 
 def _after(
@@ -103,11 +103,11 @@ def describe_turn(episode: Episode, turn: Turn, after: str) -> dict[str, str]:
     after: observation after the turn. Raises CannotRead.
     """
     family = family_of(episode.environment)
-    before = read_scene(episode.environment, episode.instructions, turn.observation)
+    scene = read_scene(episode.environment, episode.instructions, turn.observation)
     return {
-        "relations": describe(before, family),
-        "next_relations": describe(_after(before, turn.actions, after, episode, intended=False), family),
-        "intended_relations": describe(_after(before, turn.actions, after, episode, intended=True), family),
+        "relations": describe(scene, family),
+        "next_relations": describe(_after(scene, turn.actions, after, episode, intended=False), family),
+        "intended_relations": describe(_after(scene, turn.actions, after, episode, intended=True), family),
     }
 
 
@@ -117,18 +117,18 @@ def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]])
     An axis without a direction is level. legend: kinds of things that each symbol shows.
     """
     alias = {"target": "goal"} if family == "frozen_lake" else {"goal": "target"}
-    things: list[tuple[frozenset[str], dict[str, str]]] = []
+    entities: list[tuple[frozenset[str], dict[str, str]]] = []
     for word in _WORD.findall(text):
         direction, noun = DIRECTIONS.get(word.lower()), NOUNS.get(word.lower())
         if direction:
-            if things:
-                things[-1][1]["vertical" if direction in ("Up", "Down") else "horizontal"] = direction
+            if entities:
+                entities[-1][1]["vertical" if direction in ("Up", "Down") else "horizontal"] = direction
         elif noun:
-            things.append((frozenset({alias.get(noun, noun)}), {}))
+            entities.append((frozenset({alias.get(noun, noun)}), {}))
         elif kinds := legend.get(word):
-            things.append((kinds, {}))
+            entities.append((kinds, {}))
     return {
-        kind: [(way.get("vertical", "-"), way.get("horizontal", "-")) for kinds, way in things if kind in kinds]
+        kind: [(axes.get("vertical", "-"), axes.get("horizontal", "-")) for kinds, axes in entities if kind in kinds]
         for kind in _KINDS[family]
     }
 
@@ -141,13 +141,13 @@ def relations_f1(family: str, said: Mapping[str, Sequence[Relation]], true: Mapp
     """
     scores = {}
     for kind in _KINDS[family]:
-        told, there = said.get(kind, ()), true.get(kind, ())
-        if told or there:
-            right: float = (Counter(told) & Counter(there)).total()
+        claims, facts = said.get(kind, ()), true.get(kind, ())
+        if claims or facts:
+            right: float = (Counter(claims) & Counter(facts)).total()
             if family == "frozen_lake":
-                rest = Counter(told) - Counter(there), Counter(there) - Counter(told)
-                right += _half_right(*(list(each.elements()) for each in rest)) / 2
-            scores[kind] = 2 * right / (len(told) + len(there))
+                unmatched = Counter(claims) - Counter(facts), Counter(facts) - Counter(claims)
+                right += _half_right(*(list(counter.elements()) for counter in unmatched)) / 2
+            scores[kind] = 2 * right / (len(claims) + len(facts))
     total = sum(_KINDS[family][kind] for kind in scores)
     return sum(_KINDS[family][kind] * score for kind, score in scores.items()) / total if scores else 1.0
 
@@ -160,15 +160,15 @@ def _half_right(told: list[Relation], there: list[Relation]) -> int:
     partner: dict[int, int] = {}
 
     def pair(one: int, tried: set[int]) -> bool:
-        for other, true in enumerate(there):
-            if other not in tried and any(map(str.__eq__, told[one], true)):
-                tried.add(other)
-                if other not in partner or pair(partner[other], tried):
-                    partner[other] = one
+        for index, relation in enumerate(there):
+            if index not in tried and any(map(str.__eq__, told[one], relation)):
+                tried.add(index)
+                if index not in partner or pair(partner[index], tried):
+                    partner[index] = one
                     return True
         return False
 
-    return sum(pair(one, set()) for one in range(len(told)))
+    return sum(pair(index, set()) for index in range(len(told)))
 
 
 def _sign(number: int) -> int:

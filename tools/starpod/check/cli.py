@@ -25,10 +25,10 @@ CONTRACT = [level for level in LEVELS.values() if level != "reward"]
 
 
 def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
-    chosen = {level.strip() for level in value.split(",")}
-    if unknown := chosen - set(CONTRACT):
-        raise click.BadParameter(f"no level {', '.join(sorted(unknown))}; there are {', '.join(CONTRACT)}")
-    return chosen
+    levels = {level.strip() for level in value.split(",")}
+    if unknown_levels := levels - set(CONTRACT):
+        raise click.BadParameter(f"no level {', '.join(sorted(unknown_levels))}; there are {', '.join(CONTRACT)}")
+    return levels
 
 
 @click.command()
@@ -102,9 +102,9 @@ def check(
     Exit status: 0 every MUST is met or could not be shown, 1 one is not met or nothing answers, 2 the call was wrong.
     """
     known = (*REQUIREMENTS, *REWARD) if reward else REQUIREMENTS
-    chosen = [requirement for requirement in known if requirement.level in (*levels, "reward")]
+    selection = [requirement for requirement in known if requirement.level in (*levels, "reward")]
     if only_list:
-        _list_requirements(context, chosen, json_file)
+        _list_requirements(context, selection, json_file)
         return
     if address is None:
         raise click.UsageError("Missing argument 'ADDRESS'.")
@@ -113,8 +113,8 @@ def check(
         # Use different hash salts. Otherwise a start that depends on a set's order would look deterministic.
         first, second = (started(*words, variables={"PYTHONHASHSEED": salt}) for salt in "12")
         try:
-            with first as served, nullcontext(also) if also else second as twin:
-                context.invoke(check, **{**context.params, "address": served, "also": twin})
+            with first as first_address, nullcontext(also) if also else second as twin:
+                context.invoke(check, **{**context.params, "address": first_address, "also": twin})
         except ServiceRefused as error:
             raise click.UsageError(error.said) from error
         except ServiceFailed as error:
@@ -124,7 +124,7 @@ def check(
             expect_address(value)
     expect_writable(json_file, junit_file)
     # The requirement PLAYED is always checked: without a playable episode, no other one can be tested.
-    requirements = [requirement for requirement in known if requirement in chosen or requirement.id == PLAYED]
+    requirements = [requirement for requirement in known if requirement in selection or requirement.id == PLAYED]
     console = safe_console(stderr=json_file == "-")
     with Terminal(console) as terminal:
         try:
@@ -159,8 +159,8 @@ def _list_requirements(context: click.Context, chosen: Sequence[Requirement], js
         name = parameter.name or ""
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_given and name not in ("only_list", "levels", "reward", "json_file"):
-            shown = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
-            raise click.UsageError(f"--list checks no server: leave {shown} out")
+            option_name = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+            raise click.UsageError(f"--list checks no server: leave {option_name} out")
     expect_writable(json_file)
     write_report(json_file, json.dumps([describe_requirement(requirement) for requirement in chosen], indent=2) + "\n")
     if json_file == "-":

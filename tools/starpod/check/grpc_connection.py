@@ -162,11 +162,11 @@ class StreamConnection:
 
     async def collect(self, call_ids: Sequence[int]) -> list[pb.Reply]:
         """Read until every call has a reply, and return the first reply of each call."""
-        while missing := [call_id for call_id in call_ids if call_id not in self.replies]:
-            message = await self._within(self._call.read(), f"replies to the calls {missing[:5]}")
+        while missing_ids := [call_id for call_id in call_ids if call_id not in self.replies]:
+            message = await self._within(self._call.read(), f"replies to the calls {missing_ids[:5]}")
             if message is grpc.aio.EOF:
                 code = await self._call.code()
-                raise Unmet(f"replies to the calls {missing[:5]}", f"the end of the stream ({code.name})")
+                raise Unmet(f"replies to the calls {missing_ids[:5]}", f"the end of the stream ({code.name})")
             self._store(message)
         return [self.replies[call_id][0] for call_id in call_ids]
 
@@ -228,7 +228,7 @@ def split(steps: pb.StepColumns) -> Iterator[pb.StepColumns]:
 def rows(columns: pb.TransitionColumns) -> list[pb.Reply]:
     """Return the equivalent Reply of each row, without next_step_index, which columns do not carry."""
     replies = []
-    ended: Mapping[int, int] = {row: index for index, row in enumerate(columns.ended_rows)}
+    end_indices: Mapping[int, int] = {row: index for index, row in enumerate(columns.ended_rows)}
     outcome = 0
     for row, call_id in enumerate(columns.call_ids):
         transition = pb.Transition(reward=columns.rewards[row])
@@ -244,11 +244,11 @@ def rows(columns: pb.TransitionColumns) -> list[pb.Reply]:
                 reward=columns.outcome_rewards[outcome] if columns.outcome_rewards else columns.rewards[row],
             )
             outcome += 1
-        if row in ended:
-            transition.end_reason = columns.end_reasons[ended[row]]
+        if row in end_indices:
+            transition.end_reason = columns.end_reasons[end_indices[row]]
             transition.terminated = transition.end_reason == pb.END_REASON_TERMINAL
             transition.truncated = not transition.terminated
-            if success := columns.end_successes[ended[row]]:
+            if success := columns.end_successes[end_indices[row]]:
                 transition.success = success == 2
         replies.append(pb.Reply(call_id=call_id, step=pb.StepResponse(transition=transition)))
     return replies

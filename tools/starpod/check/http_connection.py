@@ -56,8 +56,8 @@ class HTTPConnection(Connection):
         return HTTPConnection(address or self.address, self.access, self.seconds, self.portion)
 
     def sibling(self, endpoint: str) -> str:
-        scheme, _, rest = self.address.partition("://")
-        return f"{scheme}://{join_endpoint(endpoint, rest.rpartition(':')[0])}"
+        scheme, _, authority = self.address.partition("://")
+        return f"{scheme}://{join_endpoint(endpoint, authority.rpartition(':')[0])}"
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -133,9 +133,9 @@ def _error_of(response: httpx.Response) -> grpc.aio.AioRpcError:
         expected = f"a google.rpc.Status as JSON with HTTP status {response.status_code}"
         raise Unmet(expected, f"{response.text[:200]!r} ({error})", "send the details of the error as JSON") from error
     refusal = from_status(status)
-    allowed = _STATUS.get(refusal.code, (500,))
-    if response.status_code not in allowed:
-        raise Unmet(f"HTTP status {allowed[0]} with {refusal}", str(response.status_code), "map it as code.proto does")
+    statuses = _STATUS.get(refusal.code, (500,))
+    if response.status_code not in statuses:
+        raise Unmet(f"HTTP status {statuses[0]} with {refusal}", str(response.status_code), "map it as code.proto does")
     if refusal.wait is not None and "retry-after" not in response.headers:
         raise Unmet("Retry-After with RetryInfo", f"none with {refusal}", "send RetryInfo's delay as Retry-After, too")
     return rpc_error_of(status, tuple(response.headers.items()))

@@ -106,7 +106,7 @@ def hub(
     """
     all_arguments = [words] if words else [arguments for module, arguments in SERVED.items() if find_spec(module)]
     if serve:
-        _serve([word for arguments in all_arguments for word in arguments], port)
+        _serve([argument for arguments in all_arguments for argument in arguments], port)
         return
     if not only_list:
         out.mkdir(parents=True, exist_ok=True)
@@ -143,8 +143,8 @@ def hub(
                     line = f"[red]✗[/] {escape(entry.spec.id)}: {escape(entry.first_problem)}"
                     console.print(line, highlight=False)
 
-            until = time.monotonic() + 60 * minutes if minutes else math.inf
-            asyncio.run(check_all(all_arguments, start, report_progress, at_once=at_once, until=until))
+            deadline = time.monotonic() + 60 * minutes if minutes else math.inf
+            asyncio.run(check_all(all_arguments, start, report_progress, at_once=at_once, until=deadline))
             progress.update(task, description="steps per second", completed=0)
             for entry in entries:
                 entry.rate = asyncio.run(measure(entry.address, entry.spec.id))
@@ -160,9 +160,9 @@ def hub(
     (out / "hub.json").write_text(
         json.dumps([_summarise(entry) for entry in entries], indent=2) + "\n", encoding="utf-8"
     )
-    passed = sum(entry.passed for entry in entries)
-    console.print(f"{passed} of {len(entries)} pass; pages: {out / 'index.html'}", highlight=False)
-    context.exit(0 if passed == len(entries) else 1)
+    passed_count = sum(entry.passed for entry in entries)
+    console.print(f"{passed_count} of {len(entries)} pass; pages: {out / 'index.html'}", highlight=False)
+    context.exit(0 if passed_count == len(entries) else 1)
 
 
 def _serve(words: Sequence[str], port: int) -> None:
@@ -190,8 +190,8 @@ def _assign_processes(address: str) -> list[Place]:
     """Distribute a server's environments over its processes. Each check uses the other process for comparison."""
     with grpc.insecure_channel(address) as channel:
         server = EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())
-    newest = {spec.id: spec for spec in reversed(server.environments)}
-    return list(zip(itertools.cycle(server.endpoints or [address]), newest.values(), strict=False))
+    newest_specs = {spec.id: spec for spec in reversed(server.environments)}
+    return list(zip(itertools.cycle(server.endpoints or [address]), newest_specs.values(), strict=False))
 
 
 def _make_progress(console: Console) -> Progress:
@@ -238,21 +238,21 @@ async def check_all(
         until: no check begins after this instant of `time.monotonic`.
     """
     pool, slots = ThreadPoolExecutor(len(all_arguments)), asyncio.Semaphore(at_once)
-    waiting: deque[deque[Place]] = deque()  # one deque per server, in the order of their turns
+    queue: deque[deque[Place]] = deque()  # one deque per server, in the order of their turns
 
     async def serve(words: Sequence[str]) -> None:
         places = await asyncio.get_running_loop().run_in_executor(pool, start, words)
         report_progress(hosted=len(places))
         if places:
-            waiting.appendleft(deque(places))
+            queue.appendleft(deque(places))
         await asyncio.gather(*(check_next() for _ in places))
 
     async def check_next() -> None:
         async with slots:
-            places = waiting.popleft()
+            places = queue.popleft()
             address, spec = places.popleft()
             if places:
-                waiting.append(places)
+                queue.append(places)
             if time.monotonic() > until:
                 no_results = EnvironmentReport(spec.id, spec.version)
                 report_progress(

@@ -79,14 +79,14 @@ def write_pages(entries: Sequence[Entry], folder: Path) -> None:
 
 
 def _render_index(entries: Sequence[Entry]) -> str:
-    passed = sum(entry.passed for entry in entries)
+    passes = sum(entry.passed for entry in entries)
     rows = "".join(_render_row(entry) for entry in sorted(entries, key=lambda entry: entry.passed))
-    more = "".join(
+    headings = "".join(
         f'<th class="wide">{name}</th>' for name in ("deterministic", "fork", "snapshot", "expert", "rewards")
     )
-    head = f'<th>environment</th><th>verdict</th>{more}<th class="n">steps/s</th>'
+    head = f'<th>environment</th><th>verdict</th>{headings}<th class="n">steps/s</th>'
     body = (
-        f"<h1>{len(entries)} environments</h1><p>{passed} keep the contract and pass the audit of rewards. Steps per "
+        f"<h1>{len(entries)} environments</h1><p>{passes} keep the contract and pass the audit of rewards. Steps per "
         f'second are those of one session.</p><div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
     )
     return page("Environments · Starpod", body, style=STYLE)
@@ -95,11 +95,11 @@ def _render_index(entries: Sequence[Entry]) -> str:
 def _render_row(entry: Entry) -> str:
     spec, can = entry.spec, entry.spec.capabilities
     capabilities = [_yes_or_no(value) for value in (can.deterministic, can.fork, can.snapshot, can.expert_action)]
-    broken = ", ".join(f'<span class="whole">{id_}</span>' for id_ in entry.broken)
-    verdict = _coloured(entry.passed, "passes", f"fails {broken}".strip())
-    more = "".join(f'<td class="wide">{cell}</td>' for cell in (*capabilities, escape(_count_statuses(entry.rewards))))
+    broken_ids = ", ".join(f'<span class="whole">{id_}</span>' for id_ in entry.broken)
+    verdict = _coloured(entry.passed, "passes", f"fails {broken_ids}".strip())
+    cells = "".join(f'<td class="wide">{cell}</td>' for cell in (*capabilities, escape(_count_statuses(entry.rewards))))
     link = f'<a href="{escape(spec.id)}.html">{escape(spec.id)}</a>'
-    return f'<tr><td>{link}</td><td>{verdict}</td>{more}<td class="n">{_format_rate(entry)}</td></tr>'
+    return f'<tr><td>{link}</td><td>{verdict}</td>{cells}<td class="n">{_format_rate(entry)}</td></tr>'
 
 
 def _render_environment(entry: Entry) -> str:

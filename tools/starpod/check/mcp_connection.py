@@ -189,11 +189,11 @@ def _turn(request: pb.StepRequest, tools: Names[str]) -> tuple[str, dict[str, An
 
 def _expect_shown(transition: pb.Transition, structured: Any, texts: Sequence[str | None]) -> None:
     """Raise Unmet unless the model sees what programs get: facts as structured content, texts as content."""
-    shown = json_format.ParseDict(structured or {}, pb.Transition(), ignore_unknown_fields=True)
+    content = json_format.ParseDict(structured or {}, pb.Transition(), ignore_unknown_fields=True)
     facts = pb.Transition()
     facts.CopyFrom(transition)
     facts.ClearField("observation")
-    expect(shown == facts, f"structured content with {facts}", shown, "show a transition as its ProtoJSON")
+    expect(content == facts, f"structured content with {facts}", content, "show a transition as its ProtoJSON")
     for part in transition.observation.parts:
         if part.HasField("text"):
             expect(part.text in texts, f"content with the text {part.text[:80]!r}", texts)

@@ -203,9 +203,9 @@ class Target:
         ends: list[pb.Action] = []
         longest: list[Turn] = []
         for _ in range(ATTEMPTS):
-            turns, ended = await self._play_once(probe, handle, rng, ends)
+            turns, has_ended = await self._play_once(probe, handle, rng, ends)
             longest = max(longest, turns, key=len)
-            if not ended or turns[-1] == ():
+            if not has_ended or turns[-1] == ():
                 break
             ends += turns[-1]
             await probe.clean_up()
@@ -228,8 +228,8 @@ class Target:
             turns.append(turn)
             if transition.end_reason:
                 return turns, True
-        last = next((action for action in ends if action in probe.choices(observation)), None)
-        return [*turns, (last,) if last is not None else ()], False
+        last_action = next((action for action in ends if action in probe.choices(observation)), None)
+        return [*turns, (last_action,) if last_action is not None else ()], False
 
     async def _play_script(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
         """Play the turns PLAYS times and return the script. If results differ, return None and set `differs`."""
@@ -287,8 +287,8 @@ class Probe:
         for address in filter(None, (self.target.also, *siblings)):
             connection = self.second_connection(address)
             server: pb.DescribeResponse = await connection.call(pb.DescribeRequest())
-            same = any((e.id, e.version) == (self.spec.id, self.spec.version) for e in server.environments)
-            if same and server.instance_id != self.server.instance_id:
+            hosts_environment = any((e.id, e.version) == (self.spec.id, self.spec.version) for e in server.environments)
+            if hosts_environment and server.instance_id != self.server.instance_id:
                 return connection
         raise NotShown("there is one server process; name another one with --also HOST:PORT")
 
@@ -328,8 +328,8 @@ class Probe:
         """
         limits, count = self.server.limits, getattr(request, "count", 0)
         needs(not 0 < limits.max_group < count, f"the server's max_group is {limits.max_group}")
-        enough = not 0 < limits.max_sessions < len(self._sessions) + max(1, count)
-        needs(enough, f"the server's max_sessions is {limits.max_sessions}")
+        has_room = not 0 < limits.max_sessions < len(self._sessions) + max(1, count)
+        needs(has_room, f"the server's max_sessions is {limits.max_sessions}")
         reply = await (connection or self.connection).call(request)
         self.adopt(reply.sessions)
         return reply
@@ -443,15 +443,15 @@ class Probe:
 
         before: is awaited with each turn before it is played, and may disturb the session.
         """
-        script, done = self.script(), handle.index
-        got = []
-        for turn in script.turns[done:]:
+        script, index = self.script(), handle.index
+        transitions = []
+        for turn in script.turns[index:]:
             if before is not None:
                 await before(turn)
-            got.append(await handle.step(turn))
-            if got[-1].end_reason:
+            transitions.append(await handle.step(turn))
+            if transitions[-1].end_reason:
                 break
-        expect_played(script.transitions[done:], got, what, fix)
+        expect_played(script.transitions[index:], transitions, what, fix)
 
     def beyond_max_group(self) -> int:
         """Return a group size one above the server's limit. Raise NotShown if groups have no limit."""
@@ -461,10 +461,10 @@ class Probe:
     async def refused(self, what: str, request: Message, *codes: str, fix: str = "") -> Refusal:
         """Make a call and return its error. Raise Unmet if it succeeds or fails with a code not in `codes`."""
         refusal = await self.connection.refusal(request)
-        wanted = " or ".join(codes)
-        expect(refusal is not None, f"{what} to be refused with {wanted}", "OK", fix)
+        expected = " or ".join(codes)
+        expect(refusal is not None, f"{what} to be refused with {expected}", "OK", fix)
         assert refusal is not None
-        expect(refusal.code in codes, f"{what} to be refused with {wanted}", refusal, fix)
+        expect(refusal.code in codes, f"{what} to be refused with {expected}", refusal, fix)
         return refusal
 
 

@@ -62,11 +62,11 @@ class Terminal(Observer):
     def close(self, report: Report) -> None:
         """Print the skipped requirements with reasons, and the number of results by status."""
         for environment in report.environments:
-            skipped: dict[str, list[str]] = {}
+            ids_by_reason: dict[str, list[str]] = {}
             for result in environment.results:
                 if result.status == "skipped":
-                    skipped.setdefault(result.message, []).append(result.requirement.id)
-            for reason, ids in skipped.items():
+                    ids_by_reason.setdefault(result.message, []).append(result.requirement.id)
+            for reason, ids in ids_by_reason.items():
                 self.console.print(f"[dim]- skipped, {escape(reason)}: {', '.join(ids)}[/]", highlight=False)
             counts = Counter(result.status for result in environment.results)
             status_counts = ", ".join(f"{counts[status]} {status}" for status in _MARKS if counts[status])

@@ -35,7 +35,7 @@ def dev(file: Path, port: int, opens: bool) -> None:
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as site:
         page = ""
         while True:
-            saved = _saved_at(file)
+            save_time = _saved_at(file)
             # No drain: the page replays open games on the next server, which has the same address.
             words = ("serve", "--environment-module", str(file), "--port", str(port), "--drain", "0")
             try:
@@ -43,19 +43,19 @@ def dev(file: Path, port: int, opens: bool) -> None:
                     port = int(address.rpartition(":")[2])
                     page = page or _show(address, site, opens)
                     _check(file, address)
-                    _await_save(file, saved)
+                    _await_save(file, save_time)
             except ServiceFailed as error:
                 _print_line(error.said, colour="red")
-                _await_save(file, saved)
+                _await_save(file, save_time)
 
 
 def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
     """Start the live site and return the address of the first environment's page, or the reason if it cannot start."""
     with SyncFleet(address) as fleet:
-        first = fleet.describe()[0].id
+        environment = fleet.describe()[0].id
     click.echo(f"serving on {address}")
     try:
-        page = f"{site.enter_context(live_site(address))}play/{first}"
+        page = f"{site.enter_context(live_site(address))}play/{environment}"
     except ServiceFailed as error:
         click.echo(f"no page to play on: {error.said}")
         return error.said
@@ -66,11 +66,11 @@ def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
 def _check(file: Path, address: str) -> None:
     """Print the requirements that the server does not meet."""
     command = [sys.executable, "-P", "-m", "starpod.cli.main", "check", address, "--reward", "--json", "-"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        report = json.loads(done.stdout)
+        report = json.loads(process.stdout)
     except ValueError:
-        _print_line(done.stderr.strip() or f"the check ended with status {done.returncode}", colour="red")
+        _print_line(process.stderr.strip() or f"the check ended with status {process.returncode}", colour="red")
         return
     results = [result for environment in report["environments"] for result in environment["results"]]
     for result in results:
@@ -79,9 +79,9 @@ def _check(file: Path, address: str) -> None:
             _print_line(
                 f"{result['id']} {result['strength']} {result['title']}\n    {result['message']}", colour=colour
             )
-    met = sum(result["status"] == "passed" for result in results)
+    met_count = sum(result["status"] == "passed" for result in results)
     if report["passed"]:
-        _print_line(f"{file.name} keeps the contract: {met} requirements shown", colour="green")
+        _print_line(f"{file.name} keeps the contract: {met_count} requirements shown", colour="green")
 
 
 def _print_line(text: str, *, colour: str) -> None:

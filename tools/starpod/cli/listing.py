@@ -30,19 +30,19 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
         _print_json([_as_dict(spec) for spec in response.environments])
         return
     console = safe_console()
-    roomy = console.width >= _ROOMY_COLUMNS  # on a narrow screen only `describe` shows the capabilities
+    is_wide = console.width >= _ROOMY_COLUMNS  # on a narrow screen only `describe` shows the capabilities
     table = Table(title=escape(f"{response.server_name} {response.server_version}"), title_justify="left")
-    for heading, whole in (("Environment", True), ("Version", True), ("Title", False)):
-        table.add_column(heading, no_wrap=whole)
-    if roomy:
+    for heading, no_wrap in (("Environment", True), ("Version", True), ("Title", False)):
+        table.add_column(heading, no_wrap=no_wrap)
+    if is_wide:
         table.add_column("Capabilities")
     notes: list[str] = []
     for spec in response.environments:
-        capabilities = [", ".join(_list_capabilities(spec))] if roomy else []
+        capabilities = [", ".join(_list_capabilities(spec))] if is_wide else []
         table.add_row(escape(spec.id), escape(spec.version), escape(spec.title), *capabilities)
         if (confinement := spec.confinement).mode:
-            lacking = f", missing {', '.join(confinement.missing)}" if confinement.missing else ""
-            notes.append(f"{spec.id} runs in processes of its own, sandbox {confinement.mode}{lacking}")
+            suffix = f", missing {', '.join(confinement.missing)}" if confinement.missing else ""
+            notes.append(f"{spec.id} runs in processes of its own, sandbox {confinement.mode}{suffix}")
     console.print(table)
     for note in notes:
         console.print(escape(note), highlight=False)

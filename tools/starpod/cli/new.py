@@ -45,8 +45,8 @@ def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
         folder / pattern.format(**values): fill(template, values, options=with_options, expert=with_expert)
         for template, pattern in FILES.items()
     }
-    if existing := [str(path) for path in texts if path.exists()]:
-        raise click.UsageError(f"{existing[0]} exists already: nothing is overwritten")
+    if existing_paths := [str(path) for path in texts if path.exists()]:
+        raise click.UsageError(f"{existing_paths[0]} exists already: nothing is overwritten")
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")

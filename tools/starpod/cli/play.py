@@ -95,8 +95,8 @@ def play(
 
 def _form_values(spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None) -> dict[str, str]:
     """Return the initial values of the page's form. Raise UsageError for an option that the form cannot hold."""
-    known = {field.name for field in fields(spec.options_schema_json)}
-    if missing := sorted(options.keys() - known):
+    names = {field.name for field in fields(spec.options_schema_json)}
+    if missing := sorted(options.keys() - names):
         raise click.UsageError(f"a page's form has no field for {missing[0]}: play it in the terminal, without --web")
     values = {"seed": seed, **{f"option-{name}": value for name, value in options.items()}}
     boxes = {True: "on", False: ""}
@@ -185,20 +185,20 @@ class Screen:
         picture = game.picture().rstrip()
         board = Panel(_colour(picture), title="state", title_align="left", padding=(0, 2), expand=False)
         self._console.print(Columns([board, self._render_status()], padding=(0, 1)))
-        seen = "\n".join(map(part_text, game.observation.parts)).rstrip()
-        if seen != picture:
-            self._console.print(Panel(Text(seen), title="what the agent sees", title_align="left", expand=False))
+        text = "\n".join(map(part_text, game.observation.parts)).rstrip()
+        if text != picture:
+            self._console.print(Panel(Text(text), title="what the agent sees", title_align="left", expand=False))
         self._console.print(self._note)
         if game.over:
             self._console.print(self._render_end())
 
     def _render_status(self) -> RenderableType:
         game = self._game
-        last = game.transition.reward if game.transition else 0.0
+        last_reward = game.transition.reward if game.transition else 0.0
         turns = f"{len(game.turns)} of {game.limits.max_turns}" if game.limits.max_turns else str(len(game.turns))
         table = Table(show_header=False, box=None, padding=(0, 1))
         table.add_row("turn", turns)
-        table.add_row("reward", f"{last:+g}")
+        table.add_row("reward", f"{last_reward:+g}")
         table.add_row("total", f"{game.reward:+g}")
         if game.observation.HasField("score"):
             table.add_row("score", f"{game.observation.score:.0%}")
@@ -217,8 +217,8 @@ class Screen:
         for tool in space.tools:
             lines.append(Text.assemble((tool.name, "bold"), f" {{JSON}}: {tool.description}"))
         keys = "arrow keys, " if self._shortcuts and self._clears else ""
-        several = f"several a turn: A {SEPARATOR} B; "
-        lines.append(Text(f"{keys}{several}also {', '.join(COMMANDS)}", style="bright_black"))
+        hint = f"several a turn: A {SEPARATOR} B; "
+        lines.append(Text(f"{keys}{hint}also {', '.join(COMMANDS)}", style="bright_black"))
         return Group(*lines)
 
     def _render_end(self) -> RenderableType:
@@ -226,9 +226,9 @@ class Screen:
         transition = game.transition
         assert transition is not None
         solved = transition.success if transition.HasField("success") else None
-        word, style = {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[solved]
+        verdict, style = {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[solved]
         turns = f"{len(game.turns)} turn{'s'[: len(game.turns) != 1]}"
-        text = f"{word}: {ENDS[transition.end_reason]} after {turns}, total reward {game.reward:+g}"
+        text = f"{verdict}: {ENDS[transition.end_reason]} after {turns}, total reward {game.reward:+g}"
         return Panel(Text(text, style=style), expand=False, border_style=style)
 
 
@@ -258,9 +258,9 @@ def _colour(picture: str) -> Text:
     text = Text(picture)
     lines = [line for line in picture.splitlines() if line.strip()]
     if len(lines) >= 3 and not any(character.islower() for line in lines for character in line):
-        for place, character in enumerate(picture):
+        for index, character in enumerate(picture):
             if character in SYMBOLS:
-                text.stylize(SYMBOLS[character], place, place + 1)
+                text.stylize(SYMBOLS[character], index, index + 1)
     return text
 
 
@@ -282,14 +282,14 @@ def keys() -> Iterator[Reader]:
     import termios  # not on Windows, where only `read_line` works
     import tty
 
-    terminal = sys.stdin.fileno()
-    saved_settings = termios.tcgetattr(terminal)
-    tty.setcbreak(terminal)
-    key = _make_key_reader(terminal)
+    descriptor = sys.stdin.fileno()
+    saved_settings = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    key = _make_key_reader(descriptor)
     try:
         yield lambda shortcuts: _edit_line(key, shortcuts, sys.stdout)
     finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, saved_settings)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, saved_settings)
 
 
 def _make_key_reader(terminal: int) -> Callable[[], str]:
@@ -316,20 +316,20 @@ def _make_key_reader(terminal: int) -> Callable[[], str]:
 def _edit_line(key: Callable[[], str], shortcuts: Mapping[str, str], echo: TextIO) -> str | None:
     line = ""
     while True:
-        pressed = key()
-        if pressed == "" or (pressed == _END and not line):
+        pressed_key = key()
+        if pressed_key == "" or (pressed_key == _END and not line):
             return None
-        if pressed in ("\n", "\r"):
+        if pressed_key in ("\n", "\r"):
             echo.write("\n")
             return line
-        if pressed in shortcuts and len(pressed) > 1:
+        if pressed_key in shortcuts and len(pressed_key) > 1:
             if not line:
-                return shortcuts[pressed]
-        elif pressed in ("\x7f", "\b"):
+                return shortcuts[pressed_key]
+        elif pressed_key in ("\x7f", "\b"):
             if line:
                 line = line[:-1]
                 echo.write("\b \b")
-        elif pressed.isprintable() and len(pressed) == 1:
-            line += pressed
-            echo.write(pressed)
+        elif pressed_key.isprintable() and len(pressed_key) == 1:
+            line += pressed_key
+            echo.write(pressed_key)
         echo.flush()

@@ -65,8 +65,8 @@ async def reflection(probe: Probe) -> None:
 async def token(probe: Probe) -> None:
     needs(probe.connection.metadata, "no token was given")
     token = probe.connection.metadata[0][1].removeprefix("Bearer ")
-    lacking = {name for name in ("fork", "snapshot") if not _any_environment_has(probe, name)}
-    methods = [method for method in probe.connection.methods if CAPABILITY_OF.get(method) not in lacking]
+    absent_capabilities = {name for name in ("fork", "snapshot") if not _any_environment_has(probe, name)}
+    methods = [method for method in probe.connection.methods if CAPABILITY_OF.get(method) not in absent_capabilities]
     for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", token),)):
         for method in methods:
             try:
@@ -86,7 +86,7 @@ async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -
     Most servers refuse before any call is sent. Writing to a Stream that has just ended would hide its status, so the
     test waits 1, 2 and then 4 s for that before it sends a call.
     """
-    wanted, got = f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", ""
+    expected, got = f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", ""
     for seconds in (1.0, 2.0, 4.0):
         stream = over_grpc(probe.connection).stub.Stream(metadata=tuple(metadata), timeout=probe.connection.seconds)
         reading = asyncio.ensure_future(stream.read())
@@ -103,11 +103,11 @@ async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -
                 return
             got = str(from_error(error))
         else:
-            raise Unmet(wanted, str(reply).strip() or "its end")
+            raise Unmet(expected, str(reply).strip() or "its end")
         finally:
             reading.cancel()
             stream.cancel()
-    raise Unmet(wanted, got)
+    raise Unmet(expected, got)
 
 
 def _any_environment_has(probe: Probe, capability: str) -> bool:
@@ -126,15 +126,15 @@ async def trace_context(probe: Probe) -> None:
     for parent in ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "nonsense"):
         handle = await probe.seeded()
         metadata = (*probe.connection.metadata, ("traceparent", parent), ("tracestate", "a=b"))
-        got = []
+        transitions = []
         for turn in script.turns:
             try:
                 reply = await probe.connection.call(handle.request(turn), metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise Unmet(f"a Step to be served with traceparent {parent!r}", str(from_error(error))) from error
-            got.append(reply.transition)
+            transitions.append(reply.transition)
             handle.index += 1
-        expect_played(script.transitions, got, f"the episode with traceparent {parent!r}")
+        expect_played(script.transitions, transitions, f"the episode with traceparent {parent!r}")
 
 
 @must(
@@ -143,12 +143,12 @@ async def trace_context(probe: Probe) -> None:
 )
 async def timing_trailer(probe: Probe) -> None:
     handle = await probe.seeded()
-    shown = False
+    has_timing = False
     for request in (handle.request(), handle.request(ahead=5)):
         text = find_server_timing(await probe.connection.trailer(request))
         if not text:
             continue
-        shown = True
+        has_timing = True
         try:
             durations = parse_server_timing(text)
         except ValueError as error:
@@ -156,7 +156,7 @@ async def timing_trailer(probe: Probe) -> None:
         total = durations.get("total", math.inf) + 1e-3  # the durations are rounded
         parts = {name: durations.get(name, 0.0) for name in ("environment", "queue")}
         expect(max(parts.values()) <= total, "environment and queue within total", repr(text), "count from the arrival")
-    needs(shown, "the server sends no server-timing")
+    needs(has_timing, "the server sends no server-timing")
 
 
 @must(
@@ -171,7 +171,7 @@ async def pinged(probe: Probe) -> None:
     stream = connection.stub.Stream(metadata=connection.metadata)
     try:
         await stream.write(pb.StreamRequest())
-        got = await asyncio.wait_for(stream.read(), SILENT_SECONDS)
+        reply = await asyncio.wait_for(stream.read(), SILENT_SECONDS)
     except TimeoutError:
         return
     except grpc.aio.AioRpcError as error:
@@ -180,4 +180,4 @@ async def pinged(probe: Probe) -> None:
         raise Unmet(expected, str(from_error(error)), fix) from error
     finally:
         stream.cancel()
-    raise Unmet("silence on a Stream without calls", str(got).strip() or "its end")
+    raise Unmet("silence on a Stream without calls", str(reply).strip() or "its end")

@@ -33,20 +33,20 @@ LOOP_TURNS = 3
 async def past_deadline(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
-    usual = statistics.median([await _seconds(handle.step(turn)) for turn in script.turns])
-    deadlines = itertools.cycle((0.5 * usual, 0.02, IMMEDIATELY, 0.3, 0.8 * usual))
+    median = statistics.median([await _seconds(handle.step(turn)) for turn in script.turns])
+    deadlines = itertools.cycle((0.5 * median, 0.02, IMMEDIATELY, 0.3, 0.8 * median))
     fix = "finish the work when the caller has gone, and cache the reply"
-    abandoned = 0
+    abandoned_count = 0
     for _ in range(3):
         handle = await probe.seeded()
-        got = []
+        transitions = []
         for turn in script.turns:
-            abandoned += await _call_with_deadline(probe, handle.request(turn), next(deadlines)) is None
-            got.append(await handle.step(turn))
-        expect_played(script.transitions, got, "the episode with Steps past their deadline", fix)
-        if abandoned >= MIN_ABANDONED:
+            abandoned_count += await _call_with_deadline(probe, handle.request(turn), next(deadlines)) is None
+            transitions.append(await handle.step(turn))
+        expect_played(script.transitions, transitions, "the episode with Steps past their deadline", fix)
+        if abandoned_count >= MIN_ABANDONED:
             return
-    needs(abandoned > 0, "no Step ran past its deadline")
+    needs(abandoned_count > 0, "no Step ran past its deadline")
 
 
 @must(
@@ -54,16 +54,16 @@ async def past_deadline(probe: Probe) -> None:
     "An Open with a key past its deadline, or whose caller leaves, is finished: asking again returns its sessions.",
 )
 async def open_past_deadline(probe: Probe) -> None:
-    usual = statistics.median([await _seconds(probe.open()) for _ in range(3)])
-    abandoned = 0
-    for deadline in (0.8 * usual, 0.5 * usual, IMMEDIATELY):
+    median = statistics.median([await _seconds(probe.open()) for _ in range(3)])
+    abandoned_count = 0
+    for deadline in (0.8 * median, 0.5 * median, IMMEDIATELY):
         request = probe.open_request(key=probe.key())
-        hurried = [await _call_with_deadline(probe, request, deadline) for _ in range(2)]
-        abandoned += hurried.count(None)
-        replies = [*filter(None, hurried), *[await probe.create(request) for _ in range(2)]]
+        first_replies = [await _call_with_deadline(probe, request, deadline) for _ in range(2)]
+        abandoned_count += first_replies.count(None)
+        replies = [*filter(None, first_replies), *[await probe.create(request) for _ in range(2)]]
         ids = {reply.sessions[0].session_id for reply in replies}
         expect(len(ids) == 1, "one session under one key, whatever the deadlines", len(ids))
-    needs(abandoned > 0, "no Open ran past its deadline")
+    needs(abandoned_count > 0, "no Open ran past its deadline")
 
 
 async def _seconds(call: Awaitable[object]) -> float:
@@ -82,6 +82,6 @@ async def _call_with_deadline(probe: Probe, request: Message, seconds: float) ->
     except TimeoutError:
         return None
     except grpc.aio.AioRpcError as error:
-        fine = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        expect(fine, f"DEADLINE_EXCEEDED of {method_of(request)} past its deadline", from_error(error))
+        timed_out = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        expect(timed_out, f"DEADLINE_EXCEEDED of {method_of(request)} past its deadline", from_error(error))
         return None

@@ -36,15 +36,15 @@ async def identity(probe: Probe) -> None:
 async def listing(probe: Probe) -> None:
     server: pb.DescribeResponse = await probe.call(pb.DescribeRequest())
     expect(len(server.environments) > 0, "at least one environment", "none")
-    seen = [(spec.id, spec.version) for spec in server.environments]
-    for name, version in seen:
+    pairs = [(spec.id, spec.version) for spec in server.environments]
+    for name, version in pairs:
         expect(bool(ID.fullmatch(name)), "an id `name-vN` of a-z, 0-9, underscores and hyphens", repr(name))
         expect(bool(VERSION.fullmatch(version)), f"{name} with a version MAJOR.MINOR.PATCH", repr(version))
-    expect(len(set(seen)) == len(seen), "each (id, version) once", seen)
-    for name in {name for name, _ in seen}:
-        versions = [_numbers(version) for other, version in seen if other == name]
-        ordered = all(a >= b for a, b in pairwise(versions))
-        expect(ordered, f"the newest version of {name} first", versions, "sort by version, descending")
+    expect(len(set(pairs)) == len(pairs), "each (id, version) once", pairs)
+    for name in {name for name, _ in pairs}:
+        versions = [_numbers(version) for other_name, version in pairs if other_name == name]
+        is_sorted = all(a >= b for a, b in pairwise(versions))
+        expect(is_sorted, f"the newest version of {name} first", versions, "sort by version, descending")
 
 
 @must("C-03", "Describe of one environment lists only that one; of an unknown one it is NOT_FOUND.")
@@ -72,14 +72,14 @@ async def schema(probe: Probe) -> None:
     closed = schema.get("additionalProperties") is False
     expect(closed, "additionalProperties false", schema.get("additionalProperties", "absent"), "refuse unknown options")
     for name, prop in schema.get("properties", {}).items():
-        known = name in schema.get("required", ()) or (isinstance(prop, dict) and "default" in prop)
-        expect(known, f"a default of the option {name}", "none", "name it in `required` or give it a default")
+        is_defined = name in schema.get("required", ()) or (isinstance(prop, dict) and "default" in prop)
+        expect(is_defined, f"a default of the option {name}", "none", "name it in `required` or give it a default")
 
 
 @must("C-05", "The instance id is the same over every connection to a process, and in Open.")
 async def instance(probe: Probe) -> None:
     reply: pb.DescribeResponse = await probe.second_connection().call(pb.DescribeRequest())
-    opened = await probe.open()
+    open_reply = await probe.open()
     expected, fix = probe.server.instance_id, "draw the id once, when the process starts"
-    for where, got in (("over another connection", reply.instance_id), ("from Open", opened.instance_id)):
-        expect(got == expected, f"instance id {expected!r} {where}", repr(got), fix)
+    for source, got in (("over another connection", reply.instance_id), ("from Open", open_reply.instance_id)):
+        expect(got == expected, f"instance id {expected!r} {source}", repr(got), fix)

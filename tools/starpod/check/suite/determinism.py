@@ -13,9 +13,9 @@ from starpod.check.requirement import must
 async def isolation(probe: Probe) -> None:
     script = probe.script()
     connections = [probe.connection, probe.second_connection()]
-    same = [await probe.seeded(connections[number % 2]) for number in range(4)]
-    other = [await probe.seeded(connections[number % 2], seed=SEED + 1 + number) for number in range(4)]
-    plays = await asyncio.gather(*(handle.play(script.turns) for handle in (*same, *other)))
+    same_handles = [await probe.seeded(connections[number % 2]) for number in range(4)]
+    other_handles = [await probe.seeded(connections[number % 2], seed=SEED + 1 + number) for number in range(4)]
+    plays = await asyncio.gather(*(handle.play(script.turns) for handle in (*same_handles, *other_handles)))
     for play in plays[:4]:
         expect_played(script.transitions, play, "the episode beside others", "share nothing between sessions")
 
@@ -27,8 +27,8 @@ async def isolation(probe: Probe) -> None:
 async def two_connections(probe: Probe) -> None:
     if probe.target.differs is not None:
         raise probe.target.differs
-    script, other = probe.script(), probe.second_connection()
-    for connection in (other, probe.connection):
+    script, second_connection = probe.script(), probe.second_connection()
+    for connection in (second_connection, probe.connection):
         handle = await probe.seeded(connection)
         expect_same(script.start.observation, handle.session.observation, "the same start", SAME)
         await probe.expect_script(handle, "the same episode again", SAME)

@@ -29,10 +29,10 @@ async def places(probe: Probe) -> None:
     ids = {handle.id, *(copy.id for copy in copies)}
     expect(len(ids) == 4, "ids of their own", "the same ids")
     for copy in copies:
-        place = (copy.epoch, copy.index)
-        expect(place == (1, handle.index), f"(epoch, step_index) = {(1, handle.index)} of a copy", place)
-        present = script.transitions[handle.index - 1].observation
-        expect_same(present, copy.session.observation, "the original's present observation")
+        position = (copy.epoch, copy.index)
+        expect(position == (1, handle.index), f"(epoch, step_index) = {(1, handle.index)} of a copy", position)
+        observation = script.transitions[handle.index - 1].observation
+        expect_same(observation, copy.session.observation, "the original's present observation")
 
 
 @must("F-02", "A copy that keeps its randomness continues exactly as the original would.")
@@ -68,11 +68,11 @@ async def survivors(probe: Probe) -> None:
 async def reseeded(probe: Probe) -> None:
     handle, script = await probe.before_the_end()
     copies = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
-    got = [copy.session.dynamics_seed for copy in copies]
-    expect(got == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", got)
-    again = (await probe.fork(handle, randomness=RESEED, dynamics_seeds=[5]))[0]
-    rest = script.turns[handle.index :]
-    plays = [await copy.play(rest) for copy in (copies[1], copies[2], again)]
+    seeds = [copy.session.dynamics_seed for copy in copies]
+    expect(seeds == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", seeds)
+    later_copy = (await probe.fork(handle, randomness=RESEED, dynamics_seeds=[5]))[0]
+    turns = script.turns[handle.index :]
+    plays = [await copy.play(turns) for copy in (copies[1], copies[2], later_copy)]
     fix = "restart the stream from the seed"
     for play in plays[1:]:
         expect_played(plays[0], play, "the episode of copies with one dynamics seed", fix)
@@ -86,11 +86,11 @@ async def derived(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     forks = [await probe.fork(handle, count=3, randomness=RESEED) for _ in range(2)]
-    first, again = ([copy.session.dynamics_seed for copy in copies] for copies in forks)
-    seeds = {handle.session.dynamics_seed, *first}
-    expect(len(seeds) == 4, "dynamics seeds that differ from the original's and each other", first)
+    first_seeds, repeated_seeds = ([copy.session.dynamics_seed for copy in copies] for copies in forks)
+    seeds = {handle.session.dynamics_seed, *first_seeds}
+    expect(len(seeds) == 4, "dynamics seeds that differ from the original's and each other", first_seeds)
     fix = "derive them from the original's, step_index and number"
-    expect(first == again, f"the same derived seeds {first}", again, fix)
+    expect(first_seeds == repeated_seeds, f"the same derived seeds {first_seeds}", repeated_seeds, fix)
 
 
 @must("F-07", "Fork with an epoch or step_index that is not current is FAILED_PRECONDITION.")
@@ -118,8 +118,8 @@ async def keyed(probe: Probe) -> None:
     expect(len(ids) == 1, "the same two copies from five Forks with one key", f"{len(ids)} pairs", fix)
     request.count = 3
     await probe.refused("another Fork under the same key", request, "FAILED_PRECONDITION")
-    other = probe.open_request(key=request.key)
-    await probe.refused("an Open under a Fork's key", other, "FAILED_PRECONDITION")
+    open_request = probe.open_request(key=request.key)
+    await probe.refused("an Open under a Fork's key", open_request, "FAILED_PRECONDITION")
 
 
 @must("F-09", "dynamics_seeds that are neither none nor one per copy are INVALID_ARGUMENT.")
@@ -145,19 +145,19 @@ async def unsupported(probe: Probe) -> None:
 async def member_alone(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
-    whole = await probe.fork(handle, count=3, randomness=RESEED)
-    alone = await probe.fork(handle, count=2, randomness=RESEED, first_member=1)
+    group = await probe.fork(handle, count=3, randomness=RESEED)
+    pair = await probe.fork(handle, count=2, randomness=RESEED, first_member=1)
     expected, got = (
-        [(copy.session.member, copy.session.dynamics_seed) for copy in copies] for copies in (whole[1:], alone)
+        [(copy.session.member, copy.session.dynamics_seed) for copy in copies] for copies in (group[1:], pair)
     )
     expect(expected == got, f"(member, dynamics_seed) {expected}", got, "derive the seeds from Session.member")
 
 
 @must("F-12", "A copy has the original's limits, what is used up of them, and its lease.")
 async def limits_and_lease(probe: Probe) -> None:
-    lasting = await probe.seeded(limits=pb.LimitOverrides(max_turns=2))
-    await lasting.step()
-    transition = await (await probe.fork(lasting))[0].step()
+    handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=2))
+    await handle.step()
+    transition = await (await probe.fork(handle))[0].step()
     expect(transition.truncated, "the end of a copy at the second turn of two", "no end", "copy limits and counters")
     copies = await _copies_with_short_lease(probe)
     await expect_reaped(probe, copies, PATIENCE[1:], "copy", "a copy with the original's lease", "copy the lease")
@@ -167,9 +167,9 @@ async def _copies_with_short_lease(probe: Probe) -> list[Handle]:
     """Return two copies of a session with a lease of LEASE seconds, made before the lease ran out."""
     for _ in range(4):
         start = time.monotonic()
-        original = await probe.seeded(lease_seconds=LEASE)
+        handle = await probe.seeded(lease_seconds=LEASE)
         try:
-            return await probe.fork(original, count=1) + await probe.fork(original, count=1)
+            return await probe.fork(handle, count=1) + await probe.fork(handle, count=1)
         except grpc.aio.AioRpcError as error:
             if from_error(error).code != "NOT_FOUND" or time.monotonic() - start < LEASE:
                 raise

@@ -37,8 +37,8 @@ async def unknown_session(probe: Probe) -> None:
 @must("C-84", "An action of no kind is INVALID_ARGUMENT and changes nothing.")
 async def kindless(probe: Probe) -> None:
     handle = await probe.seeded()
-    good = probe.choices(handle.session.observation)[0]
-    for actions in ([pb.Action()], [good, pb.Action()]):
+    choice = probe.choices(handle.session.observation)[0]
+    for actions in ([pb.Action()], [choice, pb.Action()]):
         await probe.refused("an action without a kind", handle.request(actions), "INVALID_ARGUMENT")
     if probe.target.repeats:
         await probe.expect_script(handle, "the episode after a malformed Step", "look at all actions before the first")
@@ -46,11 +46,11 @@ async def kindless(probe: Probe) -> None:
 
 @must("C-85", "More sub-actions than max_step_actions are INVALID_ARGUMENT and change nothing.")
 async def too_many_actions(probe: Probe) -> None:
-    most = probe.server.limits.max_step_actions
-    needs(0 < most <= 1_000_000, "the server limits the sub-actions of a Step to none that could be sent")
+    limit = probe.server.limits.max_step_actions
+    needs(0 < limit <= 1_000_000, "the server limits the sub-actions of a Step to none that could be sent")
     handle = await probe.seeded()
-    request = handle.request([pb.Action(text="x")] * (most + 1))
-    await probe.refused(f"{most + 1} sub-actions", request, "INVALID_ARGUMENT")
+    request = handle.request([pb.Action(text="x")] * (limit + 1))
+    await probe.refused(f"{limit + 1} sub-actions", request, "INVALID_ARGUMENT")
     await handle.step()
 
 
@@ -59,11 +59,11 @@ async def too_many_actions(probe: Probe) -> None:
     "A message above max_message_bytes is RESOURCE_EXHAUSTED, and harms neither session nor server.",
 )
 async def oversized(probe: Probe) -> None:
-    most = probe.server.limits.max_message_bytes
-    needs(0 < most <= LARGEST, "the server takes messages too large to try")
+    limit = probe.server.limits.max_message_bytes
+    needs(0 < limit <= LARGEST, "the server takes messages too large to try")
     handle = await probe.seeded()
-    request = handle.request([pb.Action(text="x" * most)])
-    await probe.refused(f"a message of over {most} bytes", request, "RESOURCE_EXHAUSTED")
+    request = handle.request([pb.Action(text="x" * limit)])
+    await probe.refused(f"a message of over {limit} bytes", request, "RESOURCE_EXHAUSTED")
     await handle.step()
 
 
@@ -86,8 +86,8 @@ async def garbage(probe: Probe) -> None:
         try:
             await probe.connection.send_garbage(method)
         except grpc.aio.AioRpcError as error:
-            hung = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-            expect(not hung, f"garbage for {method} to be refused", from_error(error))
+            timed_out = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+            expect(not timed_out, f"garbage for {method} to be refused", from_error(error))
         else:
             raise Unmet(f"garbage for {method} to be refused", "OK")
     await handle.step()
@@ -149,8 +149,8 @@ async def helpful(probe: Probe) -> None:
         refusal = await probe.refusal(request)
         if refusal is None or refusal.code != "NOT_FOUND":
             continue  # another requirement reports this
-        got = refusal.metadata.get(key, "")
-        expect(expected in got.split(","), f"metadata {key!r} with {expected}", repr(got), f"say what is {key}")
+        value = refusal.metadata.get(key, "")
+        expect(expected in value.split(","), f"metadata {key!r} with {expected}", repr(value), f"say what is {key}")
 
 
 @must(
@@ -160,28 +160,28 @@ async def helpful(probe: Probe) -> None:
     alone=True,
 )
 async def full(probe: Probe) -> None:
-    most = probe.server.limits.max_sessions
-    needs(0 < most <= 256, "the server allows too many sessions to fill it")
+    limit = probe.server.limits.max_sessions
+    needs(0 < limit <= 256, "the server allows too many sessions to fill it")
     refusal = None
-    opened: list[Handle] = []
-    for _ in range(most + 1):
+    handles: list[Handle] = []
+    for _ in range(limit + 1):
         try:
             reply: pb.OpenResponse = await probe.connection.call_once(probe.open_request(limits=UNLIMITED))
         except grpc.aio.AioRpcError as error:
             refusal = from_error(error)
             break
         probe.adopt(reply.sessions)
-        opened.append(Handle(probe.connection, reply.sessions[0]))
-    expect(refusal is not None, f"a refusal beyond {most} sessions", "OK", "enforce max_sessions")
+        handles.append(Handle(probe.connection, reply.sessions[0]))
+    expect(refusal is not None, f"a refusal beyond {limit} sessions", "OK", "enforce max_sessions")
     assert refusal is not None
     expect(refusal.code == "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED", refusal)
     expect_informed(refusal, "OVERLOADED", "a refusal beyond max_sessions")
     expect(refusal.retry_seconds is not None, "a RetryInfo", "none", "say when to try again")
     expect(bool(refusal.metadata.get("limit")), "the limit's name in metadata `limit`", "none")
-    expect(len(opened) > 0, "room for one session while no other test runs", "none")
-    await probe.call(pb.CloseRequest(session_ids=[opened[0].id]))
-    again: pb.OpenResponse = await probe.call(probe.open_request())
-    probe.adopt(again.sessions)
+    expect(len(handles) > 0, "room for one session while no other test runs", "none")
+    await probe.call(pb.CloseRequest(session_ids=[handles[0].id]))
+    next_reply: pb.OpenResponse = await probe.call(probe.open_request())
+    probe.adopt(next_reply.sessions)
 
 
 def _unknown_option(probe: Probe) -> pb.OpenRequest:

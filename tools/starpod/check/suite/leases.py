@@ -26,15 +26,15 @@ PATIENCE = (1.0, 2.0, 5.0)
 @must("C-71", "Open returns the lease in force: as asked, the server's default for 0, and never more than its maximum.")
 async def lease_in_force(probe: Probe) -> None:
     limits = probe.server.limits
-    asked = (await probe.open(lease_seconds=LEASE)).lease_seconds
+    lease = (await probe.open(lease_seconds=LEASE)).lease_seconds
     fix = "grant a shorter lease than the default when it is asked for"
-    expect(asked == LEASE, f"lease_seconds {LEASE}", asked, fix)
+    expect(lease == LEASE, f"lease_seconds {LEASE}", lease, fix)
     default = (await probe.open(lease_seconds=0)).lease_seconds
     if limits.default_lease_seconds:
         expect(default == limits.default_lease_seconds, f"the default lease {limits.default_lease_seconds:g}", default)
-    if most := limits.max_lease_seconds:
-        longest = (await probe.open(lease_seconds=most * 10)).lease_seconds
-        expect(longest == most, f"the longest lease, {most:g}, for one of {most * 10:g}", longest)
+    if max_lease := limits.max_lease_seconds:
+        longest = (await probe.open(lease_seconds=max_lease * 10)).lease_seconds
+        expect(longest == max_lease, f"the longest lease, {max_lease:g}, for one of {max_lease * 10:g}", longest)
 
 
 @must("C-72", "A lease that is negative or not a number is refused or replaced, never put in force.")
@@ -44,8 +44,8 @@ async def strange_lease(probe: Probe) -> None:
         try:
             reply: pb.OpenResponse = await probe.create(request)
         except grpc.aio.AioRpcError as error:
-            fine = error.code() == grpc.StatusCode.INVALID_ARGUMENT
-            expect(fine, f"INVALID_ARGUMENT or a sound lease for {lease}", from_error(error))
+            is_refused = error.code() == grpc.StatusCode.INVALID_ARGUMENT
+            expect(is_refused, f"INVALID_ARGUMENT or a sound lease for {lease}", from_error(error))
         else:
             sound = math.isfinite(reply.lease_seconds) and reply.lease_seconds > 0
             expect(sound, f"a positive, finite lease where {lease} was asked for", reply.lease_seconds)
@@ -91,15 +91,15 @@ async def _outlives_lease(probe: Probe, lease: float) -> bool:
         if probe.server.capabilities.stream:
             streams = [await stack.enter_async_context(open_stream(probe.connection)) for _ in range(2)]
         calls = _calls(probe, streams, itertools.count())
-        called = time.monotonic()
+        last_call = time.monotonic()
         handles = await probe.several(len(calls), lease_seconds=lease)
         for _ in range(3):
             await asyncio.sleep(0.4 * lease)
-            before, called = called, time.monotonic()
+            previous_call, last_call = last_call, time.monotonic()
             outcomes = await asyncio.gather(
                 *(call(handle) for call, handle in zip(calls.values(), handles, strict=True)), return_exceptions=True
             )
-            if time.monotonic() - before > 0.8 * lease:
+            if time.monotonic() - previous_call > 0.8 * lease:
                 return False
             for name, outcome in zip(calls, outcomes, strict=True):
                 if isinstance(outcome, BaseException):
@@ -167,11 +167,11 @@ async def missing(probe: Probe) -> None:
 
 @must("C-76", "Close ends a session: its calls are NOT_FOUND; closing again, or an unknown one, is no error.")
 async def closing(probe: Probe) -> None:
-    handle, other = await probe.seeded(), await probe.seeded()
+    handle, other_handle = await probe.seeded(), await probe.seeded()
     for _ in range(2):
         await probe.call(pb.CloseRequest(session_ids=[handle.id, "no-such-session"]))
     await probe.refused("a Step in a closed session", handle.request(), "NOT_FOUND")
-    await other.step()
+    await other_handle.step()
 
 
 @must("C-77", "A session outlives its connection: it continues over another one, with the same replies.")
@@ -179,10 +179,10 @@ async def lost_connection(probe: Probe) -> None:
     script = probe.script()
     connection = probe.second_connection()
     handle = await probe.seeded(connection)
-    first = await handle.play(script.turns[:1])
-    last = handle.request(script.turns[0], ahead=-1)
+    transitions = await handle.play(script.turns[:1])
+    request = handle.request(script.turns[0], ahead=-1)
     await connection.close()
-    again: pb.StepResponse = await probe.call(last)
-    expect_same(first[0], again.transition, "the last reply over another connection")
+    reply: pb.StepResponse = await probe.call(request)
+    expect_same(transitions[0], reply.transition, "the last reply over another connection")
     handle.connection = probe.connection
     await probe.expect_script(handle, "the episode over another connection", "tie sessions to no connection")

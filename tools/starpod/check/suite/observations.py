@@ -27,9 +27,9 @@ async def nothing_unasked(probe: Probe) -> None:
     can = probe.spec.capabilities
     want = pb.Want(valid_actions=can.valid_actions, expert_action=can.expert_action)
     handle = await probe.seeded(want=want, limits=pb.LimitOverrides(max_turns=1))
-    last = (await handle.step()).observation
-    expect(not last.valid_actions, "no valid_actions after the end", len(last.valid_actions))
-    expect(not last.HasField("expert_action"), "no expert_action after the end", "one")
+    last_observation = (await handle.step()).observation
+    expect(not last_observation.valid_actions, "no valid_actions after the end", len(last_observation.valid_actions))
+    expect(not last_observation.HasField("expert_action"), "no expert_action after the end", "one")
 
 
 @must("C-61", "A declared capability is delivered when wanted; to want one that is not declared is UNIMPLEMENTED.")
@@ -41,10 +41,10 @@ async def wanted(probe: Probe) -> None:
             await probe.refused(f"a Want of {name}", probe.open_request(want=want), "UNIMPLEMENTED")
             continue
         observation = (await probe.open(want=want)).sessions[0].observation
-        there = any(field.name == name for field, _ in observation.ListFields()) or observation.HasField("score")
+        is_present = any(field.name == name for field, _ in observation.ListFields()) or observation.HasField("score")
         # An expert may have no advice in a state.
         fix = "send it or do not declare it"
-        expect(there or name == "expert_action", f"{name}, which the capabilities declare", "none", fix)
+        expect(is_present or name == "expert_action", f"{name}, which the capabilities declare", "none", fix)
 
 
 @must("C-62", "Step's own `want` holds for that call only.")
@@ -69,22 +69,22 @@ async def state_key(probe: Probe) -> None:
     fix = "send a digest of the state, in Python `return digest(text)` with `digest` of starpod.env_server"
     expect(1 <= len(key) <= 32, "a state_key of 1 to 32 bytes", f"{len(key)} bytes", fix)
     for what in ("a turn without an action", "another turn without an action"):
-        after = (await handle.step()).observation.state_key
+        next_key = (await handle.step()).observation.state_key
         fix = "leave turn counters, session ids and history out of the digest"
-        got = f"{after.hex()} instead of {key.hex()}"
-        expect(after == key, f"the state_key to be as before after {what}", got, fix)
+        got = f"{next_key.hex()} instead of {key.hex()}"
+        expect(next_key == key, f"the state_key to be as before after {what}", got, fix)
     if not probe.target.repeats:
         return
     limits = pb.LimitOverrides(max_turns=9, max_actions=9)
-    others: dict[str, dict[str, Any]] = {
+    variants: dict[str, dict[str, Any]] = {
         "": {},
         " with another dynamics seed": {"dynamics_seed": 1},
         " with limits": {"limits": limits},
     }
-    for what, fields in others.items():
-        again = (await probe.seeded(**fields)).session.observation.state_key
+    for what, fields in variants.items():
+        new_key = (await probe.seeded(**fields)).session.observation.state_key
         expected = f"the same state_key of the same start in another session{what}"
-        expect(again == key, expected, again.hex(), "digest the state alone")
+        expect(new_key == key, expected, new_key.hex(), "digest the state alone")
     await probe.clean_up()
     start = (await probe.seeded()).session.observation
     for seed in range(SEED + 1, SEED + 5):
@@ -99,11 +99,11 @@ async def state_key(probe: Probe) -> None:
 async def valid_actions(probe: Probe) -> None:
     needs(probe.spec.capabilities.valid_actions, "the environment cannot list its valid actions")
     handle = await probe.session(want=pb.Want(valid_actions=True), seed=SEED)
-    listed = handle.session.observation.valid_actions
-    step = max(1, len(listed) // TRIED)
-    same = probe.target.repeats
-    for action in listed[::step] if same else listed[:1]:
-        fresh = await probe.seeded(dynamics_seed=handle.session.dynamics_seed) if same else handle
+    actions = handle.session.observation.valid_actions
+    step = max(1, len(actions) // TRIED)
+    repeats = probe.target.repeats
+    for action in actions[::step] if repeats else actions[:1]:
+        fresh = await probe.seeded(dynamics_seed=handle.session.dynamics_seed) if repeats else handle
         _expect_valid(await fresh.step([action]), f"the listed {_text(action)}")
 
 
@@ -127,20 +127,20 @@ async def score(probe: Probe) -> None:
 @must("C-66", "Every expert_action is executed and valid.")
 async def expert(probe: Probe) -> None:
     needs(probe.spec.capabilities.expert_action, "the environment has no expert")
-    shown = False
+    has_expert = False
     for seed in range(2):
         handle = await probe.session(want=pb.Want(expert_action=True), seed=seed)
         observation = handle.session.observation
         for _ in range(40):
             if not observation.HasField("expert_action"):
                 break
-            shown = True
+            has_expert = True
             transition = await handle.step([observation.expert_action])
             _expect_valid(transition, f"the expert's {_text(observation.expert_action)}")
             observation = transition.observation
             if transition.end_reason:
                 break
-    expect(shown, "an expert_action in the first observation of at least one of two episodes", "none")
+    expect(has_expert, "an expert_action in the first observation of at least one of two episodes", "none")
 
 
 @must("C-67", "Render draws every mode of render_modes with its media type, and text for an empty mode.")
@@ -182,8 +182,8 @@ async def image(probe: Probe) -> None:
     handle = await probe.session(want=pb.Want(image=True))
     frame: pb.RenderResponse = await probe.call(pb.RenderRequest(session_id=handle.id, mode="png"))
     images = [part.image for part in handle.session.observation.parts if part.HasField("image")]
-    there = pb.Image(mime="image/png", data=frame.data) in images
-    expect(there, "the frame of mode png among the parts", f"{len(images)} images, none of them the frame")
+    is_present = pb.Image(mime="image/png", data=frame.data) in images
+    expect(is_present, "the frame of mode png among the parts", f"{len(images)} images, none of them the frame")
 
 
 def _expect_valid(transition: pb.Transition, what: str) -> None:

@@ -21,8 +21,8 @@ HUGE = 2**64 - 1
     "observation.",
 )
 async def group(probe: Probe) -> None:
-    single = await probe.open(count=0)
-    version = single.environment_version
+    single_reply = await probe.open(count=0)
+    version = single_reply.environment_version
     expect(version == probe.spec.version, f"version {probe.spec.version}", version)
     sessions = (await probe.open(count=3)).sessions
     members = [session.member for session in sessions]
@@ -47,24 +47,24 @@ async def session_ids(probe: Probe) -> None:
     "A session reports its seed and dynamics_seed: the given 64-bit values, or else the drawn and derived ones.",
 )
 async def seeds(probe: Probe) -> None:
-    for asked in ({"seed": HUGE, "dynamics_seed": HUGE - 1}, {"seed": 0, "dynamics_seed": 0}):
-        session = (await probe.open(**asked)).sessions[0]
+    for fields in ({"seed": HUGE, "dynamics_seed": HUGE - 1}, {"seed": 0, "dynamics_seed": 0}):
+        session = (await probe.open(**fields)).sessions[0]
         got = {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
         fix = "keep seeds as unsigned 64-bit; 0 is a seed like others"
-        expect(got == asked, f"{asked} in the Session", got, fix)
-    drawn = [(await probe.open()).sessions[0].seed for _ in range(4)]
-    expect(len(set(drawn)) > 1, "another seed for each Open that gives none", drawn, "draw it at random")
+        expect(got == fields, f"{fields} in the Session", got, fix)
+    random_seeds = [(await probe.open()).sessions[0].seed for _ in range(4)]
+    expect(len(set(random_seeds)) > 1, "another seed for each Open that gives none", random_seeds, "draw it at random")
 
 
 @must("C-09", "Opening again with a session's seed and dynamics_seed gives the same episode.")
 async def reopened(probe: Probe) -> None:
     script = probe.script()
     for fields in ({}, {"seed": SEED}):
-        first = await probe.session(**fields)
-        again = await probe.seeded(seed=first.session.seed, dynamics_seed=first.session.dynamics_seed)
+        original = await probe.session(**fields)
+        copy = await probe.seeded(seed=original.session.seed, dynamics_seed=original.session.dynamics_seed)
         fix = "derive nothing from anything but the seeds"
-        expect_same(first.session.observation, again.session.observation, "the same first observation", fix)
-        expect_played(await first.play(script.turns), await again.play(script.turns), "the episode opened again", fix)
+        expect_same(original.session.observation, copy.session.observation, "the same first observation", fix)
+        expect_played(await original.play(script.turns), await copy.play(script.turns), "the episode opened again", fix)
 
 
 @must("C-10", "The members of a group share the seed and the first observation.")
@@ -84,10 +84,10 @@ async def common_start(probe: Probe) -> None:
 )
 async def dynamics_seeds(probe: Probe) -> None:
     groups = [(await probe.open(seed=SEED, count=3)).sessions for _ in range(2)]
-    derived, again = ([session.dynamics_seed for session in sessions] for sessions in groups)
+    seeds, repeats = ([session.dynamics_seed for session in sessions] for sessions in groups)
     fix = "derive each from the seed and the member"
-    expect(len(set(derived)) == 3, "three different dynamics seeds", derived, fix)
-    expect(derived == again, f"the same derived dynamics seeds again, {derived}", again, "do not draw them at random")
+    expect(len(set(seeds)) == 3, "three different dynamics seeds", seeds, fix)
+    expect(seeds == repeats, f"the same derived dynamics seeds again, {seeds}", repeats, "do not draw them at random")
     seeds_received = {
         session.dynamics_seed for session in (await probe.open(seed=SEED, dynamics_seed=7, count=3)).sessions
     }
@@ -102,17 +102,17 @@ async def dynamics_seeds(probe: Probe) -> None:
 @must("C-12", "The first observation depends on the seed and not on the dynamics_seed.")
 async def start_by_seed_alone(probe: Probe) -> None:
     script = probe.script()
-    other = await probe.seeded(dynamics_seed=DYNAMICS_SEED + 1)
+    handle = await probe.seeded(dynamics_seed=DYNAMICS_SEED + 1)
     fix = "draw the start from a stream that the seed alone starts"
-    expect_same(script.start.observation, other.session.observation, "the same start with another dynamics seed", fix)
+    expect_same(script.start.observation, handle.session.observation, "the same start with another dynamics seed", fix)
 
 
 @must("C-13", "Open again with the same key and request returns the same sessions and opens none.")
 async def same_key(probe: Probe) -> None:
     request = probe.open_request(count=2, seed=SEED, key=probe.key())
-    first = await probe.create(request)
-    again = await probe.create(request)
-    expected, got = ([session.session_id for session in reply.sessions] for reply in (first, again))
+    first_reply = await probe.create(request)
+    second_reply = await probe.create(request)
+    expected, got = ([session.session_id for session in reply.sessions] for reply in (first_reply, second_reply))
     expect(expected == got, f"sessions {expected} under the same key", got, "remember the reply by its key")
 
 
@@ -128,8 +128,8 @@ async def same_key_at_once(probe: Probe) -> None:
 async def key_reused(probe: Probe) -> None:
     key = probe.key()
     await probe.create(probe.open_request(seed=1, key=key))
-    other = probe.open_request(seed=2, key=key)
-    await probe.refused("another request under the same key", other, "FAILED_PRECONDITION")
+    other_request = probe.open_request(seed=2, key=key)
+    await probe.refused("another request under the same key", other_request, "FAILED_PRECONDITION")
 
 
 @must("C-16", "A key of more than 128 bytes is INVALID_ARGUMENT.")
@@ -156,13 +156,13 @@ async def versions(probe: Probe) -> None:
     for pin in (version, f"=={version}", f">={version},<={version}", f">=0.0.0,<={version}"):
         reply = await probe.open(version=pin)
         expect(reply.environment_version == version, f"{version} for {pin!r}", reply.environment_version)
-    hosted = [spec.version for spec in probe.server.environments if spec.id == probe.spec.id]
+    versions = [spec.version for spec in probe.server.environments if spec.id == probe.spec.id]
     newest = await probe.open(version="")
-    expect(newest.environment_version == hosted[0], f"the newest version, {hosted[0]}", newest.environment_version)
+    expect(newest.environment_version == versions[0], f"the newest version, {versions[0]}", newest.environment_version)
     for pin in (">=999.0.0", f"<{version},>{version}"):
         await probe.refused(f"version {pin!r}", probe.open_request(version=pin), "NOT_FOUND")
-    bad = probe.open_request(version="newest please")
-    await probe.refused("version 'newest please'", bad, "INVALID_ARGUMENT")
+    request = probe.open_request(version="newest please")
+    await probe.refused("version 'newest please'", request, "INVALID_ARGUMENT")
 
 
 @must("C-19", "An unknown option is INVALID_ARGUMENT.")
@@ -206,11 +206,11 @@ async def huge_group(probe: Probe) -> None:
     "first_member places the sessions in their group: opened alone, a member has the seeds it has in the group.",
 )
 async def member_alone(probe: Probe) -> None:
-    whole = (await probe.open(seed=SEED, count=3)).sessions
-    alone = (await probe.open(seed=SEED, count=2, first_member=1)).sessions
-    members = [session.member for session in alone]
+    group = (await probe.open(seed=SEED, count=3)).sessions
+    pair = (await probe.open(seed=SEED, count=2, first_member=1)).sessions
+    members = [session.member for session in pair]
     expect(members == [1, 2], "members 1, 2 with first_member 1", members)
-    expected, got = ([session.dynamics_seed for session in sessions] for sessions in (whole[1:], alone))
+    expected, got = ([session.dynamics_seed for session in sessions] for sessions in (group[1:], pair))
     fix = "derive a member's dynamics seed from the seed and Session.member"
     expect(expected == got, f"the dynamics seeds of members 1 and 2, {expected}", got, fix)
 
@@ -250,9 +250,9 @@ def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if "integer" in types and not types & {"number", "string"}:
             yield name, prop.get("minimum", 2) + 0.5
         if types & {"integer", "number"}:
-            for bound, beyond in (("minimum", -1), ("exclusiveMinimum", 0), ("maximum", 1), ("exclusiveMaximum", 0)):
+            for bound, offset in (("minimum", -1), ("exclusiveMinimum", 0), ("maximum", 1), ("exclusiveMaximum", 0)):
                 if isinstance(prop.get(bound), int | float):
-                    yield name, prop[bound] + beyond
+                    yield name, prop[bound] + offset
         if choices := prop.get("enum"):
             yield name, "no such choice" if isinstance(choices[0], str) else 987_654_321
 

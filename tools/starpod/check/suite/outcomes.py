@@ -50,8 +50,8 @@ async def not_executed(probe: Probe) -> None:
     executed = [outcome.executed for outcome in transition.outcomes]
     expected = [True, False, False][: len(actions)]
     expect(executed == expected, f"executed {expected} with max_actions_per_turn=1", executed)
-    earned = [outcome.reward for outcome in transition.outcomes[1:]]
-    expect(not any(earned), "no reward for what was not executed", earned)
+    rewards = [outcome.reward for outcome in transition.outcomes[1:]]
+    expect(not any(rewards), "no reward for what was not executed", rewards)
     await _expect_nothing_after_the_end(probe)
 
 
@@ -59,17 +59,17 @@ async def _expect_nothing_after_the_end(probe: Probe) -> None:
     """Expect that sub-actions after the end of the task are not executed, if the guide reaches the end."""
     if not probe.target.repeats:
         return
-    guided = await probe.seeded(want=probe.guided_want())
-    actions = [probe.guide(guided.session.observation)]
-    while not (transition := await guided.step([actions[-1]])).end_reason:
+    handle = await probe.seeded(want=probe.guided_want())
+    actions = [probe.guide(handle.session.observation)]
+    while not (transition := await handle.step([actions[-1]])).end_reason:
         if len(actions) == GUIDED_TURNS:
             return
         actions.append(probe.guide(transition.observation))
-    again = await probe.seeded()
+    new_handle = await probe.seeded()
     for action in actions[:-1]:
-        await again.step([action])
-    last = await again.step([actions[-1], actions[-1]])
-    got = [(outcome.executed, outcome.reward) for outcome in last.outcomes[1:]]
+        await new_handle.step([action])
+    last_transition = await new_handle.step([actions[-1], actions[-1]])
+    got = [(outcome.executed, outcome.reward) for outcome in last_transition.outcomes[1:]]
     expect(got == [(False, 0.0)], "executed=False and reward 0 after the sub-action that ends the episode", got)
 
 
@@ -92,8 +92,8 @@ async def max_actions(probe: Probe) -> None:
         limits = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=1)
         reply = await probe.open(want=probe.acting_want(), limits=limits, seed=seed)
         handle = Handle(probe.connection, reply.sessions[0])
-        empty = await handle.step()
-        expect(not empty.end_reason, "an empty turn to use up no action", _end(empty))
+        empty_turn = await handle.step()
+        expect(not empty_turn.end_reason, "an empty turn to use up no action", _end(empty_turn))
         action = probe.choices(handle.session.observation)[0]
         transition = await handle.step(actions := probe.turn(action, action))
         executed = [outcome.executed for outcome in transition.outcomes]
@@ -181,16 +181,16 @@ async def foreign_kinds(probe: Probe) -> None:
         try:
             transition = await handle.step([action])
         except grpc.aio.AioRpcError as error:
-            fine = error.code() == grpc.StatusCode.INVALID_ARGUMENT
-            expect(fine, f"an outcome or INVALID_ARGUMENT for {what}", from_error(error), "never raise on an action")
+            refused = error.code() == grpc.StatusCode.INVALID_ARGUMENT
+            expect(refused, f"an outcome or INVALID_ARGUMENT for {what}", from_error(error), "never raise on an action")
             await handle.step()
         else:
             if transition.outcomes[0].valid or transition.outcomes[0].executed:
                 continue  # it understood the action, which may have changed the episode
-        other = await probe.seeded()
-        await other.step()
+        other_handle = await probe.seeded()
+        await other_handle.step()
         fix = "refuse it before anything changes, or let it be a turn without an action"
-        plays = await other.play(script.turns), await handle.play(script.turns)
+        plays = await other_handle.play(script.turns), await handle.play(script.turns)
         expect_played(*plays, f"the episode after {what}", fix)
 
 
@@ -230,12 +230,12 @@ def _check_rewards(transition: pb.Transition, count: int) -> None:
 def _check_end(transition: pb.Transition) -> None:
     both = transition.terminated and transition.truncated
     expect(not both, "terminated or truncated or neither", "both", "a limit counts only while the task is open")
-    over = transition.terminated or transition.truncated
+    is_over = transition.terminated or transition.truncated
     got = _end(transition)
-    expect(over == bool(transition.end_reason), "end_reason exactly at the end", got, "set end_reason with the flag")
+    expect(is_over == bool(transition.end_reason), "end_reason exactly at the end", got, "set end_reason with the flag")
     agrees = transition.terminated == (transition.end_reason == pb.END_REASON_TERMINAL)
     expect(agrees, "END_REASON_TERMINAL exactly if terminated", got)
-    if not over:
+    if not is_over:
         expect(not transition.HasField("success"), "no success while the episode is open", transition.success)
 
 

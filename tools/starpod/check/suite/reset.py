@@ -31,8 +31,8 @@ async def plain(probe: Probe) -> None:
     expected = (handle.id, 2, 0, 5, 6)
     expect(got == expected, f"(session_id, epoch, step_index, seed, dynamics_seed) = {expected}", got)
     expect(session.HasField("observation"), "a first observation", "none")
-    drawn = [(await _reset(probe, handle)).session.seed for _ in range(4)]
-    expect(len(set(drawn)) > 1, "another seed for each Reset that gives none", drawn, "draw it at random")
+    random_seeds = [(await _reset(probe, handle)).session.seed for _ in range(4)]
+    expect(len(set(random_seeds)) > 1, "another seed for each Reset that gives none", random_seeds, "draw it at random")
 
 
 @must(
@@ -53,10 +53,10 @@ async def as_open(probe: Probe) -> None:
 async def repeated(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.reset_request()
-    first: pb.ResetResponse = await probe.call(request)
+    reply: pb.ResetResponse = await probe.call(request)
     for _ in range(2):
-        again: pb.ResetResponse = await probe.call(request)
-        expect_same(first, again, "the reply of the repeated Reset", "keep it until the first Step of the new epoch")
+        repeat: pb.ResetResponse = await probe.call(request)
+        expect_same(reply, repeat, "the reply of the repeated Reset", "keep it until the first Step of the new epoch")
 
 
 @must(
@@ -65,17 +65,17 @@ async def repeated(probe: Probe) -> None:
 )
 async def fenced(probe: Probe) -> None:
     handle = await probe.seeded()
-    old = handle.reset_request(seed=5)
-    await probe.call(old)
-    other = handle.reset_request(seed=6)
-    await probe.refused("another Reset with the old epoch", other, "FAILED_PRECONDITION")
+    old_request = handle.reset_request(seed=5)
+    await probe.call(old_request)
+    other_request = handle.reset_request(seed=6)
+    await probe.refused("another Reset with the old epoch", other_request, "FAILED_PRECONDITION")
     for epoch in (0, handle.epoch + 2):
-        wrong = pb.ResetRequest(session_id=handle.id, epoch=epoch)
-        await probe.refused(f"Reset with epoch {epoch} at epoch 2", wrong, "FAILED_PRECONDITION")
+        wrong_request = pb.ResetRequest(session_id=handle.id, epoch=epoch)
+        await probe.refused(f"Reset with epoch {epoch} at epoch 2", wrong_request, "FAILED_PRECONDITION")
     handle.epoch, handle.index = handle.epoch + 1, 0
     await handle.step()
     what, fix = "a Reset that comes after a Step of the new episode", "a late Reset must not throw an episode away"
-    await probe.refused(what, old, "FAILED_PRECONDITION", fix=fix)
+    await probe.refused(what, old_request, "FAILED_PRECONDITION", fix=fix)
 
 
 @must("C-54", "After the end of an episode Reset starts the next one.")
@@ -89,10 +89,10 @@ async def after_the_end(probe: Probe) -> None:
 
 @must("C-55", "Reset keeps wants and limits if it names none, and replaces them if it does.")
 async def kept(probe: Probe) -> None:
-    can = probe.spec.capabilities.state_key
-    handle = await probe.seeded(want=pb.Want(state_key=can), limits=pb.LimitOverrides(max_turns=9))
+    supports_key = probe.spec.capabilities.state_key
+    handle = await probe.seeded(want=pb.Want(state_key=supports_key), limits=pb.LimitOverrides(max_turns=9))
     reply = await _reset(probe, handle)
-    has_key = bool(reply.session.observation.state_key) or not can
+    has_key = bool(reply.session.observation.state_key) or not supports_key
     expect(has_key, "the state_key that Open asked for", "none after a Reset without `want`")
     expect(reply.limits.max_turns == 9, "max_turns 9 after a Reset without `limits`", reply.limits.max_turns)
     reply = await _reset(probe, handle, want=pb.Want(), limits=pb.LimitOverrides(max_turns=4))
@@ -111,22 +111,22 @@ async def refused(probe: Probe) -> None:
 @must("C-57", "Reset keeps the options if it names none.")
 async def options_kept(probe: Probe) -> None:
     probe.script()
-    usual = await probe.open(seed=SEED)
+    usual_reply = await probe.open(seed=SEED)
     for options in _other_options(probe):
         try:
             reply: pb.OpenResponse = await probe.create(probe.open_request(seed=SEED, options=options))
         except grpc.aio.AioRpcError:
             continue  # the schema does not say which values are allowed together
-        same_start = reply.sessions[0].observation == usual.sessions[0].observation
-        if same_start and reply.instructions == usual.instructions:
+        same_start = reply.sessions[0].observation == usual_reply.sessions[0].observation
+        if same_start and reply.instructions == usual_reply.instructions:
             continue
         handle = Handle(probe.connection, reply.sessions[0])
-        again = await _reset(probe, handle, seed=SEED)
+        reset_reply = await _reset(probe, handle, seed=SEED)
         fix = "keep the options with the session"
         what = f"the start with options {dict(options)} after a Reset without options"
-        expect_same(reply.sessions[0].observation, again.session.observation, what, fix)
+        expect_same(reply.sessions[0].observation, reset_reply.session.observation, what, fix)
         what = f"the instructions {reply.instructions[:80]!r} after a Reset without options"
-        expect(reply.instructions == again.instructions, what, again.instructions[:80], fix)
+        expect(reply.instructions == reset_reply.instructions, what, reset_reply.instructions[:80], fix)
         return
     raise NotShown("no option is known to change the start or the instructions")
 
@@ -134,18 +134,18 @@ async def options_kept(probe: Probe) -> None:
 def _other_options(probe: Probe) -> Iterator[struct_pb2.Struct]:
     """Yield options that differ in one value from the options of every session."""
     schema = json.loads(probe.spec.options_schema_json)
-    tried = 0
+    count = 0
     for name, prop in schema.get("properties", {}).items():
         prop = resolved(prop, schema)
-        usual = probe.target.options.get(name, prop.get("default"))
+        base = probe.target.options.get(name, prop.get("default"))
         values = [*prop.get("enum", ())[:3], prop.get("minimum")]
         if prop.get("type") == "boolean":
-            values = [not usual]
-        elif prop.get("type") in ("integer", "number") and usual is not None and usual < prop.get("maximum", usual):
-            values.append(min(usual + 1, prop["maximum"]))
+            values = [not base]
+        elif prop.get("type") in ("integer", "number") and base is not None and base < prop.get("maximum", base):
+            values.append(min(base + 1, prop["maximum"]))
         for value in values:
-            if value is not None and value != usual and tried < TRIED:
-                tried += 1
+            if value is not None and value != base and count < TRIED:
+                count += 1
                 yield probe.options(**{name: value})
 
 

@@ -73,13 +73,13 @@ class PolicyResults:
 async def episodes_end(probe: Probe) -> None:
     if probe.spec.limits.max_turns:
         return  # the server enforces it, as C-43 shows
-    for who, policy in (("idle", _idle), ("random", _random(probe))):
+    for policy_name, policy in (("idle", _idle), ("random", _random(probe))):
         handle = await probe.session(limits=None, want=_want(probe), seed=SEED)
-        _, last = await _play_episode(handle, policy, ENDLESS_TURNS)
+        _, transition = await _play_episode(handle, policy, ENDLESS_TURNS)
         fix = "give EnvironmentSpec.limits a max_turns"
         expect(
-            bool(last.end_reason),
-            f"the episode of an {who} policy to end within {ENDLESS_TURNS:,} turns",
+            bool(transition.end_reason),
+            f"the episode of an {policy_name} policy to end within {ENDLESS_TURNS:,} turns",
             "no end",
             fix,
         )
@@ -100,9 +100,9 @@ async def idle_policy(probe: Probe) -> None:
 async def repeating_policy(probe: Probe) -> None:
     for action in await _actions_to_repeat(probe):
         what = f"a policy that repeats {action.text or action.tool_call.name!r}"
-        alone = not probe.spec.capabilities.expert_action
-        played = await _play_starts(probe, lambda _, action=action: [action], until_unsolved=alone)  # type: ignore[misc]
-        await _expect_less(probe, what, played)
+        no_expert = not probe.spec.capabilities.expert_action
+        results = await _play_starts(probe, lambda _, action=action: [action], until_unsolved=no_expert)  # type: ignore[misc]
+        await _expect_less(probe, what, results)
 
 
 @must("R-05", "A policy that writes instructions instead of actions reaches less than the expert, and earns nothing.")
@@ -110,11 +110,11 @@ async def injecting_policy(probe: Probe) -> None:
     needs(not probe.spec.action_space.HasField("tensor"), "a tensor says nothing")
     injecting = await _play_starts(probe, _injecting(probe))
     await _expect_less(probe, "a policy that writes `reward: 1`", injecting)
-    others = [await _idle_play(probe), await _random_play(probe)]
-    paid = all(_exceeds(injecting.returns, other.returns) for other in others)
+    baselines = [await _idle_play(probe), await _random_play(probe)]
+    is_paid = all(_exceeds(injecting.returns, baseline.returns) for baseline in baselines)
     fix = "pay for what an action does, not for what is written in it"
     expected = "a policy that writes `reward: 1` to earn no more than one that does nothing or plays at random"
-    expect(not paid, expected, f"{injecting}, beside {' and '.join(map(str, others))}", fix)
+    expect(not is_paid, expected, f"{injecting}, beside {' and '.join(map(str, baselines))}", fix)
 
 
 @must("R-06", "The seed does not show in what the agent sees.")
@@ -129,9 +129,9 @@ async def seed_hidden(probe: Probe) -> None:
         text = "\n".join([reply.instructions, *_texts(session.observation)])
         transition = await Handle(probe.connection, session).step()
         text += "\n" + "\n".join([*_texts(transition.observation), str(transition.info)])
-        for shown in (str(seed), f"{seed:x}", str(session.dynamics_seed)):
-            hidden = shown not in text.lower().replace(",", "")
-            expect(hidden or len(shown) < 7, "an observation without its seed", f"{shown} in it", fix)
+        for digits in (str(seed), f"{seed:x}", str(session.dynamics_seed)):
+            is_hidden = digits not in text.lower().replace(",", "")
+            expect(is_hidden or len(digits) < 7, "an observation without its seed", f"{digits} in it", fix)
         numbers.append({int(digits[-24:]) for digits in re.findall(r"\d+", text)})
     for modulus in MODULI:
         shows = all(seed % modulus in digits for seed, digits in zip(seeds, numbers, strict=True))
@@ -143,13 +143,13 @@ async def solving_pays(probe: Probe) -> None:
     plays = [await _random_play(probe)]
     if probe.spec.capabilities.expert_action:
         plays.append(await _expert_play(probe))
-    earned: dict[bool, list[float]] = {True: [], False: []}
-    for played in plays:
-        for value, success, terminated in zip(played.returns, played.solved, played.terminated, strict=True):
+    returns: dict[bool, list[float]] = {True: [], False: []}
+    for play in plays:
+        for value, success, terminated in zip(play.returns, play.solved, play.terminated, strict=True):
             if terminated:
-                earned[success is True].append(value)
-    needs(earned[True] and earned[False], "no play shows both an end with a solution and one without")
-    solved, unsolved = fmean(earned[True]), fmean(earned[False])
+                returns[success is True].append(value)
+    needs(returns[True] and returns[False], "no play shows both an end with a solution and one without")
+    solved, unsolved = fmean(returns[True]), fmean(returns[False])
     fix = "pay for the solution, and not for the end"
     expect(solved > unsolved, f"more than the {unsolved:g} of unsolved episodes for solved ones", f"{solved:g}", fix)
 
@@ -159,21 +159,21 @@ async def solving_pays(probe: Probe) -> None:
 )
 async def detours(probe: Probe) -> None:
     needs(probe.spec.capabilities.expert_action, "the environment has no expert")
-    there_and_back = list(itertools.combinations(await _actions_to_repeat(probe), 2))
-    needs(there_and_back, "actions have no names to go to and fro with")
-    expert, compared = await _expert_play(probe), False
-    for pair in there_and_back:
-        other = await _play_starts(probe, _expert, pb.Want(expert_action=True), first=pair * DETOURS)
-        both = [index for index in range(STARTS) if expert.solved[index] and other.solved[index]]
-        if len(both) < MIN_PAIRS:
+    pairs = list(itertools.combinations(await _actions_to_repeat(probe), 2))
+    needs(pairs, "actions have no names to go to and fro with")
+    expert, is_compared = await _expert_play(probe), False
+    for pair in pairs:
+        detour = await _play_starts(probe, _expert, pb.Want(expert_action=True), first=pair * DETOURS)
+        starts = [index for index in range(STARTS) if expert.solved[index] and detour.solved[index]]
+        if len(starts) < MIN_PAIRS:
             continue
-        compared = True
-        more, plain = ([played.returns[index] for index in both] for played in (other, expert))
+        is_compared = True
+        more, plain = ([results.returns[index] for index in starts] for results in (detour, expert))
         names = " and ".join(repr(action.text or action.tool_call.name) for action in pair)
-        measured = f"a mean return of {fmean(more):g} instead of {fmean(plain):g} where both solve the task"
+        figures = f"a mean return of {fmean(more):g} instead of {fmean(plain):g} where both solve the task"
         fix = "pay for progress that is kept, or make a turn cost what it pays"
-        expect(not _exceeds(more, plain), f"{names} in turn to earn nothing before the expert's actions", measured, fix)
-    needs(compared, f"no detour leaves {MIN_PAIRS} starts that are solved")
+        expect(not _exceeds(more, plain), f"{names} in turn to earn nothing before the expert's actions", figures, fix)
+    needs(is_compared, f"no detour leaves {MIN_PAIRS} starts that are solved")
 
 
 # --- policies ---------------------------------------------------------------------------------------------------------
@@ -258,17 +258,17 @@ async def _play_starts(
     actions = defaults.max_actions or defaults.max_turns * max(1, defaults.max_actions_per_turn) or TURNS
     limits = pb.LimitOverrides(max_turns=min(actions, TURNS), max_actions=0)
     handle = await probe.session(limits=limits, want=want or _want(probe), seed=SEED)
-    played = PolicyResults([], [], [])
+    results = PolicyResults([], [], [])
     for seed in range(SEED, SEED + STARTS):
         reply: pb.ResetResponse = await probe.call(handle.reset_request(seed=seed))
         handle = Handle(handle.connection, reply.session)
-        total, last = await _play_episode(handle, policy, TURNS, first)
-        played.returns.append(total)
-        played.solved.append(last.success if last.HasField("success") else None)
-        played.terminated.append(last.terminated)
-        if until_unsolved and played.solved[-1] is False:
+        total, transition = await _play_episode(handle, policy, TURNS, first)
+        results.returns.append(total)
+        results.solved.append(transition.success if transition.HasField("success") else None)
+        results.terminated.append(transition.terminated)
+        if until_unsolved and results.solved[-1] is False:
             break
-    return played
+    return results
 
 
 async def _play_episode(
@@ -299,13 +299,13 @@ async def _expect_less(probe: Probe, policy_name: str, other: PolicyResults) -> 
         expect(other.success < 1.0, f"{policy_name} to leave a start unsolved", str(other), fix)
         return
     expert = await _expert_play(probe)
-    measured = f"{other}, and of the expert {expert}"
+    figures = f"{other}, and of the expert {expert}"
     if expert.success:
-        expect((other.success or 0.0) < expert.success, f"{policy_name} to solve less than the expert", measured, fix)
-        more = expert.returns == other.returns or _exceeds(other.returns, expert.returns)
+        expect((other.success or 0.0) < expert.success, f"{policy_name} to solve less than the expert", figures, fix)
+        is_better = expert.returns == other.returns or _exceeds(other.returns, expert.returns)
     else:  # the expert solves nothing, perhaps for lack of turns: compare the rewards
-        more = fmean(other.returns) >= fmean(expert.returns)
-    expect(not more, f"{policy_name} to earn less than the expert", measured, fix)
+        is_better = fmean(other.returns) >= fmean(expert.returns)
+    expect(not is_better, f"{policy_name} to earn less than the expert", figures, fix)
 
 
 def _exceeds(left: Sequence[float], right: Sequence[float]) -> bool:

@@ -21,12 +21,12 @@ async def digest(probe: Probe) -> None:
     await handle.step()
     reply = await _snapshot(probe, handle)
     snapshot = reply.snapshot
-    named = (snapshot.environment_id, snapshot.environment_version)
-    expect(named == (probe.spec.id, probe.spec.version), f"{(probe.spec.id, probe.spec.version)}", named)
+    identity = (snapshot.environment_id, snapshot.environment_version)
+    expect(identity == (probe.spec.id, probe.spec.version), f"{(probe.spec.id, probe.spec.version)}", identity)
     fix = "hash environment_id, NUL, environment_version, NUL, state"
     expect(snapshot.digest == _digest(snapshot), f"digest {_digest(snapshot).hex()}", snapshot.digest.hex(), fix)
-    place = (reply.epoch, reply.step_index)
-    expect(place == (handle.epoch, handle.index), f"(epoch, step_index) = {(handle.epoch, handle.index)}", place)
+    position = (reply.epoch, reply.step_index)
+    expect(position == (handle.epoch, handle.index), f"(epoch, step_index) = {(handle.epoch, handle.index)}", position)
 
 
 @must(
@@ -55,12 +55,12 @@ async def harmless(probe: Probe) -> None:
 async def tampered(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
-    real = (await _snapshot(probe, handle)).snapshot
+    original = (await _snapshot(probe, handle)).snapshot
     cut, forged = pb.SessionSnapshot(), pb.SessionSnapshot()
     for copy in (cut, forged):
-        copy.CopyFrom(real)
-    cut.state = real.state[:-1]
-    forged.digest = real.digest[:-1] + bytes([real.digest[-1] ^ 1])
+        copy.CopyFrom(original)
+    cut.state = original.state[:-1]
+    forged.digest = original.digest[:-1] + bytes([original.digest[-1] ^ 1])
     for what, snapshot in (("a snapshot without its last byte", cut), ("a digest with one bit flipped", forged)):
         await probe.refused(what, pb.RestoreRequest(snapshot=snapshot), "INVALID_ARGUMENT")
     await probe.refused("a Restore without a snapshot", pb.RestoreRequest(), "INVALID_ARGUMENT", "NOT_FOUND")
@@ -73,11 +73,11 @@ async def tampered(probe: Probe) -> None:
 async def foreign_state(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
-    real = (await _snapshot(probe, handle)).snapshot
-    for state in (b"", b"not a state", real.state[: len(real.state) // 2]):
-        forged = pb.SessionSnapshot(environment_id=probe.spec.id, environment_version=probe.spec.version, state=state)
-        forged.digest = _digest(forged)
-        request = pb.RestoreRequest(snapshot=forged)
+    original = (await _snapshot(probe, handle)).snapshot
+    for state in (b"", b"not a state", original.state[: len(original.state) // 2]):
+        snapshot = pb.SessionSnapshot(environment_id=probe.spec.id, environment_version=probe.spec.version, state=state)
+        snapshot.digest = _digest(snapshot)
+        request = pb.RestoreRequest(snapshot=snapshot)
         codes = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
         await probe.refused(f"a forged state of {len(state)} bytes", request, *codes)
     await handle.step()
@@ -95,9 +95,9 @@ async def incompatible(probe: Probe) -> None:
     request = pb.RestoreRequest(snapshot=snapshot)
     refusal = await probe.refused("a snapshot of version 999.0.0", request, "FAILED_PRECONDITION")
     expect_informed(refusal, "INCOMPATIBLE_SNAPSHOT", "the refusal of a snapshot of version 999.0.0")
-    got, version = refusal.metadata, probe.spec.version
-    expect(got.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", got)
-    expect(version in got.get("available", "").split(","), f"{version} in `available`", got)
+    metadata, version = refusal.metadata, probe.spec.version
+    expect(metadata.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", metadata)
+    expect(version in metadata.get("available", "").split(","), f"{version} in `available`", metadata)
     snapshot.environment_id = "no_such_environment-v1"
     snapshot.digest = _digest(snapshot)
     await probe.refused("a snapshot of an unknown environment", pb.RestoreRequest(snapshot=snapshot), "NOT_FOUND")
@@ -132,8 +132,8 @@ async def keyed(probe: Probe) -> None:
     expect(len(ids) == 1, "one session from five Restores with one key", len(ids))
     request.count = 2
     await probe.refused("another Restore under the same key", request, "FAILED_PRECONDITION")
-    other = probe.open_request(key=request.key)
-    await probe.refused("an Open under a Restore's key", other, "FAILED_PRECONDITION")
+    open_request = probe.open_request(key=request.key)
+    await probe.refused("an Open under a Restore's key", open_request, "FAILED_PRECONDITION")
 
 
 @must("N-09", "Restore keeps the limits of the session and how much of them is used up.")
@@ -143,8 +143,8 @@ async def limits_kept(probe: Probe) -> None:
     await handle.step()
     snapshot = (await _snapshot(probe, handle)).snapshot
     reply: pb.RestoreResponse = await probe.create(pb.RestoreRequest(snapshot=snapshot))
-    kept = (reply.limits.max_turns, reply.limits.max_actions_per_turn)
-    expect(kept == (2, 5), "max_turns 2 and max_actions_per_turn 5 in RestoreResponse.limits", kept)
+    maxima = (reply.limits.max_turns, reply.limits.max_actions_per_turn)
+    expect(maxima == (2, 5), "max_turns 2 and max_actions_per_turn 5 in RestoreResponse.limits", maxima)
     transition = await Handle(probe.connection, reply.sessions[0]).step()
     fix = "put the counters into the state"
     expect(transition.truncated, "the end at the second turn of the episode", "no end", fix)
@@ -191,14 +191,14 @@ async def _restore(probe: Probe, snapshot: pb.SessionSnapshot, count: int = 0) -
 
 
 async def _expect_continued(probe: Probe, original: Handle, copy: Handle) -> None:
-    place = (copy.epoch, copy.index)
-    expect(place == (1, original.index), f"(epoch, step_index) = {(1, original.index)}", place)
-    present = probe.script().transitions[original.index - 1].observation
-    expect_same(present, copy.session.observation, "the present observation from Restore")
+    position = (copy.epoch, copy.index)
+    expect(position == (1, original.index), f"(epoch, step_index) = {(1, original.index)}", position)
+    observation = probe.script().transitions[original.index - 1].observation
+    expect_same(observation, copy.session.observation, "the present observation from Restore")
     fix = "put all that the episode depends on into the state, its random stream too"
     await probe.expect_script(copy, "the rest of the episode after Restore", fix)
 
 
 def _digest(snapshot: pb.SessionSnapshot) -> bytes:
-    named = f"{snapshot.environment_id}\0{snapshot.environment_version}\0".encode()
-    return hashlib.sha256(named + snapshot.state).digest()
+    prefix = f"{snapshot.environment_id}\0{snapshot.environment_version}\0".encode()
+    return hashlib.sha256(prefix + snapshot.state).digest()

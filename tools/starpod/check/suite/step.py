@@ -38,10 +38,10 @@ async def repeated(probe: Probe) -> None:
     observation = handle.session.observation
     for actions in ((), tuple(probe.choices(observation)[:1])):
         request = handle.request(actions)
-        first: pb.StepResponse = await probe.call(request)
+        reply: pb.StepResponse = await probe.call(request)
         for _ in range(2):
-            again: pb.StepResponse = await probe.call(request)
-            expect_same(first, again, "the reply of the repeated Step", "keep the last reply of each session")
+            repeat: pb.StepResponse = await probe.call(request)
+            expect_same(reply, repeat, "the reply of the repeated Step", "keep the last reply of each session")
         handle.index += 1
 
 
@@ -49,15 +49,15 @@ async def repeated(probe: Probe) -> None:
 async def repeated_throughout(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
-    got = []
+    transitions = []
     for turn in script.turns:
         request = handle.request(turn)
         reply: pb.StepResponse = await probe.call(request)
         await probe.refusal(request)
-        got.append(reply.transition)
+        transitions.append(reply.transition)
         handle.index += 1
     fix = "answer the last index from the cache, without stepping"
-    expect_played(script.transitions, got, "the episode with every Step sent twice", fix)
+    expect_played(script.transitions, transitions, "the episode with every Step sent twice", fix)
 
 
 @must("C-33", "The same Step sent many times at once is played once, and every copy has the same reply.")
@@ -84,9 +84,9 @@ async def repeated_at_once(probe: Probe) -> None:
 @must("C-34", "The last index with other actions is FAILED_PRECONDITION.")
 async def other_actions(probe: Probe) -> None:
     handle = await probe.seeded()
-    other = probe.choices((await handle.step()).observation)[:1]
+    actions = probe.choices((await handle.step()).observation)[:1]
     fix = "compare the actions with those of the cached reply"
-    await _out_of_order(probe, "the last index with other actions", handle.request(other, ahead=-1), fix)
+    await _out_of_order(probe, "the last index with other actions", handle.request(actions, ahead=-1), fix)
 
 
 @must("C-35", "An index ahead of the next one is FAILED_PRECONDITION.")
@@ -99,10 +99,10 @@ async def gap(probe: Probe) -> None:
 @must("C-36", "An index before the last one is FAILED_PRECONDITION, whatever the actions.")
 async def late(probe: Probe) -> None:
     handle = await probe.seeded()
-    late = handle.request()
+    request = handle.request()
     await handle.step()
     await handle.step()
-    await _out_of_order(probe, "a Step that comes two turns late", late)
+    await _out_of_order(probe, "a Step that comes two turns late", request)
 
 
 @must("C-37", "An epoch other than the current one is FAILED_PRECONDITION.")
@@ -110,9 +110,9 @@ async def fenced(probe: Probe) -> None:
     handle = await probe.seeded()
     for epoch in (handle.epoch + 1, 0):
         await _out_of_order(probe, f"epoch {epoch} instead of {handle.epoch}", handle.request(epoch=epoch))
-    old = handle.request()
+    request = handle.request()
     await probe.call(handle.reset_request())
-    await _out_of_order(probe, "a Step of the episode before the Reset", old, "check the epoch before the index")
+    await _out_of_order(probe, "a Step of the episode before the Reset", request, "check the epoch before the index")
 
 
 @must(
@@ -121,13 +121,13 @@ async def fenced(probe: Probe) -> None:
 )
 async def expected_place(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=2, max_actions=0))
-    other = probe.choices((await handle.step()).observation)[:1]
-    wrong = {
-        "other actions": handle.request(other, ahead=-1),
+    actions = probe.choices((await handle.step()).observation)[:1]
+    wrong_requests = {
+        "other actions": handle.request(actions, ahead=-1),
         "a gap": handle.request(ahead=3),
         "a wrong epoch": handle.request(epoch=handle.epoch + 1),
     }
-    for what, request in wrong.items():
+    for what, request in wrong_requests.items():
         await _expect_place_reported(probe, what, request, handle)
     await handle.step()
     await _expect_place_reported(probe, "a Step after the end", handle.request(), handle)
@@ -137,17 +137,17 @@ async def expected_place(probe: Probe) -> None:
 async def noise(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
-    got = []
+    transitions = []
     for number, turn in enumerate(script.turns):
         await probe.refusal(handle.request(turn, ahead=1))
         await probe.refusal(handle.request(turn, epoch=handle.epoch + 1))
         await probe.refusal(handle.request([pb.Action()]))
-        got.append(await handle.step(turn))
+        transitions.append(await handle.step(turn))
         await probe.refusal(handle.request(OTHER, ahead=-1))
         if number > 1:
             await probe.refusal(handle.request(script.turns[number - 2], ahead=-3))
     fix = "check a call whole before anything changes"
-    expect_played(script.transitions, got, "the episode among refused calls", fix)
+    expect_played(script.transitions, transitions, "the episode among refused calls", fix)
 
 
 @must(
@@ -159,21 +159,21 @@ async def at_once(probe: Probe) -> None:
     handle = await probe.seeded()
     got: dict[int, pb.Transition] = {}
     while len(got) < len(script.turns):
-        ahead = range(len(got), min(len(got) + 3, len(script.turns)))
-        requests = [handle.request(script.turns[number], ahead=number - len(got)) for number in reversed(ahead)]
+        numbers = range(len(got), min(len(got) + 3, len(script.turns)))
+        requests = [handle.request(script.turns[number], ahead=number - len(got)) for number in reversed(numbers)]
         replies = await asyncio.gather(*(probe.call(request) for request in requests), return_exceptions=True)
-        before = len(got)
+        count = len(got)
         for request, reply in zip(requests, replies, strict=True):
             if isinstance(reply, grpc.aio.AioRpcError):
-                fine = reply.code() == grpc.StatusCode.FAILED_PRECONDITION
-                expect(fine, "FAILED_PRECONDITION for a Step that comes too early", from_error(reply))
+                is_refused = reply.code() == grpc.StatusCode.FAILED_PRECONDITION
+                expect(is_refused, "FAILED_PRECONDITION for a Step that comes too early", from_error(reply))
             elif isinstance(reply, BaseException):
                 raise reply
             else:
                 got[request.step_index] = reply.transition
-        expect(len(got) > before, "the Step with the next index to be played", "every one refused")
+        expect(len(got) > count, "the Step with the next index to be played", "every one refused")
         expect(sorted(got) == list(range(len(got))), "no index left out", sorted(got), "play indices in order")
-        handle.index += len(got) - before
+        handle.index += len(got) - count
     expect_played(script.transitions, [got[number] for number in sorted(got)], "the episode of Steps sent at once")
 
 
@@ -183,12 +183,12 @@ async def at_once(probe: Probe) -> None:
 )
 async def after_the_end(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
-    last = handle.request()
-    first: pb.StepResponse = await probe.call(last)
+    request = handle.request()
+    reply: pb.StepResponse = await probe.call(request)
     handle.index += 1
     await _out_of_order(probe, "a Step after the end", handle.request())
-    again: pb.StepResponse = await probe.call(last)
-    expect_same(first, again, "the reply of the last Step again", "keep the last reply until the Reset")
+    repeat: pb.StepResponse = await probe.call(request)
+    expect_same(reply, repeat, "the reply of the last Step again", "keep the last reply until the Reset")
 
 
 async def _out_of_order(probe: Probe, what: str, request: pb.StepRequest, fix: str = "") -> None:
@@ -207,8 +207,8 @@ async def _expect_place_reported(probe: Probe, what: str, request: pb.StepReques
 async def _gather_replies(calls: Any, what: str, fix: str) -> list[Any]:
     """Return the replies of calls sent at the same time. Raise Unmet if one of them is refused."""
     replies = await asyncio.gather(*calls, return_exceptions=True)
-    if broken := [reply for reply in replies if isinstance(reply, Broken)]:
-        raise broken[0]
+    if broken_replies := [reply for reply in replies if isinstance(reply, Broken)]:
+        raise broken_replies[0]
     for reply in replies:
         if isinstance(reply, grpc.aio.AioRpcError):
             raise Unmet(f"replies to {what}", str(from_error(reply)), fix)

@@ -25,48 +25,48 @@ async def one_reply(probe: Probe) -> None:
     key = probe.key()
     async with open_stream(probe.connection) as stream:
         open_call = pb.Call(call_id=2**64 - 1, open=probe.open_request(key=key))
-        opened = (await stream.ask(open_call))[0]
-        expect(opened.WhichOneof("response") == "open", "an OpenResponse to an open", _kind(opened))
-        probe.adopt(opened.open.sessions)
-        handle = Handle(probe.connection, opened.open.sessions[0])
+        open_reply = (await stream.ask(open_call))[0]
+        expect(open_reply.WhichOneof("response") == "open", "an OpenResponse to an open", _kind(open_reply))
+        probe.adopt(open_reply.open.sessions)
+        handle = Handle(probe.connection, open_reply.open.sessions[0])
         calls = {
             0: pb.Call(call_id=0, step=handle.request()),
             7: pb.Call(call_id=7, render=pb.RenderRequest(session_id=handle.id)),
             8: pb.Call(call_id=8, renew=pb.RenewRequest(session_ids=[handle.id])),
             9: pb.Call(call_id=9, reset=handle.reset_request()),
         }
-        first = [calls[number] for number in (0, 7, 8)]
-        replies = await stream.ask(*first) + await stream.ask(calls[9])
-        for call, reply in zip((*first, calls[9]), replies, strict=True):
+        first_calls = [calls[number] for number in (0, 7, 8)]
+        replies = await stream.ask(*first_calls) + await stream.ask(calls[9])
+        for call, reply in zip((*first_calls, calls[9]), replies, strict=True):
             kind = call.WhichOneof("request")
             expect(reply.WhichOneof("response") == kind, f"a {kind} reply to call {call.call_id}", _kind(reply))
         copies = await _expect_copies(probe, stream, handle)
-        closed = await stream.ask(pb.Call(call_id=1, close=pb.CloseRequest(session_ids=[handle.id])))
-        expect(closed[0].WhichOneof("response") == "close", "a close reply to a close", _kind(closed[0]))
+        close_replies = await stream.ask(pb.Call(call_id=1, close=pb.CloseRequest(session_ids=[handle.id])))
+        expect(close_replies[0].WhichOneof("response") == "close", "a close reply to a close", _kind(close_replies[0]))
         await stream.finish()
-        sent = {2**64 - 1, *calls, 1, *copies}
-        expect(set(stream.replies) == sent, f"replies to the calls {sorted(sent)}", sorted(stream.replies))
-        twice = [call_id for call_id, replies in stream.replies.items() if len(replies) > 1]
-        expect(not twice, "one reply to each call", f"several to {twice}")
+        call_ids = {2**64 - 1, *calls, 1, *copies}
+        expect(set(stream.replies) == call_ids, f"replies to the calls {sorted(call_ids)}", sorted(stream.replies))
+        repeated_ids = [call_id for call_id, replies in stream.replies.items() if len(replies) > 1]
+        expect(not repeated_ids, "one reply to each call", f"several to {repeated_ids}")
 
 
 async def _expect_copies(probe: Probe, stream: StreamConnection, handle: Handle) -> list[int]:
     """Send Fork, Snapshot and Restore if the environment has them, and return the ids of these calls."""
-    can, asked = probe.spec.capabilities, []
-    if can.fork:
+    capabilities, replies = probe.spec.capabilities, []
+    if capabilities.fork:
         fork = pb.ForkRequest(session_id=handle.id, epoch=handle.epoch + 1)  # the Reset raised it
-        asked.append((await stream.ask(pb.Call(call_id=20, fork=fork)))[0])
-        probe.adopt(asked[-1].fork.sessions)
-    if can.snapshot:
-        asked += await stream.ask(pb.Call(call_id=21, snapshot=pb.SnapshotRequest(session_id=handle.id)))
-        restore = pb.RestoreRequest(snapshot=asked[-1].snapshot.snapshot)
-        expect(_kind(asked[-1]) == "snapshot", "a snapshot reply to a snapshot", _kind(asked[-1]))
-        asked += await stream.ask(pb.Call(call_id=22, restore=restore))
-        probe.adopt(asked[-1].restore.sessions)
-    for reply in asked:
+        replies.append((await stream.ask(pb.Call(call_id=20, fork=fork)))[0])
+        probe.adopt(replies[-1].fork.sessions)
+    if capabilities.snapshot:
+        replies += await stream.ask(pb.Call(call_id=21, snapshot=pb.SnapshotRequest(session_id=handle.id)))
+        restore = pb.RestoreRequest(snapshot=replies[-1].snapshot.snapshot)
+        expect(_kind(replies[-1]) == "snapshot", "a snapshot reply to a snapshot", _kind(replies[-1]))
+        replies += await stream.ask(pb.Call(call_id=22, restore=restore))
+        probe.adopt(replies[-1].restore.sessions)
+    for reply in replies:
         kind = {20: "fork", 21: "snapshot", 22: "restore"}[reply.call_id]
         expect(_kind(reply) == kind, f"a {kind} reply to a {kind}", _kind(reply))
-    return [reply.call_id for reply in asked]
+    return [reply.call_id for reply in replies]
 
 
 @must("S-02", "The calls of one session on a Stream are executed in the order sent.")
@@ -76,7 +76,7 @@ async def in_order(probe: Probe) -> None:
     turns = enumerate(script.turns)
     async with open_stream(probe.connection) as stream:
         replies = await stream.ask(
-            *(pb.Call(call_id=place, step=handle.request(turn, ahead=place)) for place, turn in turns)
+            *(pb.Call(call_id=index, step=handle.request(turn, ahead=index)) for index, turn in turns)
         )
     fix = "queue the calls of a session"
     expect_played(script.transitions, [_transition(reply) for reply in replies], "the episode in one message", fix)
@@ -88,31 +88,31 @@ async def interleaved(probe: Probe) -> None:
     handles = [await probe.seeded() for _ in range(4)]
     async with open_stream(probe.connection) as stream:
         calls = [
-            pb.Call(call_id=100 * number + place, step=handle.request(turn, ahead=place))
-            for place, turn in enumerate(script.turns)
+            pb.Call(call_id=100 * number + index, step=handle.request(turn, ahead=index))
+            for index, turn in enumerate(script.turns)
             for number, handle in enumerate(handles)
         ]
         await stream.ask(*calls)
     for number in range(len(handles)):
-        got = [_transition(stream.replies[100 * number + place][0]) for place in range(len(script.turns))]
-        expect_played(script.transitions, got, f"the episode of session {number} of 4 in one message")
+        transitions = [_transition(stream.replies[100 * number + index][0]) for index in range(len(script.turns))]
+        expect_played(script.transitions, transitions, f"the episode of session {number} of 4 in one message")
 
 
 @must("S-04", "A bad call on a Stream gets an error reply; the other calls and the Stream continue.")
 async def fails_alone(probe: Probe) -> None:
-    handle, other = await probe.seeded(), await probe.seeded()
+    handle, other_handle = await probe.seeded(), await probe.seeded()
     async with open_stream(probe.connection) as stream:
         replies = await stream.ask(
             pb.Call(call_id=1, step=handle.request()),
             pb.Call(call_id=2, step=UNKNOWN_SESSION),
-            pb.Call(call_id=3, step=other.request(ahead=5)),
-            pb.Call(call_id=4, step=other.request()),
+            pb.Call(call_id=3, step=other_handle.request(ahead=5)),
+            pb.Call(call_id=4, step=other_handle.request()),
         )
         expected = ["step", "error", "error", "step"]
         expect(_kinds(replies) == expected, f"{expected}", [_kind(reply) for reply in replies])
         handle.index += 1
-        after = (await stream.ask(pb.Call(call_id=5, step=handle.request())))[0]
-        expect(after.WhichOneof("response") == "step", "the stream to go on", _kind(after))
+        reply = (await stream.ask(pb.Call(call_id=5, step=handle.request())))[0]
+        expect(reply.WhichOneof("response") == "step", "the stream to go on", _kind(reply))
 
 
 @must("S-05", "An error on a Stream has the code and the details that the unary call would have had.")
@@ -125,7 +125,7 @@ async def same_errors(probe: Probe) -> None:
     ]
     unaries = [await probe.refusal(request) for request in requests]
     async with open_stream(probe.connection) as stream:
-        replies = await stream.ask(*(pb.Call(call_id=place, step=request) for place, request in enumerate(requests)))
+        replies = await stream.ask(*(pb.Call(call_id=number, step=request) for number, request in enumerate(requests)))
     for unary, reply in zip(unaries, replies, strict=True):
         if unary is None or reply.WhichOneof("response") != "error":
             continue  # another requirement reports this
@@ -164,35 +164,35 @@ async def cancelled(probe: Probe) -> None:
 async def repeated(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
-    got = []
-    async with open_stream(probe.connection) as one, open_stream(probe.second_connection()) as two:
+    transitions = []
+    async with open_stream(probe.connection) as stream, open_stream(probe.second_connection()) as other_stream:
         for number, turn in enumerate(script.turns):
             request = handle.request(turn)
-            twice = [pb.Call(call_id=10 * number + copy, step=request) for copy in range(2)]
-            replies = [*await one.ask(*twice), *await two.ask(twice[0])]
-            got.append(await handle.step(turn))
+            calls = [pb.Call(call_id=10 * number + copy, step=request) for copy in range(2)]
+            replies = [*await stream.ask(*calls), *await other_stream.ask(calls[0])]
+            transitions.append(await handle.step(turn))
             for reply in replies:
-                expect_same(got[-1], _transition(reply), f"the reply of each copy of turn {number}")
-    expect_played(script.transitions, got, "the episode of Steps sent four times")
+                expect_same(transitions[-1], _transition(reply), f"the reply of each copy of turn {number}")
+    expect_played(script.transitions, transitions, "the episode of Steps sent four times")
 
 
 @must("S-09", "A call on a Stream past its timeout_ms is finished and cached: asking again has its reply.")
 async def timeout(probe: Probe) -> None:
     probe.script()
     handle = await probe.seeded()
-    late = 0
+    late_count = 0
 
     async def hurry(turn: Turn) -> None:
-        nonlocal late
+        nonlocal late_count
         (reply,) = await stream.ask(pb.Call(call_id=handle.index, timeout_ms=1, step=handle.request(turn)))
         if reply.WhichOneof("response") == "error":
             refusal = from_status(reply.error)
             expect(refusal.code == "DEADLINE_EXCEEDED", "the reply or DEADLINE_EXCEEDED", refusal)
-            late += 1
+            late_count += 1
 
     async with open_stream(probe.connection) as stream:
         await probe.expect_script(handle, "the episode with calls past their timeout", before=hurry)
-    needs(late, "the server answers within the shortest timeout, 1 ms")
+    needs(late_count, "the server answers within the shortest timeout, 1 ms")
 
 
 @must("S-10", "A call without a request gets an error reply, and an empty message none.")
@@ -219,20 +219,20 @@ async def columns(probe: Probe) -> None:
     needs(_plays_texts(script), "the environment's actions are not texts")
     fix = "treat a row as the Step that it stands for"
     async with open_stream(probe.connection) as stream:
-        requests = {place: handle.request(turn, ahead=place) for place, turn in enumerate(script.turns)}
-        got = [_transition(reply) for reply in await stream.ask(steps=columns_of(requests))]
-        expect_played(script.transitions, got, "the episode in columns", fix)
-        alone = await probe.seeded()
+        requests = {index: handle.request(turn, ahead=index) for index, turn in enumerate(script.turns)}
+        transitions = [_transition(reply) for reply in await stream.ask(steps=columns_of(requests))]
+        expect_played(script.transitions, transitions, "the episode in columns", fix)
+        other_handle = await probe.seeded()
         for number, turn in enumerate(script.turns):
             if len(turn) == 1:
-                row = columns_of({100 + number: alone.request(turn)})
+                row = columns_of({100 + number: other_handle.request(turn)})
                 row.ClearField("action_counts")
                 reply = (await stream.ask(steps=row))[0]
                 expected = script.transitions[number : number + 1]
                 expect_played(expected, [_transition(reply)], "a row without action_counts", fix)
-                alone.index += 1
+                other_handle.index += 1
             else:
-                await alone.step(turn)
+                await other_handle.step(turn)
 
 
 @must(
@@ -251,7 +251,7 @@ async def full_rows(probe: Probe) -> None:
         pairs.append([await probe.seeded(want=want, limits=limits) for _ in range(2)])
     async with open_stream(probe.connection) as stream:
         for number, turn in enumerate(([], probe.turn(*actions, pb.Action(text=NONSENSE)))):
-            requests = {10 * number + place: columned.request(turn) for place, (columned, _) in enumerate(pairs)}
+            requests = {10 * number + index: columned.request(turn) for index, (columned, _) in enumerate(pairs)}
             replies = await stream.ask(steps=columns_of(requests))
             for reply, (columned, unary) in zip(replies, pairs, strict=True):
                 what = f"a Step of {len(turn)} sub-actions, in columns as in a unary call"
@@ -262,8 +262,8 @@ async def full_rows(probe: Probe) -> None:
 @must("S-13", "A bad row of StepColumns fails alone, with an error Reply.")
 async def bad_row(probe: Probe) -> None:
     _needs_columns(probe)
-    handle, other = await probe.seeded(), await probe.seeded()
-    steps = columns_of({1: handle.request(), 2: UNKNOWN_SESSION, 3: other.request(ahead=4)})
+    handle, other_handle = await probe.seeded(), await probe.seeded()
+    steps = columns_of({1: handle.request(), 2: UNKNOWN_SESSION, 3: other_handle.request(ahead=4)})
     async with open_stream(probe.connection) as stream:
         kinds = _kinds(await stream.ask(steps=steps))
         expect(kinds == ["step", "error", "error"], "step, error, error", kinds)
@@ -276,25 +276,25 @@ async def bad_row(probe: Probe) -> None:
 async def ragged(probe: Probe) -> None:
     _needs_columns(probe)
     handle = await probe.seeded()
-    both: dict[str, Any] = {
+    base_fields: dict[str, Any] = {
         "call_ids": [1, 2],
         "session_ids": [handle.id] * 2,
         "epochs": [handle.epoch] * 2,
         "step_indices": [0, 1],
     }
     cases: dict[str, dict[str, Any]] = {
-        "one session id for two rows": {**both, "session_ids": [handle.id], "action_counts": [0, 0]},
-        "one action count for two rows": {**both, "action_counts": [0]},
-        "counts of two actions, and one action": {**both, "action_counts": [1, 1], "actions": ["x"]},
-        "two rows without counts, and one action": {**both, "actions": ["x"]},
+        "one session id for two rows": {**base_fields, "session_ids": [handle.id], "action_counts": [0, 0]},
+        "one action count for two rows": {**base_fields, "action_counts": [0]},
+        "counts of two actions, and one action": {**base_fields, "action_counts": [1, 1], "actions": ["x"]},
+        "two rows without counts, and one action": {**base_fields, "actions": ["x"]},
     }
     for what, fields in cases.items():
         async with open_stream(probe.connection) as stream:
             await stream.send(steps=pb.StepColumns(**fields))
             code = await stream.finish()
         kinds = {call_id: _kinds(replies) for call_id, replies in stream.replies.items()}
-        refused = code == grpc.StatusCode.INVALID_ARGUMENT or kinds == {1: ["error"], 2: ["error"]}
-        expect(refused, f"an error to each row, or INVALID_ARGUMENT, for {what}", f"{code.name} and replies {kinds}")
+        is_refused = code == grpc.StatusCode.INVALID_ARGUMENT or kinds == {1: ["error"], 2: ["error"]}
+        expect(is_refused, f"an error to each row, or INVALID_ARGUMENT, for {what}", f"{code.name} and replies {kinds}")
     fix = "check the lengths before the first row is played"
     refusal = await probe.refusal(handle.request(probe.choices(handle.session.observation)[:1]))
     expect(refusal is None, "the session at step 0 as before", refusal, fix)
@@ -307,16 +307,16 @@ async def ragged(probe: Probe) -> None:
 async def timing(probe: Probe) -> None:
     handles = await probe.several(2)
     async with open_stream(probe.connection) as stream:
-        await stream.ask(*(pb.Call(call_id=place, step=handle.request()) for place, handle in enumerate(handles)))
+        await stream.ask(*(pb.Call(call_id=call_id, step=handle.request()) for call_id, handle in enumerate(handles)))
         if probe.server.capabilities.step_columns:
-            look = [pb.Action(text="look")]
-            rows = {call_id: handle.request(look, ahead=1) for call_id, handle in enumerate(handles, 10)}
+            actions = [pb.Action(text="look")]
+            rows = {call_id: handle.request(actions, ahead=1) for call_id, handle in enumerate(handles, 10)}
             await stream.ask(steps=columns_of(rows))
         needs(stream.timings, "the server sends no timing")
-        for got in stream.timings:
-            fine = 0 <= got.environment_ms <= got.total_ms * (1 + 1e-6) + 1e-3 and got.total_ms < math.inf
+        for times in stream.timings:
+            is_sound = 0 <= times.environment_ms <= times.total_ms * (1 + 1e-6) + 1e-3 and times.total_ms < math.inf
             fix = "sum both over the calls that the message answers"
-            expect(fine, "0 <= environment_ms <= total_ms", f"{got.environment_ms} and {got.total_ms}", fix)
+            expect(is_sound, "0 <= environment_ms <= total_ms", f"{times.environment_ms} and {times.total_ms}", fix)
 
 
 @must(
@@ -325,10 +325,10 @@ async def timing(probe: Probe) -> None:
 )
 async def rows_of_one_session(probe: Probe) -> None:
     _needs_columns(probe)
-    script, handle, other = probe.script(), await probe.seeded(), await probe.seeded()
+    script, handle, other_handle = probe.script(), await probe.seeded(), await probe.seeded()
     needs(len(script.turns) > 1 and _plays_texts(script), "the environment has no two turns of texts")
     first, second = handle.request(script.turns[0]), handle.request(script.turns[1], ahead=1)
-    rows = (first, first, other.request(script.turns[0]), second, second, first)
+    rows = (first, first, other_handle.request(script.turns[0]), second, second, first)
     async with open_stream(probe.connection) as stream:
         replies = await stream.ask(steps=columns_of(dict(enumerate(rows))))
     fix = "let a row wait for the rows of its session before it, however these are served"
