@@ -59,9 +59,9 @@ def sibling_advantages(
     Works with any estimator. parents: see `Episode`. scale: see `CreditTerm`.
     """
     rewards_BT = penalised_rewards(config, rollout) if config.kl.where == "reward" else rollout.rewards_BT
-    known: dict[object, int] = {}
+    state_ids: dict[object, int] = {}
     states = zip(rollout.groups_B.tolist(), parents, strict=True)
-    siblings_B = torch.tensor([known.setdefault(state, len(known)) for state in states])
+    siblings_B = torch.tensor([state_ids.setdefault(state, len(state_ids)) for state in states])
     siblings_B = siblings_B.to(rollout.groups_B.device)
     advantages_BT = credit((CreditTerm(scale=scale),), replace(rollout, groups_B=siblings_B), rewards_BT)
     return Advantages(advantages_BT.to(rollout.old_logprobs_BT.dtype), None, rollout.mask_BT)
@@ -69,9 +69,9 @@ def sibling_advantages(
 
 def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
     """Raise ValueError for a reward on a token that was not sampled, because no estimator would see it."""
-    stray = ((rewards_BT != 0) & ~mask_BT).nonzero()
-    if len(stray):
-        row, column = stray[0].tolist()
+    positions = ((rewards_BT != 0) & ~mask_BT).nonzero()
+    if len(positions):
+        row, column = positions[0].tolist()
         raise ValueError(
             f"episode {row} has a reward of {rewards_BT[row, column].item():g} at position {column}, where no token "
             "was sampled, so it would be lost: put each turn's reward on the turn's last sampled token"

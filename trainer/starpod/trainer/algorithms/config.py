@@ -335,22 +335,22 @@ class AlgorithmConfig(Section):
         preset = values.get("preset", DEFAULT_PRESET)
         if not isinstance(preset, str) or preset not in PRESETS:
             raise ValueError(f"no algorithm preset {preset!r}{_nearest_preset(str(preset))}")
-        below = PRESETS[preset]
-        resolved = {"advantage": "gae", "loss": "ppo", **below}
-        resolved |= {key: _overlay(below, key, value) for key, value in values.items()}
-        for key, known, what in (("advantage", ESTIMATORS, "estimator"), ("loss", OBJECTIVES, "loss")):
-            resolved[key] = known_or_located(str(resolved[key]), [*known], what)
+        preset_values = PRESETS[preset]
+        resolved = {"advantage": "gae", "loss": "ppo", **preset_values}
+        resolved |= {key: _overlay(preset_values, key, value) for key, value in values.items()}
+        for key, methods, noun in (("advantage", ESTIMATORS, "estimator"), ("loss", OBJECTIVES, "loss")):
+            resolved[key] = known_or_located(str(resolved[key]), [*methods], noun)
         kinds = _chosen(resolved)
-        if resolved["loss"] != below.get("loss", "ppo"):  # the preset's bounds only fit its own ratios
+        if resolved["loss"] != preset_values.get("loss", "ppo"):  # the preset's bounds only fit its own ratios
             bounds = {*ClippedObjective.model_fields, *PPO.model_fields, "loss_average"}
             resolved = {key: value for key, value in resolved.items() if key in values or key not in bounds}
-        own = [{key: value for key, value in resolved.items() if key in kind.model_fields} for kind in kinds]
-        common = {key: value for key, value in resolved.items() if key not in own[0] and key not in own[1]}
+        sections = [{key: value for key, value in resolved.items() if key in kind.model_fields} for kind in kinds]
+        common = {key: value for key, value in resolved.items() if key not in sections[0] and key not in sections[1]}
         for key in sorted(OWNERS.keys() & common.keys()):
             if key in values:
                 raise ValueError(_belongs(key, resolved))
             del common[key]
-        estimator, objective = kinds[0].model_validate(own[0]), kinds[1].model_validate(own[1])
+        estimator, objective = kinds[0].model_validate(sections[0]), kinds[1].model_validate(sections[1])
         config = handler({"whiten": estimator.whitening[0], "loss_average": objective.loss_average, **common})
         config._estimator, config._objective = estimator, objective
         for wrong, sentence in config._contradictions():
@@ -364,19 +364,19 @@ class AlgorithmConfig(Section):
         return {**handler(self), **methods[0], **methods[1]}
 
     def _contradictions(self) -> list[tuple[bool, str]]:
-        without = f"algorithm.advantage {self.advantage}"
+        method = f"algorithm.advantage {self.advantage}"
         terms = self.credit_terms
         clips = ("clip_low", "clip_high")
         turn_clip = self.objective.turn_clip if isinstance(self.objective, PPO) else TurnClipConfig()
         return [
             (
                 self.whiten and (True not in self.estimator.whitening or any(term.scale != "none" for term in terms)),
-                f"algorithm.whiten would normalise twice: {without} is already relative to its group; set whiten to "
+                f"algorithm.whiten would normalise twice: {method} is already relative to its group; set whiten to "
                 "false",
             ),
             (
                 not self.whiten and False not in self.estimator.whitening,
-                f"{without} is defined by its whitening: leave algorithm.whiten on",
+                f"{method} is defined by its whitening: leave algorithm.whiten on",
             ),
             (
                 turn_clip.low is not None
@@ -393,18 +393,18 @@ class AlgorithmConfig(Section):
             ),
             (
                 self.kl.where == "reward" and bool(terms) and all(t.parts or t.unit == "criterion" for t in terms),
-                f"algorithm.kl.where reward takes the penalty off the sum of rewards, and {without} reads parts of it "
+                f"algorithm.kl.where reward takes the penalty off the sum of rewards, and {method} reads parts of it "
                 "alone: set kl.where to loss or off",
             ),
         ]
 
     def _contradictions_of_order(self, turn_clip: TurnClipConfig) -> list[tuple[bool, str]]:
         turnwise = self.order != "together"
-        whole = all(term.unit == "episode" and not term.parts for term in self.credit_terms)
+        whole_episodes = all(term.unit == "episode" and not term.parts for term in self.credit_terms)
         order = f"algorithm.order {self.order} takes a step on each turn"
         return [
             (
-                turnwise and (not self.credit_terms or not whole),
+                turnwise and (not self.credit_terms or not whole_episodes),
                 f"{order}, whose advantage is the episode's, and algorithm.advantage {self.advantage} is not: set it "
                 "to dr_grpo",
             ),
@@ -432,8 +432,8 @@ def _chosen(values: Mapping[str, Any]) -> tuple[type[Estimator], type[Objective]
 def _belongs(key: str, values: Mapping[str, Any]) -> str:
     """Return the error message for a key of a method that is not chosen."""
     name = "advantage" if issubclass(OWNERS[key][0], Estimator) else "loss"
-    known: Mapping[str, type[Section]] = ESTIMATORS if name == "advantage" else OBJECTIVES
-    owners = [each for each, kind in known.items() if key in kind.model_fields] or ["FILE.py:NAME"]
+    methods: Mapping[str, type[Section]] = ESTIMATORS if name == "advantage" else OBJECTIVES
+    owners = [method for method, kind in methods.items() if key in kind.model_fields] or ["FILE.py:NAME"]
     return (
         f"algorithm.{key} belongs to {', '.join(owners)}, and algorithm.{name} is {values[name]}: drop it, or set "
         f"algorithm.{name} to {owners[0]}"
@@ -442,23 +442,23 @@ def _belongs(key: str, values: Mapping[str, Any]) -> str:
 
 def without_unused_keys(values: Mapping[str, Any], kept: Container[str]) -> dict[str, Any]:
     """Return the values of `algorithm` without the keys of methods that are not chosen. kept: keys to keep anyway."""
-    chosen = _chosen({"advantage": "gae", "loss": "ppo", **PRESETS.get(str(values.get("preset")), {}), **values})
-    unused = {key for key in OWNERS if key not in kept and not any(key in kind.model_fields for kind in chosen)}
-    return {key: value for key, value in values.items() if key not in unused}
+    methods = _chosen({"advantage": "gae", "loss": "ppo", **PRESETS.get(str(values.get("preset")), {}), **values})
+    unused_keys = {key for key in OWNERS if key not in kept and not any(key in kind.model_fields for kind in methods)}
+    return {key: value for key, value in values.items() if key not in unused_keys}
 
 
 def _nearest_preset(name: str) -> str:
     """Return a suggestion of presets whose names contain the given one, such as `grpo`, or are spelt similarly."""
-    holding = [preset for preset in PRESETS if name.lower() in preset]
-    return f"; did you mean {' or '.join(holding)}?" if holding and name else nearest(name, list(PRESETS))
+    presets = [preset for preset in PRESETS if name.lower() in preset]
+    return f"; did you mean {' or '.join(presets)}?" if presets and name else nearest(name, list(PRESETS))
 
 
 def _overlay(preset: Mapping[str, Any], key: str, given: Any) -> Any:
     """Return the value given for a key, merged over the preset's if both are mappings of the same kind."""
-    below = preset.get(key)
-    if not isinstance(below, Mapping) or not isinstance(given, Mapping):
+    preset_value = preset.get(key)
+    if not isinstance(preset_value, Mapping) or not isinstance(given, Mapping):
         return given
     kind = KINDS.get(key)
-    if kind is not None and kind in given and given[kind] != below.get(kind):
+    if kind is not None and kind in given and given[kind] != preset_value.get(kind):
         return given
-    return {**below, **given}
+    return {**preset_value, **given}

@@ -156,7 +156,7 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
     places = [_places(episode) for episode in rollout.episodes] if "turn" in term.key else []
     trees = _trees(rollout.episodes) if "tree" in term.key else []
     parts = _received_parts(rollout.episodes) if term.strata else []
-    known: dict[tuple[object, ...], int] = {}
+    ids: dict[tuple[object, ...], int] = {}
     peers = []
     for group, row, turn in zip(groups_n.tolist(), row_n.tolist(), turn_n.tolist(), strict=True):
         labels: dict[str, object] = {}
@@ -170,23 +170,23 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
             labels["tree"] = trees[row]
         values = [parts[row][turn].get(name, 0.0) for name in term.strata]
         label = (group, *(labels[name] for name in term.key), *((value > 0) - (value < 0) for value in values))
-        peers.append(known.setdefault(label, len(known)))
+        peers.append(ids.setdefault(label, len(ids)))
     return torch.tensor(peers, device=groups_n.device)
 
 
 def _places(episode: Episode) -> list[tuple[int, str, int]]:
     """Return the line of each turn of an episode, and the turn's number within its line."""
-    said = Counter[tuple[int, str]]()
+    counts = Counter[tuple[int, str]]()
     places = []
     for turn in episode.turns:
-        places.append((*turn.line, said[turn.line]))
-        said[turn.line] += 1
+        places.append((*turn.line, counts[turn.line]))
+        counts[turn.line] += 1
     return places
 
 
 def _trees(episodes: Sequence[Episode]) -> list[int]:
     """Return the root member of each episode's chain of parents; the earliest known member if the root is missing."""
-    parents = {(each.group, each.member): each.parent[0] for each in episodes if each.parent is not None}
+    parents = {(episode.group, episode.member): episode.parent[0] for episode in episodes if episode.parent is not None}
     roots = []
     for episode in episodes:
         member = episode.member
@@ -233,16 +233,16 @@ def _state(rollout: RolloutBatch, row: int, turn: int) -> bytes:
 
 def _on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
     """Spread one item per turn over the turn's sampled tokens: [B, T], float64. Other positions are arbitrary."""
-    most = max(map(len, items))
-    table = torch.tensor([[*own, *[0.0] * (most - len(own))] for own in items], dtype=torch.float64)
+    width = max(map(len, items))
+    table = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in items], dtype=torch.float64)
     return table.to(turns_BT.device).gather(1, torch.where(mask_BT, turns_BT, 0))
 
 
 def _rewards_of(parts: Sequence[str], rollout: RolloutBatch) -> Tensor:
     """Return the sum of these reward parts of each turn, at its last sampled token: [B, T], float64."""
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
-    received = _received_parts(rollout.episodes)
-    sums = [[sum(turn.get(name, 0.0) for name in parts) for turn in own] for own in received]
+    episode_parts = _received_parts(rollout.episodes)
+    sums = [[sum(turn_parts.get(name, 0.0) for name in parts) for turn_parts in turns] for turns in episode_parts]
     return torch.where(table.last_BT, _on_tokens(sums, rollout.mask_BT, rollout.turns_BT), 0.0)
 
 
@@ -259,25 +259,25 @@ def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
     peers: defaultdict[tuple[int, int, str], int] = defaultdict(lambda: len(peers))
     spans, scores, ids = [], [], []
-    by_task = rollout.criteria_weights
+    weights_by_task = rollout.criteria_weights
     for row, (group, episode) in enumerate(zip(rollout.groups_B.tolist(), rollout.episodes, strict=True)):
         lines, reports = [turn.line for turn in episode.turns], [turn.criteria for turn in episode.turns]
-        payees, weights = payees_of(episode), by_task.get(episode.task, by_task.get("", {}))
-        reporting: defaultdict[tuple[int, str], set[tuple[int, str]]] = defaultdict(set)
+        payees, weights = payees_of(episode), weights_by_task.get(episode.task, weights_by_task.get("", {}))
+        reporters: defaultdict[tuple[int, str], set[tuple[int, str]]] = defaultdict(set)
         for line, report in zip(lines, reports, strict=True):
             for name in report:
-                reporting[line[0], name].add(line)
-        for attempt, name in sorted(reporting):
-            turns = [turn for turn, line in enumerate(lines) if line in reporting[attempt, name]]
-            first = next(place for place, turn in enumerate(turns) if name in reports[turn])
-            met = next((place for place, turn in enumerate(turns) if reports[turn].get(name)), None)
-            while_open = turns[first : None if met is None else met + 1]
-            spans.append((row, {payees[turn] for turn in while_open}, weights.get(name, 1.0)))
-            scores.append(0.0 if met is None else term.gamma ** (met - first))
+                reporters[line[0], name].add(line)
+        for attempt, name in sorted(reporters):
+            turns = [turn for turn, line in enumerate(lines) if line in reporters[attempt, name]]
+            first_index = next(index for index, turn in enumerate(turns) if name in reports[turn])
+            met_index = next((index for index, turn in enumerate(turns) if reports[turn].get(name)), None)
+            open_turns = turns[first_index : None if met_index is None else met_index + 1]
+            spans.append((row, {payees[turn] for turn in open_turns}, weights.get(name, 1.0)))
+            scores.append(0.0 if met_index is None else term.gamma ** (met_index - first_index))
             ids.append(peers[group, attempt, name])
     advantages_BK = torch.zeros(table.mask_BK.shape, dtype=torch.float64)
     if scores:
         results = compare_with_peers(term, torch.tensor(scores, dtype=torch.float64), torch.tensor(ids)).tolist()
-        for (row, paid, weight), result in zip(spans, results, strict=True):
-            advantages_BK[row, sorted(paid)] += weight * result
+        for (row, credited_turns, weight), result in zip(spans, results, strict=True):
+            advantages_BK[row, sorted(credited_turns)] += weight * result
     return table.spread(advantages_BK.to(table.mask_BK.device))

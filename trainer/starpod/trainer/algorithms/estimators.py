@@ -88,10 +88,10 @@ class GiGPO(Estimator):
     gigpo: GiGPOConfig = GiGPOConfig()
 
     def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
-        own = self.gigpo
-        episode, step = (term.model_copy(update={"scale": "std" if own.normalise else "none"}) for term in table)
-        step = step.model_copy(update={"weight": own.weight, "gamma": own.gamma})
-        return (episode, step) if own.weight else (episode,)
+        config = self.gigpo
+        episode, step = (term.model_copy(update={"scale": "std" if config.normalise else "none"}) for term in table)
+        step = step.model_copy(update={"weight": config.weight, "gamma": config.gamma})
+        return (episode, step) if config.weight else (episode,)
 
 
 class Terms(Estimator):

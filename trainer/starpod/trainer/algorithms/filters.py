@@ -23,37 +23,37 @@ def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
 
     Each kind of group is filtered separately, because returns of several environments are not comparable.
     """
-    kept = {id(group) for alike in by_kind(groups).values() for group in _filter_alike(config, alike)}
-    return [group for group in groups if id(group) in kept]
+    kept_ids = {id(group) for peers in by_kind(groups).values() for group in _filter_alike(config, peers)}
+    return [group for group in groups if id(group) in kept_ids]
 
 
 def _filter_alike(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
     scores = [group.reward_std for group in groups]
-    identical = {index for index, group in enumerate(groups) if config.drop_identical and group.identical}
-    return [groups[index] for index in select(config, scores, without=identical)]
+    identical_indices = {index for index, group in enumerate(groups) if config.drop_identical and group.identical}
+    return [groups[index] for index in select(config, scores, without=identical_indices)]
 
 
 def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group]) -> dict[int, Verdict]:
     """Return the filter's verdict on each group by its id. kept: result of `filter_groups`."""
-    chosen = {group.id for group in kept}
-    found: dict[int, Verdict] = {}
-    for alike in by_kind(groups).values():
-        scores = [group.reward_std for group in alike]
-        ranked = sorted(scores, reverse=True)
-        count = sum(group.id in chosen for group in alike)
+    kept_ids = {group.id for group in kept}
+    verdict_by_id: dict[int, Verdict] = {}
+    for peers in by_kind(groups).values():
+        scores = [group.reward_std for group in peers]
+        ranking = sorted(scores, reverse=True)
+        count = sum(group.id in kept_ids for group in peers)
         rule = f"{config.strategy} {config.value:g}" if config.value is not None else config.strategy
         zeros = sum(score <= ZERO for score in scores)
-        dropped = f", and always drops the {zeros} with deviation 0" if zeros else ""
-        for group, score in zip(alike, scores, strict=True):
-            if group.id not in chosen and config.drop_identical and group.identical:
-                why = "All its members gave the same replies."
+        note = f", and always drops the {zeros} with deviation 0" if zeros else ""
+        for group, score in zip(peers, scores, strict=True):
+            if group.id not in kept_ids and config.drop_identical and group.identical:
+                reason = "All its members gave the same replies."
             elif config.strategy == "none":
-                why = "The run filters no groups: all are trained on."
+                reason = "The run filters no groups: all are trained on."
             else:
-                place = ranked.index(score) + 1
-                why = f"Its reward_std of {score:.3g} is number {place} of {len(alike)}; {rule} keeps {count}{dropped}."
-            found[group.id] = Verdict(group.id in chosen, why)
-    return found
+                rank = ranking.index(score) + 1
+                reason = f"Its reward_std of {score:.3g} is number {rank} of {len(peers)}; {rule} keeps {count}{note}."
+            verdict_by_id[group.id] = Verdict(group.id in kept_ids, reason)
+    return verdict_by_id
 
 
 def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:
@@ -71,25 +71,24 @@ def select(config: FilterConfig, scores: Sequence[float], *, without: Container[
 
     Among equal scores, earlier ones are preferred. Scores of 0 are dropped unless the strategy is `none`.
 
-
     without: indices that are dropped regardless of their scores.
     """
     if config.strategy == "none":
         return [index for index in range(len(scores)) if index not in without]
     assert config.value is not None
     candidates = [index for index, score in enumerate(scores) if index not in without and score > ZERO]
-    ranked = sorted(candidates, key=lambda index: -scores[index])
+    ranking = sorted(candidates, key=lambda index: -scores[index])
     if config.strategy == "top_fraction":
         # Subtract 1e-9, because a product such as 0.07 * 100 is slightly above the intended whole number.
-        return sorted(ranked[: math.ceil(config.value * len(scores) - 1e-9)])
-    best = [scores[index] for index in ranked]
-    return sorted(ranked[: _shortest_prefix(best, config.value * sum(best) - SLACK)])
+        return sorted(ranking[: math.ceil(config.value * len(scores) - 1e-9)])
+    sorted_scores = [scores[index] for index in ranking]
+    return sorted(ranking[: _shortest_prefix(sorted_scores, config.value * sum(sorted_scores) - SLACK)])
 
 
 def _shortest_prefix(items: list[float], bound: float) -> int:
     """Return the length of the shortest non-empty prefix whose sum reaches the bound; 0 if none does."""
-    for count, reached in enumerate(itertools.accumulate(items), start=1):
-        if reached >= bound:
+    for count, total in enumerate(itertools.accumulate(items), start=1):
+        if total >= bound:
             return count
     return 0
 

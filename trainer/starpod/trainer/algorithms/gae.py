@@ -39,11 +39,11 @@ def gae(
     columns: list[Tensor] = []
     for t in reversed(range(values_BT.shape[1])):
         mask_B = mask_BT[:, t]
-        after_B, carried_B = next_value_B, next_advantage_B
+        value_B, advantage_B = next_value_B, next_advantage_B
         if ends_BT is not None:
-            after_B, carried_B = (torch.where(ends_BT[:, t], 0.0, item) for item in (after_B, carried_B))
-        delta_B = rewards_BT[:, t] + gamma * after_B - values_BT[:, t]
-        next_advantage_B = torch.where(mask_B, delta_B + gamma * lam * carried_B, next_advantage_B)
+            value_B, advantage_B = (torch.where(ends_BT[:, t], 0.0, item) for item in (value_B, advantage_B))
+        delta_B = rewards_BT[:, t] + gamma * value_B - values_BT[:, t]
+        next_advantage_B = torch.where(mask_B, delta_B + gamma * lam * advantage_B, next_advantage_B)
         next_value_B = torch.where(mask_B, values_BT[:, t], next_value_B)
         columns.append(torch.where(mask_B, next_advantage_B, 0.0))
     return torch.stack(columns[::-1], dim=1)
@@ -100,7 +100,7 @@ def bilevel_gae(
     values_BK = table.total(torch.where(table.first_BT, values_BT, 0.0))
     turns_BK = gae(rewards_BK, values_BK, table.mask_BK, bootstrap_B=bootstrap_B, gamma=turn_gamma, lam=turn_lam)
     # Other tokens of the turn keep their rewards (a KL penalty). The last token gets the rest of the turn's value.
-    elsewhere_BK = table.total(torch.where(table.last_BT, 0.0, rewards_BT))
-    worth_BT = table.spread(turns_BK + values_BK - elsewhere_BK)
-    rewards_BT = torch.where(table.last_BT, worth_BT, rewards_BT)
+    other_rewards_BK = table.total(torch.where(table.last_BT, 0.0, rewards_BT))
+    last_rewards_BT = table.spread(turns_BK + values_BK - other_rewards_BK)
+    rewards_BT = torch.where(table.last_BT, last_rewards_BT, rewards_BT)
     return gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam, ends_BT=table.last_BT)

@@ -35,16 +35,16 @@ def subgoal_begins(episodes: Sequence[Episode], mask_BT: Tensor, turns_BT: Tenso
     """Return a mask of the tokens of turns that begin a subgoal: switches, and the first turn of each line."""
     marks_BT = torch.zeros_like(mask_BT)
     for row, episode in enumerate(episodes):
-        first = {id(line[0]) for line in lines_of(episode.turns)}
-        marked = [index for index, turn in enumerate(episode.turns) if turn.switches or id(turn) in first]
-        marks_BT[row] = torch.isin(turns_BT[row], torch.tensor(marked, device=mask_BT.device))
+        first_ids = {id(line[0]) for line in lines_of(episode.turns)}
+        indices = [index for index, turn in enumerate(episode.turns) if turn.switches or id(turn) in first_ids]
+        marks_BT[row] = torch.isin(turns_BT[row], torch.tensor(indices, device=mask_BT.device))
     return marks_BT & mask_BT
 
 
 def stages(blocks_BT: Tensor) -> Tensor:
     """Return the stage of each token by its block: int64 [B, T]. All tokens of an ill-formed reply act."""
-    of_block = torch.tensor([*(_STAGES.get(name, LOW) for name in BLOCKS), LOW], device=blocks_BT.device)
-    return of_block[blocks_BT]  # index -1 is the last one
+    block_stages = torch.tensor([*(_STAGES.get(name, LOW) for name in BLOCKS), LOW], device=blocks_BT.device)
+    return block_stages[blocks_BT]  # index -1 is the last one
 
 
 def hierarchical_gae(
@@ -136,7 +136,7 @@ def hae(
 
     starts_BK = (turns.total(switches_BT.double()) > 0) | (turns.mask_BK & (turns.mask_BK.cumsum(1) == 1))
     values_BK3 = by_turn(parts.total(torch.where(parts.first_BT, values_BT, 0.0)))
-    found = hierarchical_gae(
+    advantages = hierarchical_gae(
         turns.total(rewards_BT),
         values_BK3.to(rewards_BT.dtype),
         starts_BK,
@@ -146,21 +146,21 @@ def hae(
         turn_lam=turn_lam,
         segment_lam=segment_lam,
     )
-    switching_BT, choosing_BT = (blocks_BT == BLOCKS.index(name) for name in ("switch", "subgoal"))
-    there_BK3 = by_turn(parts.mask_BK)
-    chosen_BK = there_BK3[..., HIGH] & starts_BK
-    targets_BK3 = torch.stack([found.term_BK, found.high_BK, found.low_BK], dim=2) + values_BK3
-    flat = targets_BK3.flatten(1)[:, : parts.mask_BK.shape[1]]
-    learnt_BT = parts.first_BT & ((stages_BT != HIGH) | turns.spread(starts_BK.double()).bool())
-    low_BK, high_BK, term_BK = found.low_BK, found.high_BK, found.term_BK
+    switch_mask_BT, subgoal_mask_BT = (blocks_BT == BLOCKS.index(name) for name in ("switch", "subgoal"))
+    mask_BK3 = by_turn(parts.mask_BK)
+    high_mask_BK = mask_BK3[..., HIGH] & starts_BK
+    targets_BK3 = torch.stack([advantages.term_BK, advantages.high_BK, advantages.low_BK], dim=2) + values_BK3
+    flat_targets = targets_BK3.flatten(1)[:, : parts.mask_BK.shape[1]]
+    value_mask_BT = parts.first_BT & ((stages_BT != HIGH) | turns.spread(starts_BK.double()).bool())
+    low_BK, high_BK, term_BK = advantages.low_BK, advantages.high_BK, advantages.term_BK
     if whiten:
         low_BK = whiten_units(low_BK, turns.mask_BK)
-        high_BK = whiten_units(high_BK, chosen_BK)
-        term_BK = whiten_units(term_BK, turns.total(switching_BT.double()) > 0)
+        high_BK = whiten_units(high_BK, high_mask_BK)
+        term_BK = whiten_units(term_BK, turns.total(switch_mask_BT.double()) > 0)
     advantages_BT = torch.where(
-        switching_BT,
+        switch_mask_BT,
         turns.spread(term_BK),
-        torch.where(choosing_BT, turns.spread(torch.where(starts_BK, high_BK, 0.0)), turns.spread(low_BK)),
+        torch.where(subgoal_mask_BT, turns.spread(torch.where(starts_BK, high_BK, 0.0)), turns.spread(low_BK)),
     )
     advantages_BT = torch.where(mask_BT, advantages_BT, 0.0)
-    return advantages_BT, torch.where(learnt_BT, parts.spread(flat), 0.0), learnt_BT
+    return advantages_BT, torch.where(value_mask_BT, parts.spread(flat_targets), 0.0), value_mask_BT

@@ -72,11 +72,11 @@ def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
     """Return the factor of the divergence: one number, or [B, T] if agents have different factors."""
     if not config.agents:
         return config.coefficient
-    own = [
+    coefficients = [
         [config.agents.get(turn.agent_id, config.coefficient) for turn in episode.turns] for episode in rollout.episodes
     ]
-    most = max(map(len, own))
-    table = torch.tensor([[*each, *[0.0] * (most - len(each))] for each in own], device=rollout.mask_BT.device)
+    width = max(map(len, coefficients))
+    table = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in coefficients], device=rollout.mask_BT.device)
     return table.gather(1, torch.where(rollout.mask_BT, rollout.turns_BT, 0))
 
 
@@ -93,8 +93,8 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, val
     old_values_BT, returns_BT = old_values_BT.detach(), returns_BT.detach()
     squared_BT = (values_BT - returns_BT).square()
     if value_clip is not None:
-        held_BT = old_values_BT + (values_BT - old_values_BT).clamp(-value_clip, value_clip)
-        squared_BT = torch.maximum(squared_BT, (held_BT - returns_BT).square())
+        clipped_BT = old_values_BT + (values_BT - old_values_BT).clamp(-value_clip, value_clip)
+        squared_BT = torch.maximum(squared_BT, (clipped_BT - returns_BT).square())
     return 0.5 * squared_BT
 
 
@@ -131,9 +131,9 @@ def turn_bounds(
         )
         return low, high
     assert config.decay is not None
-    shrink_BT = torch.as_tensor(config.decay, dtype=dtype, device=turns_BT.device) ** turns_BT
+    factor_BT = torch.as_tensor(config.decay, dtype=dtype, device=turns_BT.device) ** turns_BT
     # If bounds grow, the lower bound of the ratio stays at 0 or above.
-    return (clip_low * shrink_BT).clamp(max=1.0), clip_high * shrink_BT
+    return (clip_low * factor_BT).clamp(max=1.0), clip_high * factor_BT
 
 
 # --- the policy -------------------------------------------------------------------------------------------------------
@@ -200,8 +200,8 @@ def weighted_loss(
     """
     ratio_BT = log_ratio_BT.detach().exp()
     loss_BT = -ratio_BT.clamp(max=1 + high) * advantages_BT * torch.where(mask_BT, logprobs_BT, 0.0)
-    never_BT = torch.zeros_like(mask_BT)
-    return PolicyLoss(torch.where(mask_BT, loss_BT, 0.0), never_BT, mask_BT & (ratio_BT > 1 + high), ratio_BT)
+    false_BT = torch.zeros_like(mask_BT)
+    return PolicyLoss(torch.where(mask_BT, loss_BT, 0.0), false_BT, mask_BT & (ratio_BT > 1 + high), ratio_BT)
 
 
 def binary_divergence(kind: Literal["tv", "kl"], logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ def binary_divergence(kind: Literal["tv", "kl"], logprobs_BT: Tensor, old_logpro
     if kind == "tv":
         return (p - q).abs()
     # A probability of exactly 1 in one policy alone would be an infinite divergence.
-    rest_p, rest_q = ((1 - each).clamp(min=torch.finfo(each.dtype).eps) for each in (p, q))
+    rest_p, rest_q = ((1 - probability).clamp(min=torch.finfo(probability.dtype).eps) for probability in (p, q))
     return q * (old_logprobs_BT - logprobs_BT) + rest_q * (rest_q / rest_p).log()
 
 
@@ -233,10 +233,10 @@ def divergence_loss(
     for A > 0 and rho > 1, `low` for A < 0 and rho < 1.
     """
     ratio_BT = log_ratio_BT.exp()
-    high_BT = mask_BT & (advantages_BT > 0) & (ratio_BT > 1) & (divergence_BT > high)
-    low_BT = mask_BT & (advantages_BT < 0) & (ratio_BT < 1) & (divergence_BT > low)
-    loss_BT = torch.where(mask_BT & ~high_BT & ~low_BT, -ratio_BT * advantages_BT, 0.0)
-    return PolicyLoss(loss_BT, low_BT, high_BT, torch.where(mask_BT, ratio_BT.detach(), 1.0))
+    clipped_high_BT = mask_BT & (advantages_BT > 0) & (ratio_BT > 1) & (divergence_BT > high)
+    clipped_low_BT = mask_BT & (advantages_BT < 0) & (ratio_BT < 1) & (divergence_BT > low)
+    loss_BT = torch.where(mask_BT & ~clipped_high_BT & ~clipped_low_BT, -ratio_BT * advantages_BT, 0.0)
+    return PolicyLoss(loss_BT, clipped_low_BT, clipped_high_BT, torch.where(mask_BT, ratio_BT.detach(), 1.0))
 
 
 # --- tokens that another policy sampled -------------------------------------------------------------------------------
@@ -268,11 +268,11 @@ def correction_weights(
         sums_B1 = log_ratio_BT.sum(1, keepdim=True)
         lengths_B1 = mask_BT.sum(1, keepdim=True).clamp(min=1) if config.mode == "geometric" else 1
         log_ratio_BT = torch.where(mask_BT, sums_B1 / lengths_B1, 0.0)
-    limit = math.log(config.cap)
+    upper_bound = math.log(config.cap)
     if config.mode == "tis":
-        return log_ratio_BT.clamp(max=limit).exp()
-    least = math.log(config.low) if config.low else -math.inf
-    inside_BT = (log_ratio_BT >= least) & (log_ratio_BT <= limit)
+        return log_ratio_BT.clamp(max=upper_bound).exp()
+    lower_bound = math.log(config.low) if config.low else -math.inf
+    inside_BT = (log_ratio_BT >= lower_bound) & (log_ratio_BT <= upper_bound)
     if config.mode == "geometric":
         return inside_BT.to(log_ratio_BT.dtype)
-    return torch.where(inside_BT, log_ratio_BT.clamp(max=limit).exp(), 0.0)
+    return torch.where(inside_BT, log_ratio_BT.clamp(max=upper_bound).exp(), 0.0)

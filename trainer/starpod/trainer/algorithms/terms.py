@@ -65,7 +65,7 @@ class CreditTerm(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> CreditTerm:
         unit, score = self.unit, self.score
-        turnless = "state" if "state" in self.key else "turn"
+        missing_key = "state" if "state" in self.key else "turn"
         for wrong, sentence in (
             (
                 (unit == "criterion") != (score == "met"),
@@ -103,7 +103,7 @@ class CreditTerm(Section):
             ),
             (
                 unit in ("episode", "agent") and bool({"turn", "state"} & {*self.key}),
-                f"a term of unit {unit} spans many turns and has no {turnless} of its own: drop it from key, or set "
+                f"a term of unit {unit} spans many turns and has no {missing_key} of its own: drop it from key, or set "
                 "the unit to turn",
             ),
             (
@@ -128,8 +128,8 @@ class CreditTerm(Section):
 
     def most_peers(self, group_size: int) -> int | None:
         """Return the maximum number of units that a group of this size can compare; None if it is not known."""
-        told = {"turn": "turn", "block": "turn", "agent": "agent"}.get(self.unit)
-        return group_size if self.unit in ("episode", "criterion") or told in self.key else None
+        key = {"turn": "turn", "block": "turn", "agent": "agent"}.get(self.unit)
+        return group_size if self.unit in ("episode", "criterion") or key in self.key else None
 
 
 TERMS: dict[str, Sequence[CreditTerm]] = {

@@ -28,8 +28,8 @@ class Units:
     def within(self, inside_BT: Tensor) -> Units:
         """Return the units restricted to tokens where this mask is True. Units without such a token are removed."""
         mask_BT = self.mask_BT & inside_BT
-        found_BK = torch.zeros_like(self.mask_BK, dtype=torch.int64).scatter_add(1, self.index_BT, mask_BT.long())
-        return Units(mask_BT, self.index_BT, found_BK > 0)
+        counts_BK = torch.zeros_like(self.mask_BK, dtype=torch.int64).scatter_add(1, self.index_BT, mask_BT.long())
+        return Units(mask_BT, self.index_BT, counts_BK > 0)
 
     def total(self, items_BT: Tensor) -> Tensor:
         """Return the sum over each unit's sampled tokens: [B, K]."""
@@ -73,13 +73,13 @@ def turn_table(mask_BT: Tensor, turns_BT: Tensor) -> TurnTable:
     """
     index_BT = torch.where(mask_BT, turns_BT, 0)
     # Use the highest turn so far, so that positions between sampled tokens do not matter.
-    reached_BT = torch.where(mask_BT, turns_BT, -1).cummax(1).values
-    if bool((mask_BT & ((turns_BT < 0) | (turns_BT < reached_BT))).any()):
+    highest_BT = torch.where(mask_BT, turns_BT, -1).cummax(1).values
+    if bool((mask_BT & ((turns_BT < 0) | (turns_BT < highest_BT))).any()):
         raise ValueError("the turn of every sampled token must be given, from 0 and never falling along a row")
-    before_BT = torch.cat([torch.full_like(reached_BT[:, :1], -1), reached_BT[:, :-1]], dim=1)
-    first_BT = mask_BT & (turns_BT != before_BT)
+    previous_BT = torch.cat([torch.full_like(highest_BT[:, :1], -1), highest_BT[:, :-1]], dim=1)
+    first_BT = mask_BT & (turns_BT != previous_BT)
     tokens_BK = _count(mask_BT, index_BT)
     # A token is its turn's last if the row's tokens up to it include all tokens of the turn.
-    seen_BT = mask_BT.long().cumsum(1)
-    last_BT = mask_BT & (seen_BT == tokens_BK.cumsum(1).gather(1, index_BT))
+    counts_BT = mask_BT.long().cumsum(1)
+    last_BT = mask_BT & (counts_BT == tokens_BK.cumsum(1).gather(1, index_BT))
     return TurnTable(mask_BT, index_BT, tokens_BK > 0, first_BT, last_BT)

@@ -36,19 +36,19 @@ def check_user_methods(config: AlgorithmConfig) -> None:
     rollout = _two_episodes()
     shape = rollout.mask_BT.shape
     if names_file(config.advantage):
-        place = f"algorithm.advantage {config.advantage}"
-        advantages = _tried(place, config.estimator.estimate, config.estimator_settings, rollout, rollout.rewards_BT)
+        setting = f"algorithm.advantage {config.advantage}"
+        advantages = _tried(setting, config.estimator.estimate, config.estimator_settings, rollout, rollout.rewards_BT)
         advantages_BT = advantages.advantages_BT
         if not (isinstance(advantages_BT, Tensor) and advantages_BT.shape == shape and advantages_BT.isfinite().all()):
             raise ConfigError(
-                f"{place} must return a tensor of one finite advantage per token, [{shape[0]}, {shape[1]}] for "
+                f"{setting} must return a tensor of one finite advantage per token, [{shape[0]}, {shape[1]}] for "
                 f"{shape[0]} episodes of {shape[1]} tokens; it returned {advantages_BT!r}"
             )
     if names_file(config.loss):
-        place = f"algorithm.loss {config.loss}"
+        setting = f"algorithm.loss {config.loss}"
         logprobs_BT = rollout.old_logprobs_BT.clone().requires_grad_()
         loss = _tried(
-            place,
+            setting,
             config.policy_loss,
             logprobs_BT,
             rollout.old_logprobs_BT,
@@ -59,7 +59,7 @@ def check_user_methods(config: AlgorithmConfig) -> None:
         per_token_BT = getattr(loss, "per_token_BT", None)
         if not (isinstance(per_token_BT, Tensor) and per_token_BT.shape == shape and per_token_BT.requires_grad):
             raise ConfigError(
-                f"{place} must return a PolicyLoss whose per_token_BT is [B, T] with a gradient; it returned {loss!r}"
+                f"{setting} must return a PolicyLoss whose per_token_BT is [B, T] with a gradient; it returned {loss!r}"
             )
 
 
@@ -78,6 +78,6 @@ def _two_episodes() -> RolloutBatch:
     for episode in episodes:
         for index, key in enumerate((b"a", b"b")):
             parts = {"environment": float(index > episode.member)}
-            sampled = Turn(fresh=True, prompt=[1], reply=[2], logprobs=[-1.0], versions=[0], state_key=key, parts=parts)
-            episode.turns.append(sampled)
+            turn = Turn(fresh=True, prompt=[1], reply=[2], logprobs=[-1.0], versions=[0], state_key=key, parts=parts)
+            episode.turns.append(turn)
     return RolloutBatch.of(Batch(episodes))

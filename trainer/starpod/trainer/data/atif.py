@@ -29,15 +29,15 @@ def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = Fals
     if episode.instructions:
         steps.append({"source": "system", "message": episode.instructions})
     steps.append({"source": "user", "message": episode.turns[0].observation})
-    shown = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
+    observations = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
     context: list[int] = []
-    prompts: list[int] = []
-    for number, (turn, observation) in enumerate(zip(episode.turns, shown, strict=True)):
+    lengths: list[int] = []
+    for number, (turn, observation) in enumerate(zip(episode.turns, observations, strict=True)):
         context = turn.prompt.copy() if turn.fresh else context + turn.prompt
-        prompts.append(len(context) if turn.reply else 0)
-        steps.append(_step(turn, f"turn-{number}", observation, context if tokens else None, prompts[-1]))
+        lengths.append(len(context) if turn.reply else 0)
+        steps.append(_step(turn, f"turn-{number}", observation, context if tokens else None, lengths[-1]))
         context += turn.reply
-    sampled = sum(len(turn.reply) for turn in episode.turns)
+    token_count = sum(len(turn.reply) for turn in episode.turns)
     facts = ("environment", "version", "seed", "dynamics_seed", "group", "member", "task", "parent")
     trajectory: dict[str, Any] = {
         "schema_version": VERSION,
@@ -46,7 +46,7 @@ def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = Fals
         "agent": {"name": "starpod", "version": _version(), **({"model_name": model} if model else {})},
         "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
         "final_metrics": {
-            **({"total_prompt_tokens": sum(prompts), "total_completion_tokens": sampled} if sampled else {}),
+            **({"total_prompt_tokens": sum(lengths), "total_completion_tokens": token_count} if token_count else {}),
             "total_steps": len(steps),
             "extra": {"reward": episode.total_reward, "success": episode.success, "end": episode.end},
         },
@@ -59,8 +59,8 @@ def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = Fals
 
 def _step(turn: Turn, name: str, observation: str, context: list[int] | None, prompt_tokens: int) -> dict[str, Any]:
     calls = [
-        {"tool_call_id": f"{name}.{place}", "function_name": TOOL, "arguments": {"action": action}}
-        for place, action in enumerate(turn.actions)
+        {"tool_call_id": f"{name}.{index}", "function_name": TOOL, "arguments": {"action": action}}
+        for index, action in enumerate(turn.actions)
     ]
     step: dict[str, Any] = {"source": "agent", "message": turn.text}
     if turn.thought is not None:
@@ -80,8 +80,8 @@ def _step(turn: Turn, name: str, observation: str, context: list[int] | None, pr
                 "extra": {"policy_versions": turn.versions},
             }
         step["metrics"], step["llm_call_count"] = metrics, 1
-    told = {"well_formed": turn.well_formed, "criteria": turn.criteria, "agent_id": turn.agent_id, "info": turn.info}
-    step["extra"] = {"reward": turn.reward, "reward_parts": turn.parts} | {key: told[key] for key in told if told[key]}
+    extras = {"well_formed": turn.well_formed, "criteria": turn.criteria, "agent_id": turn.agent_id, "info": turn.info}
+    step["extra"] = {"reward": turn.reward, "reward_parts": turn.parts} | {k: extras[k] for k in extras if extras[k]}
     return step
 
 

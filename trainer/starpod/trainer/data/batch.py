@@ -138,9 +138,9 @@ class Batch:
         if not all(self.row_tokens):
             raise ValueError("an episode has no sampled token; leave it out of the batch")
         self._places: list[_Place] = []
-        for row, own in enumerate(samples):
+        for row, row_samples in enumerate(samples):
             first = 0
-            for sample in own:
+            for sample in row_samples:
                 end = first + sum(sample.sampled)
                 if end > first:  # otherwise there is nothing to score
                     self._places.append(_Place(row, sample, first, end))
@@ -155,17 +155,17 @@ class Batch:
 
     def rows(self, values: Sequence[Sequence[float]], fill: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return one list per episode, right-padded with `fill`: [B, T]."""
-        padded = torch.full(self.mask_BT.shape, fill, dtype=dtype)
-        for row, own in zip(padded, values, strict=True):
-            row[: len(own)] = torch.tensor(own, dtype=dtype)
-        return padded.to(self.device)
+        table = torch.full(self.mask_BT.shape, fill, dtype=dtype)
+        for row, items in zip(table, values, strict=True):
+            row[: len(items)] = torch.tensor(items, dtype=dtype)
+        return table.to(self.device)
 
     def per_turn(self, value: Sequence[Sequence[float]], fill: float, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return one value per turn, repeated on the turn's sampled tokens: [B, T]."""
         return self.rows(
             [
-                [v for turn, v in list(zip(episode.turns, own, strict=True))[episode.shared :] for _ in turn.reply]
-                for episode, own in zip(self.episodes, value, strict=True)
+                [v for turn, v in list(zip(episode.turns, items, strict=True))[episode.shared :] for _ in turn.reply]
+                for episode, items in zip(self.episodes, value, strict=True)
             ],
             fill,
             dtype,
@@ -180,7 +180,7 @@ class Batch:
 
         Raises ValueError for a turn whose blocks were not recorded.
         """
-        known = {name: index for index, name in enumerate(("", *BLOCKS), -1)}
+        indices = {name: index for index, name in enumerate(("", *BLOCKS), -1)}
         rows = []
         for episode in self.episodes:
             row: list[int] = []
@@ -192,15 +192,15 @@ class Batch:
                     )
                 before = 0
                 for name, end in turn.spans:
-                    row += [known[name]] * (end - before)
+                    row += [indices[name]] * (end - before)
                     before = end
             rows.append(row)
         return self.rows(rows, -1, torch.int64)
 
     def weights_BT(self) -> Tensor | None:
         """Return `Turn.weight` on the turn's tokens; None if all are 1."""
-        told = [[turn.weight for turn in episode.turns] for episode in self.episodes]
-        return self.per_turn(told, 1.0) if any(weight != 1 for own in told for weight in own) else None
+        weights = [[turn.weight for turn in episode.turns] for episode in self.episodes]
+        return self.per_turn(weights, 1.0) if any(weight != 1 for row in weights for weight in row) else None
 
     def truncated_BT(self) -> Tensor:
         """Return a mask of the tokens of replies that were cut off before their end token."""
@@ -215,8 +215,8 @@ class Batch:
         rows = []
         for episode in self.episodes:
             row: list[float] = []
-            for turn, turns in list(zip(episode.turns, paid_turns(episode), strict=True))[episode.shared :]:
-                row += [0.0] * (len(turn.reply) - 1) + [sum(each.reward for each in turns)] * bool(turn.reply)
+            for turn, sources in list(zip(episode.turns, paid_turns(episode), strict=True))[episode.shared :]:
+                row += [0.0] * (len(turn.reply) - 1) + [sum(source.reward for source in sources)] * bool(turn.reply)
             rows.append(row)
         return self.rows(rows, dtype=torch.float64)
 
@@ -244,9 +244,9 @@ class Batch:
         places = [self._places[index] for index in block]
         rows = sorted({place.row for place in places})
         inside = torch.zeros(len(rows), self.mask_BT.shape[1], dtype=torch.bool)
-        line = {row: index for index, row in enumerate(rows)}
+        row_index = {row: index for index, row in enumerate(rows)}
         for place in places:
-            inside[line[place.row], place.first : place.end] = True
+            inside[row_index[place.row], place.first : place.end] = True
         return Unpacked(rows, inside.to(self.device))
 
     def micro_batches(
@@ -260,15 +260,15 @@ class Batch:
 
         tokens_read: number of tokens that the policy reads for a block (`Policy.tokens_read`); None: all, with padding.
         """
-        chosen = set(rows)
+        row_set = set(rows)
 
         def order(index: int) -> tuple[int, int, int, int]:
             row, width = self._places[index].row, len(self._places[index].sample.tokens)
             group = self.episodes[row].group if self.episodes else row
             return -(width if width < _ALIKE else width // _ALIKE * _ALIKE), group, -width, index
 
-        ordered = sorted((index for index, place in enumerate(self._places) if place.row in chosen), key=order)
-        samples = [self._places[index].sample.tokens for index in ordered]
+        indices = sorted((index for index, place in enumerate(self._places) if place.row in row_set), key=order)
+        samples = [self._places[index].sample.tokens for index in indices]
 
         def fits(first: int, end: int) -> bool:
             block = samples[first:end]
@@ -277,10 +277,10 @@ class Batch:
             return tokens_read is not None and tokens_read(block) <= max_tokens
 
         edges = [0]
-        while edges[-1] < len(ordered):
-            edges.append(_furthest(edges[-1] + 1, len(ordered), partial(fits, edges[-1])))
+        while edges[-1] < len(indices):
+            edges.append(_furthest(edges[-1] + 1, len(indices), partial(fits, edges[-1])))
         # Sort by row and turn, as `Unpacked` expects.
-        return [sorted(ordered[first:end]) for first, end in pairwise(edges)]
+        return [sorted(indices[first:end]) for first, end in pairwise(edges)]
 
 
 def _furthest(end: int, last: int, fits: Callable[[int], bool]) -> int:
@@ -353,8 +353,8 @@ class RolloutBatch:
     def rows(self, rows: Sequence[int]) -> RolloutBatch:
         """Return these episodes only, with the same padding."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        chosen = {name: value[list(rows)] for name, value in values.items() if isinstance(value, Tensor)}
-        return RolloutBatch(**{**values, **chosen, "episodes": [self.episodes[row] for row in rows]})
+        tensors = {name: value[list(rows)] for name, value in values.items() if isinstance(value, Tensor)}
+        return RolloutBatch(**{**values, **tensors, "episodes": [self.episodes[row] for row in rows]})
 
     @property
     def returns_B(self) -> Tensor:
@@ -377,10 +377,10 @@ class RolloutBatch:
 
     def inherited_B(self, parts: Sequence[str] = (), without: Sequence[str] = ()) -> Tensor:
         """Return the rewards of shared turns. parts: only these reward parts; empty: all except `without`."""
-        inherited = [part_sums(episode.turns[: episode.shared]) for episode in self.episodes]
+        shared_parts = [part_sums(episode.turns[: episode.shared]) for episode in self.episodes]
         sums = [
-            sum(paid for name, paid in own.items() if name not in without and (name in parts or not parts))
-            for own in inherited
+            sum(reward for name, reward in rewards.items() if name not in without and (name in parts or not parts))
+            for rewards in shared_parts
         ]
         return torch.tensor(sums or [0.0] * len(self.mask_BT), dtype=torch.float64, device=self.mask_BT.device)
 

@@ -160,8 +160,8 @@ class Turn:
         values |= {name: base64.b64decode(values.get(name, "")) for name in ("state_key", "image")}
         counts = [values.pop(name, 0) for name in ("executed", "valid", "effective")]
         ran = values.pop("ran", None) or [True] * counts[0]
-        told = [(did, index < counts[1], index < counts[2]) for index, did in enumerate(ran)]
-        values["outcomes"] = [ActionOutcome(*each) for each in values.get("outcomes", told)]
+        outcomes = [(executed, index < counts[1], index < counts[2]) for index, executed in enumerate(ran)]
+        values["outcomes"] = [ActionOutcome(*outcome) for outcome in values.get("outcomes", outcomes)]
         values.pop("reward", None)
         return cls(**values)
 
@@ -360,7 +360,7 @@ class Group:
     def identical(self) -> bool:
         """Whether all members gave the same replies. Differences of their returns are then chance."""
         replies = [[turn.reply or turn.text for turn in episode.turns] for episode in self.episodes]
-        return len(replies) > 1 and all(each == replies[0] for each in replies)
+        return len(replies) > 1 and all(sequence == replies[0] for sequence in replies)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values. `from_json` is the inverse."""
@@ -371,7 +371,7 @@ class Group:
     def from_json(cls, values: Mapping[str, Any]) -> Group:
         """Return the group that `to_json` wrote."""
         parts = ("episodes", "failed", "branches")
-        episodes, failed, branches = ([Episode.from_json(each) for each in values.get(part, ())] for part in parts)
+        episodes, failed, branches = ([Episode.from_json(item) for item in values.get(part, ())] for part in parts)
         return cls(values["id"], episodes, failed, branches)
 
 
@@ -406,13 +406,13 @@ def payees_of(episode: Episode) -> list[int]:
     previous reply in its line, or else to the next one there. A line without a reply is paid to the previous reply in
     the episode, or else to the first one. Turns shared with a parent are not reassigned.
     """
-    turns, own = episode.turns, range(episode.shared, len(episode.turns))
+    turns, own_indices = episode.turns, range(episode.shared, len(episode.turns))
     payees = list(range(len(turns)))
-    replies = [index for index in own if turns[index].reply]
-    for index in own:
+    replies = [index for index in own_indices if turns[index].reply]
+    for index in own_indices:
         if replies and not turns[index].reply:
-            near = [other for other in replies if turns[other].line == turns[index].line] or replies
-            payees[index] = max((other for other in near if other < index), default=near[0])
+            candidates = [reply for reply in replies if turns[reply].line == turns[index].line] or replies
+            payees[index] = max((reply for reply in candidates if reply < index), default=candidates[0])
     return payees
 
 
@@ -439,11 +439,11 @@ def episodes_of(groups: Sequence[Group]) -> list[Episode]:
 
 def branches_of(groups: Sequence[Group]) -> list[Episode]:
     """Return the branches that can be trained on. The branches of a state must have different returns."""
-    kept = []
+    branches = []
     for group in groups:
         states = siblings_of(group.branches).values()
-        kept += [each for own in states if Group(group.id, own).reward_std > 1e-8 for each in own]
-    return [branch for branch in kept if branch.sampled_tokens]
+        branches += [branch for peers in states if Group(group.id, peers).reward_std > 1e-8 for branch in peers]
+    return [branch for branch in branches if branch.sampled_tokens]
 
 
 def siblings_of(episodes: Sequence[Episode]) -> dict[tuple[int, int], list[Episode]]:

@@ -34,11 +34,11 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
             "run, a checkpoint or a Hugging Face model; those of other policies have no tokens"
         )
     for episode in episodes:
-        held_out = "" if episode.environment == EXTERNAL else seeds.holds_out(episode.seed)
-        if held_out:
+        seed_range = "" if episode.environment == EXTERNAL else seeds.holds_out(episode.seed)
+        if seed_range:
             raise ConfigError(
-                f"replay.offline {path} holds an episode of seed {episode.seed}, which {held_out} holds out: record "
-                f"others with `starpod eval --seed {seeds.train.start}`, or choose other {held_out.split()[0]}"
+                f"replay.offline {path} holds an episode of seed {episode.seed}, which {seed_range} holds out: record "
+                f"others with `starpod eval --seed {seeds.train.start}`, or choose other {seed_range.split()[0]}"
             )
     return groups
 

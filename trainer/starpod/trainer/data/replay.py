@@ -70,13 +70,13 @@ class ReplayBuffer:
         Returns the groups in the order in which they were added, and the number dropped. The same contents and
         generator state give the same groups.
         """
-        fresh = [item for item in self._groups if version - item[0] <= self.config.max_staleness]
-        dropped = len(self._groups) - len(fresh)
+        fresh_items = [item for item in self._groups if version - item[0] <= self.config.max_staleness]
+        dropped = len(self._groups) - len(fresh_items)
         self.stale += dropped
-        self._groups = fresh
-        count = min(self.config.groups, len(fresh))
-        chosen = sorted(rng.choice(len(fresh), count, replace=False)) if count else []
-        return [fresh[index][1] for index in chosen], dropped
+        self._groups = fresh_items
+        count = min(self.config.groups, len(fresh_items))
+        indices = sorted(rng.choice(len(fresh_items), count, replace=False)) if count else []
+        return [fresh_items[index][1] for index in indices], dropped
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""

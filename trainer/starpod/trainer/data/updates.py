@@ -61,11 +61,11 @@ class TokenRecord:
     @classmethod
     def from_json(cls, values: Mapping[str, str]) -> TokenRecord:
         """Return the record from JSON values. Raises KeyError and ValueError."""
-        given = {name: base64.b64decode(values[name]) for name in ("advantages", "ratios", "marks")}
+        buffers = {name: base64.b64decode(values[name]) for name in ("advantages", "ratios", "marks")}
         return cls(
-            np.frombuffer(given["advantages"], "<f2"),
-            np.frombuffer(given["ratios"], "<f2"),
-            np.frombuffer(given["marks"], "u1"),
+            np.frombuffer(buffers["advantages"], "<f2"),
+            np.frombuffer(buffers["ratios"], "<f2"),
+            np.frombuffer(buffers["marks"], "u1"),
         )
 
 
@@ -110,8 +110,8 @@ class UpdateRecord:
         for row, (episode, count) in enumerate(zip(self._batch.episodes, self._batch.row_tokens, strict=True)):
             # Pad with zeros for the turns shared with a parent, which are trained there.
             shared = sum(len(turn.reply) for turn in episode.turns[: episode.shared])
-            found = (np.pad(each[row, :count], (shared, 0)) for each in (advantages_BT, ratios_BT, marks_BT))
-            yield episode, TokenRecord(*found)
+            columns = (np.pad(table[row, :count], (shared, 0)) for table in (advantages_BT, ratios_BT, marks_BT))
+            yield episode, TokenRecord(*columns)
 
 
 def update_file(rollouts: Path) -> Path:
@@ -130,8 +130,8 @@ def write_update(path: Path, verdicts: Mapping[int, Verdict], learnt: Iterable[t
         with gzip.open(temporary, "wt", compresslevel=LEVEL, encoding="utf-8") as file:
             file.write(json.dumps({"groups": groups}) + "\n")
             for episode, tokens in learnt:
-                place = {"group": episode.group, "member": episode.member}
-                file.write(json.dumps({**place, **tokens.to_json()}) + "\n")
+                keys = {"group": episode.group, "member": episode.member}
+                file.write(json.dumps({**keys, **tokens.to_json()}) + "\n")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

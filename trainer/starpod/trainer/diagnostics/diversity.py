@@ -22,9 +22,9 @@ def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
         a reply that repeats itself.
     """
     metrics = {}
-    same = response_diversity(episodes)
-    if same is not None:
-        metrics["collect/response_diversity"] = same
+    reply_diversity = response_diversity(episodes)
+    if reply_diversity is not None:
+        metrics["collect/response_diversity"] = reply_diversity
     turns = [turn for episode in episodes for turn in episode.turns]
     thoughts = Counter(normalise(turn.thought) for turn in turns if turn.thought is not None)
     if thoughts:
@@ -49,8 +49,8 @@ def response_diversity(episodes: Iterable[Episode]) -> float | None:
         if episode.turns:
             replies[episode.group][normalise(episode.turns[0].text)] += 1
     pairs = sum(comb(texts.total(), 2) for texts in replies.values())
-    equal = sum(comb(count, 2) for texts in replies.values() for count in texts.values())
-    return 1 - equal / pairs if pairs else None
+    equal_pairs = sum(comb(count, 2) for texts in replies.values() for count in texts.values())
+    return 1 - equal_pairs / pairs if pairs else None
 
 
 def distinct_trigrams(turns: Iterable[Turn]) -> float | None:

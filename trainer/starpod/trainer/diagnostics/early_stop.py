@@ -42,9 +42,9 @@ class EarlyStop:
         before it succeeds.
         """
         config = self._config
-        risen = self._best_return is not None and own_return > self._best_return
-        self._best_return = own_return if risen or self._best_return is None else self._best_return
-        self._low_success = self._low_success + 1 if success < config.low_success_below and not risen else 0
+        is_best = self._best_return is not None and own_return > self._best_return
+        self._best_return = own_return if is_best or self._best_return is None else self._best_return
+        self._low_success = self._low_success + 1 if success < config.low_success_below and not is_best else 0
         if not config.low_success or self._low_success < config.low_success_times:
             return
         self.reason = (
@@ -91,10 +91,10 @@ class EarlyStop:
 
     def _empty_filter(self, step: int, metrics: Mapping[str, float]) -> str | None:
         config = self._config
-        kept = metrics.get("collect/kept_fraction")
-        if kept is None:
+        kept_fraction = metrics.get("collect/kept_fraction")
+        if kept_fraction is None:
             return None
-        self._empty = self._empty + 1 if kept <= 0 else 0
+        self._empty = self._empty + 1 if kept_fraction <= 0 else 0
         if not config.empty_filter or self._empty < config.empty_filter_times:
             return None
         return (

@@ -167,20 +167,20 @@ class EchoTrap:
             if now >= bound / self._config.release and not success.solved:
                 return []
             track.firing = False
-            why = f"they are {show(now, 'share')} of those with reward deviation"
-            return [EchoWarning(step, "identical", now, withdrawal("groups of identical replies", why))]
+            reason = f"they are {show(now, 'share')} of those with reward deviation"
+            return [EchoWarning(step, "identical", now, withdrawal("groups of identical replies", reason))]
         # A policy that becomes confident also repeats itself.
         if now <= bound or success.holds or success.solved:
             return []
         track.firing = True
-        drop = "" if dropped else "leave such groups out (algorithm.filter.drop_identical=true), "
+        advice = "" if dropped else "leave such groups out (algorithm.filter.drop_identical=true), "
         return [
             EchoWarning(
                 step,
                 "identical",
                 now,
                 f"groups of identical replies: in {show(now, 'share')} of those with reward deviation all members gave "
-                f"the same replies, so what differs is luck, and teaches nothing. To do: {drop}sample at a higher "
+                f"the same replies, so what differs is luck, and teaches nothing. To do: {advice}sample at a higher "
                 "temperature, or raise the entropy bonus.",
             )
         ]
@@ -220,15 +220,15 @@ class EchoTrap:
         bound: float = getattr(config, signal.name)
         beyond: Callable[[float], bool]
         if signal.rises:
-            beyond, back = (lambda r: r > bound), ratio < bound / config.release
+            beyond, recovered = (lambda r: r > bound), ratio < bound / config.release
         else:
-            beyond, back = (lambda r: r < bound), ratio > bound * config.release
+            beyond, recovered = (lambda r: r < bound), ratio > bound * config.release
         # If the task is solved, all members succeed alike, which is no trap.
         excused = self._success.solved and not signal.rises
-        if track.firing and (back or excused):
-            told, track.firing, track.told = track.told, False, False
-            why = "the task is solved" if excused else f"it is at {_share(signal, ratio)} again"
-            return EchoWarning(step, signal.name, ratio, withdrawal(signal.words, why)) if told else None
+        if track.firing and (recovered or excused):
+            warned, track.firing, track.told = track.told, False, False
+            reason = "the task is solved" if excused else f"it is at {_share(signal, ratio)} again"
+            return EchoWarning(step, signal.name, ratio, withdrawal(signal.words, reason)) if warned else None
         success = self._success
         # Large updates that improve a policy are not unstable. Updates with NaN are skipped, so they still warn.
         harmless = signal.rises and success.holds and math.isfinite(ratio)
@@ -265,22 +265,22 @@ class EchoTrap:
         )
 
     def _verdict(self, step: int) -> EchoWarning | None:
-        firing = self._firing
-        if len(firing) < self._config.verdict:
-            told, self._trapped = self._trapped, False
+        signals = self._firing
+        if len(signals) < self._config.verdict:
+            trapped, self._trapped = self._trapped, False
             text = withdrawal("an Echo Trap", f"fewer than {self._config.verdict} of its signals hold")
-            return EchoWarning(step, "echo_trap", 1.0, text) if told else None
+            return EchoWarning(step, "echo_trap", 1.0, text) if trapped else None
         if self._trapped or self._success.holds or self._success.never:
             return None
-        parts = [(signal, self._ratio(signal.name) or 0.0) for signal in firing]
-        found = ", ".join(f"{signal.words} at {_share(signal, ratio)}" for signal, ratio in parts)
-        least = min(ratio for _, ratio in parts)
+        parts = [(signal, self._ratio(signal.name) or 0.0) for signal in signals]
+        summary = ", ".join(f"{signal.words} at {_share(signal, ratio)}" for signal, ratio in parts)
+        lowest_ratio = min(ratio for _, ratio in parts)
         self._trapped = True
         return EchoWarning(
             step,
             "echo_trap",
-            least,
-            f"Echo Trap: {len(firing)} of {len(SIGNALS)} signals at once ({found}). What is learnt from "
+            lowest_ratio,
+            f"Echo Trap: {len(signals)} of {len(SIGNALS)} signals at once ({summary}). What is learnt from "
             "here on is mostly repetition. To do: stop, go back to the best checkpoint, and train on with a lower "
             "learning rate, more varied start states, or starpo-s if it is not on (filter by reward deviation, no KL "
             "term, clip 0.2/0.28).",
@@ -307,8 +307,8 @@ class EchoTrap:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, values in state["tracks"].items():
             latest = [math.inf if value is None else value for value in values["latest"]]
-            told = values.get("told", values["firing"])  # earlier versions warned whenever a signal fired
-            self._tracks[name] = _Track(list(values["start"]), latest, values["firing"], told)
+            warned = values.get("told", values["firing"])  # earlier versions warned whenever a signal fired
+            self._tracks[name] = _Track(list(values["start"]), latest, values["firing"], warned)
         self._trapped = state["trapped"]
         identical = state["identical"]
         self._identical = _Track([], list(identical["latest"]), identical["firing"])

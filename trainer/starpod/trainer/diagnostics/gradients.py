@@ -29,9 +29,9 @@ def reward_buckets(groups: Sequence[Group], count: int) -> dict[str, list[Group]
 
     Groups without deviation are separate because group-relative advantages give them no task gradient.
     """
-    ranked = sorted(groups, key=lambda group: group.reward_std)
-    zero = [group for group in ranked if group.reward_std <= ZERO]
-    parts = split(ranked[len(zero) :], count)
+    sorted_groups = sorted(groups, key=lambda group: group.reward_std)
+    zero = [group for group in sorted_groups if group.reward_std <= ZERO]
+    parts = split(sorted_groups[len(zero) :], count)
     return ({"zero": zero} if zero else {}) | {str(index): list(part) for index, part in enumerate(parts, start=1)}
 
 
@@ -103,16 +103,16 @@ def agent_report(
     for index, agent in enumerate(agents):
         # Tokens with an advantage of 0 have no gradient, so the agents' gradients add up to the whole.
         inside_BT = units.mask_BT & (units.index_BT == index)
-        task, pooled, own = (
-            norm(agent, torch.where(inside_BT, each_BT, 0.0)) for each_BT in (advantages_BT, pooled_BT, own_BT)
+        task_norm, pooled_norm, own_norm = (
+            norm(agent, torch.where(inside_BT, item_BT, 0.0)) for item_BT in (advantages_BT, pooled_BT, own_BT)
         )
-        metrics[f"gradients/agents/{agent}/task"] = task
-        if own > 0:
-            metrics[f"gradients/agents/{agent}/measured_factor"] = (pooled / own) ** 2
-    row_n, agent_n = (places.tolist() for places in units.mask_BK.nonzero(as_tuple=True))
-    earned_n = units.total(rollout.rewards_BT)[units.mask_BK].tolist()
-    of_n = rollout.groups_B[row_n].tolist()
-    factors = pooled_factors(zip(of_n, (agents[index] for index in agent_n), earned_n, strict=True))
+        metrics[f"gradients/agents/{agent}/task"] = task_norm
+        if own_norm > 0:
+            metrics[f"gradients/agents/{agent}/measured_factor"] = (pooled_norm / own_norm) ** 2
+    row_n, agent_n = (indices.tolist() for indices in units.mask_BK.nonzero(as_tuple=True))
+    rewards_n = units.total(rollout.rewards_BT)[units.mask_BK].tolist()
+    groups_n = rollout.groups_B[row_n].tolist()
+    factors = pooled_factors(zip(groups_n, (agents[index] for index in agent_n), rewards_n, strict=True))
     return metrics | {f"gradients/agents/{agent}/pooled_factor": factor for agent, factor in factors.items()}
 
 
@@ -130,13 +130,13 @@ def pooled_factors(scores: Iterable[tuple[int, str, float]]) -> dict[str, float]
     groups: defaultdict[int, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for group, agent, score in scores:
         groups[group][agent].append(score)
-    shared: defaultdict[str, float] = defaultdict(float)
-    alone: defaultdict[str, int] = defaultdict(int)
+    sums: defaultdict[str, float] = defaultdict(float)
+    counts: defaultdict[str, int] = defaultdict(int)
     for agents in groups.values():
-        pooled = [score for own in agents.values() for score in own]
-        spread = variance(pooled) if len(pooled) > 1 else 0.0
-        for agent, own in agents.items():
-            if spread > ZERO and len(own) > 1:
-                shared[agent] += len(own) * (variance(own) + (fmean(own) - fmean(pooled)) ** 2) / spread
-                alone[agent] += len(own) if variance(own) > ZERO else 0
-    return {agent: shared[agent] / count for agent, count in alone.items() if count}
+        pooled_values = [score for values in agents.values() for score in values]
+        spread = variance(pooled_values) if len(pooled_values) > 1 else 0.0
+        for agent, values in agents.items():
+            if spread > ZERO and len(values) > 1:
+                sums[agent] += len(values) * (variance(values) + (fmean(values) - fmean(pooled_values)) ** 2) / spread
+                counts[agent] += len(values) if variance(values) > ZERO else 0
+    return {agent: sums[agent] / count for agent, count in counts.items() if count}

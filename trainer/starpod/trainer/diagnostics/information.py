@@ -62,20 +62,20 @@ def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) 
     L_NM = L_NM.double()
     samples, prompts = L_NM.shape
     weights_M = torch.bincount(own_N, minlength=prompts).double() / samples
-    matched_N = L_NM.gather(1, own_N[:, None]).squeeze(1)
+    conditional_N = L_NM.gather(1, own_N[:, None]).squeeze(1)
     marginal_N = torch.logsumexp(L_NM + weights_M.log(), dim=1)
-    gained = float((matched_N - marginal_N).mean())
+    mutual_information = float((conditional_N - marginal_N).mean())
     spread = float(marginal_N.std(correction=0))
-    better_N = torch.gt(L_NM, matched_N[:, None]).sum(1)
-    equal_N = torch.eq(L_NM, matched_N[:, None]).sum(1)  # includes itself
+    better_counts_N = torch.gt(L_NM, conditional_N[:, None]).sum(1)
+    equal_counts_N = torch.eq(L_NM, conditional_N[:, None]).sum(1)  # includes itself
     return Information(
-        mutual_information=gained,
+        mutual_information=mutual_information,
         bound=float(-(weights_M * weights_M.log()).nansum()),
-        conditional_entropy=float(-matched_N.mean()),
+        conditional_entropy=float(-conditional_N.mean()),
         entropy=float(-marginal_N.mean()),
         deviation=spread,
-        z_score=gained / ((spread if deviation is None else deviation) + 1e-3),
-        retrieval={k: float(((k - better_N) / equal_N).clamp(0, 1).mean()) for k in RETRIEVAL_DEPTHS},
+        z_score=mutual_information / ((spread if deviation is None else deviation) + 1e-3),
+        retrieval={k: float(((k - better_counts_N) / equal_counts_N).clamp(0, 1).mean()) for k in RETRIEVAL_DEPTHS},
         chance={k: min(k / prompts, 1.0) for k in RETRIEVAL_DEPTHS},
     )
 
@@ -140,24 +140,24 @@ def _first(length: int, holds: Callable[[int], bool]) -> int:
 
 def first_turns(episodes: Sequence[Episode], count: int, generator: torch.Generator) -> list[tuple[Episode, int]]:
     """Return up to `count` first turns from as many different start states as possible."""
-    drawn = _shuffled([episode for episode in episodes if episode.turns], generator)
-    seen: dict[int, int] = {}
+    candidates = _shuffled([episode for episode in episodes if episode.turns], generator)
+    counts: dict[int, int] = {}
     rounds = []
-    for episode in drawn:
-        rounds.append(seen.get(episode.group, 0))
-        seen[episode.group] = rounds[-1] + 1
-    order = sorted(range(len(drawn)), key=rounds.__getitem__)
-    return [(drawn[place], 0) for place in order[:count]]
+    for episode in candidates:
+        rounds.append(counts.get(episode.group, 0))
+        counts[episode.group] = rounds[-1] + 1
+    order = sorted(range(len(candidates)), key=rounds.__getitem__)
+    return [(candidates[index], 0) for index in order[:count]]
 
 
 def random_turns(episodes: Sequence[Episode], count: int, generator: torch.Generator) -> list[tuple[Episode, int]]:
     """Return one random turn from each of up to `count` random episodes."""
-    drawn = _shuffled([episode for episode in episodes if episode.turns], generator)[:count]
-    return [(e, int(torch.randint(len(e.turns), (), generator=generator))) for e in drawn]
+    selection = _shuffled([episode for episode in episodes if episode.turns], generator)[:count]
+    return [(e, int(torch.randint(len(e.turns), (), generator=generator))) for e in selection]
 
 
 def _shuffled(episodes: Sequence[Episode], generator: torch.Generator) -> list[Episode]:
-    return [episodes[place] for place in torch.randperm(len(episodes), generator=generator).tolist()]
+    return [episodes[index] for index in torch.randperm(len(episodes), generator=generator).tolist()]
 
 
 @dataclass(slots=True)
@@ -209,53 +209,53 @@ class InformationProbe:
         for name, sampler in samplers.items():
             if sampler is None:
                 continue
-            drawn = sampler(episodes, self._config.samples, generator)
-            samples = [reasoning_of(episode.turns, index, decode, self._tags) for episode, index in drawn]
-            found = [sample for sample in samples if sample is not None]
+            turns = sampler(episodes, self._config.samples, generator)
+            samples = [reasoning_of(episode.turns, index, decode, self._tags) for episode, index in turns]
+            valid_samples = [sample for sample in samples if sample is not None]
             if samples:
-                metrics[f"information/{name}/valid_thinking_rate"] = len(found) / len(samples)
-            if len(found) > 1:
-                metrics |= self._measure(name, found, score)
+                metrics[f"information/{name}/valid_thinking_rate"] = len(valid_samples) / len(samples)
+            if len(valid_samples) > 1:
+                metrics |= self._measure(name, valid_samples, score)
         return metrics
 
     def _measure(self, name: str, samples: Sequence[Sample], score: Score) -> dict[str, float]:
         prompts: dict[tuple[int, ...], int] = {}
         own_N = torch.tensor([prompts.setdefault(tuple(sample.prompt), len(prompts)) for sample in samples])
         columns = [list(prompt) for prompt in prompts]
-        flat = score(columns * len(samples), [sample.reasoning for sample in samples for _ in columns])
-        L_NM = torch.as_tensor(flat, dtype=torch.float64).reshape(len(samples), len(columns))
+        logprobs = score(columns * len(samples), [sample.reasoning for sample in samples for _ in columns])
+        L_NM = torch.as_tensor(logprobs, dtype=torch.float64).reshape(len(samples), len(columns))
         lengths_N = torch.tensor([len(sample.reasoning) for sample in samples])
         history = self._histories.setdefault(name, _History())
-        found = {
+        results = {
             "": self._smoothed(history, "sum", L_NM, own_N),
             "per_token_": self._smoothed(history, "mean", L_NM / lengths_N[:, None], own_N),
         }
         metrics = {"prompts": float(len(columns)), "samples": float(len(samples))}
-        for form, (now, z_score_ema) in found.items():
+        for form, (result, z_score_ema) in results.items():
             metrics |= {
-                f"{form}mutual_information": now.mutual_information,
-                f"{form}conditional_entropy": now.conditional_entropy,
-                f"{form}entropy": now.entropy,
-                f"{form}z_score": now.z_score,
+                f"{form}mutual_information": result.mutual_information,
+                f"{form}conditional_entropy": result.conditional_entropy,
+                f"{form}entropy": result.entropy,
+                f"{form}z_score": result.z_score,
                 f"{form}z_score_ema": z_score_ema,
             }
-        whole, per_token = found[""][0], found["per_token_"][0]
-        metrics["bound"] = whole.bound
-        for depth, share in whole.retrieval.items():
+        per_reasoning, per_token = results[""][0], results["per_token_"][0]
+        metrics["bound"] = per_reasoning.bound
+        for depth, share in per_reasoning.retrieval.items():
             metrics[f"retrieval_at_{depth}"] = share
-            metrics[f"retrieval_at_{depth}_above_chance"] = share - whole.chance[depth]
+            metrics[f"retrieval_at_{depth}_above_chance"] = share - per_reasoning.chance[depth]
         history.start = per_token.conditional_entropy if history.start is None else history.start
         self.regimes[name] = regime(
             high_entropy=per_token.conditional_entropy >= self._config.low_entropy * history.start,
-            high_information=whole.mutual_information >= self._config.low_information * whole.bound,
+            high_information=per_reasoning.mutual_information >= self._config.low_information * per_reasoning.bound,
         )
         return {f"information/{name}/{key}": value for key, value in metrics.items() if math.isfinite(value)}
 
     def _smoothed(self, history: _History, form: str, L_NM: Tensor, own_N: Tensor) -> tuple[Information, float]:
-        now = information(L_NM, own_N)
-        past = history.deviation.get(form, now.deviation)
-        history.deviation[form] = self._config.decay * past + (1 - self._config.decay) * now.deviation
-        return now, information(L_NM, own_N, deviation=history.deviation[form]).z_score
+        result = information(L_NM, own_N)
+        average = history.deviation.get(form, result.deviation)
+        history.deviation[form] = self._config.decay * average + (1 - self._config.decay) * result.deviation
+        return result, information(L_NM, own_N, deviation=history.deviation[form]).z_score
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""

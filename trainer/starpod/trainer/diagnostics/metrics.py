@@ -54,15 +54,15 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the cost of a search, including discarded replies, and the depth of its branches."""
-    spent = [group.spent for group in groups if group.spent is not None]
+    costs = [group.spent for group in groups if group.spent is not None]
     metrics = {
-        "search/environment_steps": float(sum(each.steps for each in spent)),
-        "search/sampled_tokens": float(sum(each.tokens for each in spent)),
-        "search/forks": float(sum(each.forks for each in spent)),
+        "search/environment_steps": float(sum(cost.steps for cost in costs)),
+        "search/sampled_tokens": float(sum(cost.tokens for cost in costs)),
+        "search/forks": float(sum(cost.forks for cost in costs)),
     }
-    corrected = [turn.weight for episode in episodes_of(groups) for turn in episode.own_turns if turn.weight != 1]
-    if corrected:
-        metrics["search/weight"] = statistics.fmean(corrected)
+    weights = [turn.weight for episode in episodes_of(groups) for turn in episode.own_turns if turn.weight != 1]
+    if weights:
+        metrics["search/weight"] = statistics.fmean(weights)
     branches = [branch for group in groups for branch in group.branches]
     if branches:
         turns = {(group.id, episode.member): len(episode.turns) for group in groups for episode in group.episodes}
@@ -72,7 +72,7 @@ def search_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics["search/branch_return"] = statistics.fmean(branch.total_reward for branch in branches)
         metrics["search/branch_depth"] = statistics.fmean(sorted(depths))
         thirds = Counter(min(int(3 * depth), 2) for depth in depths)
-        metrics |= {f"search/pivots_{name}": thirds[place] / len(depths) for place, name in enumerate(THIRDS)}
+        metrics |= {f"search/pivots_{name}": thirds[index] / len(depths) for index, name in enumerate(THIRDS)}
     return metrics
 
 
@@ -92,22 +92,22 @@ def spent_in(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """
     played = "time/collect" in metrics
     steps = (metrics.get("collect/episodes") or 0.0) * (metrics.get("collect/turns_mean") or 0.0) * played
-    counted = {
+    counts = {
         "environment_steps": steps,
         "sampled_tokens": steps * (metrics.get("collect/tokens_per_turn") or 0.0),
         "forks": 0.0,
     }
-    return {name: metrics.get(f"search/{name}") or own for name, own in counted.items()}
+    return {name: metrics.get(f"search/{name}") or count for name, count in counts.items()}
 
 
 def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:
     """Return the metrics of each of several environments, as `environments/<name>/<metric>`."""
     metrics: dict[str, float] = {}
-    for name, own in by_kind(groups).items():
-        found = episode_metrics(own) | diversity(episodes_of(own)) | {"collect/groups": float(len(own))}
+    for name, peers in by_kind(groups).items():
+        figures = episode_metrics(peers) | diversity(episodes_of(peers)) | {"collect/groups": float(len(peers))}
         metrics |= {
             f"environments/{name}/{metric.removeprefix('collect/')}": value
-            for metric, value in found.items()
+            for metric, value in figures.items()
             if metric.startswith("collect/")
         }
     return metrics
@@ -115,10 +115,10 @@ def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:
 
 def kept_by_task(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
     """Return the share of each environment's groups that a filter kept, as `environments/<name>/kept_fraction`."""
-    left = by_kind(kept)
+    kept_by_kind = by_kind(kept)
     return {
-        f"environments/{name}/kept_fraction": len(left.get(name, ())) / len(own)
-        for name, own in by_kind(groups).items()
+        f"environments/{name}/kept_fraction": len(kept_by_kind.get(name, ())) / len(peers)
+        for name, peers in by_kind(groups).items()
     }
 
 
@@ -136,23 +136,23 @@ def _attempts(episodes: Sequence[Episode]) -> dict[str, float]:
 
     Last attempts that repeat the first and correct nothing are the collapse that SCoRe prevents.
     """
-    first, last, same = [], [], []
+    first_successes, last_successes, repeats = [], [], []
     for episode in episodes:
-        begun = [turn for turn in episode.turns if "attempt" in turn.parts and not turn.attempt]
-        if begun:
-            first.append(bool(begun[-1].info.get("success")))
-            last.append(bool(episode.success))
-            ended = [turn.actions for turn in episode.turns if "attempt" not in turn.parts]
-            same.append([turn.actions for turn in begun] == ended)
-    if not first:
+        first_turns = [turn for turn in episode.turns if "attempt" in turn.parts and not turn.attempt]
+        if first_turns:
+            first_successes.append(bool(first_turns[-1].info.get("success")))
+            last_successes.append(bool(episode.success))
+            last_actions = [turn.actions for turn in episode.turns if "attempt" not in turn.parts]
+            repeats.append([turn.actions for turn in first_turns] == last_actions)
+    if not first_successes:
         return {}
-    pairs = Counter(zip(first, last, strict=True))
+    pairs = Counter(zip(first_successes, last_successes, strict=True))
     return {
-        "collect/first_attempt_success": statistics.fmean(first),
-        "collect/last_attempt_success": statistics.fmean(last),
-        "collect/attempts_mended": pairs[False, True] / len(first),
-        "collect/attempts_spoilt": pairs[True, False] / len(first),
-        "collect/attempts_identical": statistics.fmean(same),
+        "collect/first_attempt_success": statistics.fmean(first_successes),
+        "collect/last_attempt_success": statistics.fmean(last_successes),
+        "collect/attempts_mended": pairs[False, True] / len(first_successes),
+        "collect/attempts_spoilt": pairs[True, False] / len(first_successes),
+        "collect/attempts_identical": statistics.fmean(repeats),
     }
 
 
@@ -173,30 +173,30 @@ def _pass_at_n(groups: Sequence[Group]) -> dict[str, float]:
     groups = [group for group in groups if len(group.episodes) > 1]
     if not groups:
         return {}
-    solved = sum(any(episode.success for episode in group.episodes) for group in groups)
-    return {"collect/pass_at_n": solved / len(groups)}
+    successes = sum(any(episode.success for episode in group.episodes) for group in groups)
+    return {"collect/pass_at_n": successes / len(groups)}
 
 
 def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Return the mean and maximum number of versions between the sampled tokens and `version`; empty without tokens."""
-    behind = [
-        version - sampled
+    lags = [
+        version - token_version
         for group in groups
         for episode in group.episodes
         for turn in episode.turns
-        for sampled in turn.versions
+        for token_version in turn.versions
     ]
-    if not behind:
+    if not lags:
         return {}
-    return {"collect/staleness_mean": statistics.fmean(behind), "collect/staleness_max": float(max(behind))}
+    return {"collect/staleness_mean": statistics.fmean(lags), "collect/staleness_max": float(max(lags))}
 
 
 def latency_metrics(latencies: Sequence[float]) -> dict[str, float]:
     """Return the median and 99th percentile of the environments' response times, in seconds, as seen by the trainer."""
     if not latencies:
         return {}
-    ordered = sorted(latencies)
+    sorted_latencies = sorted(latencies)
     return {
-        "environment/latency_p50": ordered[len(ordered) // 2],
-        "environment/latency_p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
+        "environment/latency_p50": sorted_latencies[len(sorted_latencies) // 2],
+        "environment/latency_p99": sorted_latencies[min(len(sorted_latencies) - 1, int(len(sorted_latencies) * 0.99))],
     }

@@ -38,11 +38,11 @@ class SuccessTrack:
         if len(self._start) < config.start_steps:
             self._start.append(value)
         self._latest = [*self._latest, value][-config.window :]
-        now = statistics.median(self._latest)
+        median = statistics.median(self._latest)
         self._since_best += 1
-        if len(self._latest) == config.window and now > self._best:
-            self._best, self._since_best = now, 0
-        self.solved = now >= (config.solved / config.release if self.solved else config.solved)
+        if len(self._latest) == config.window and median > self._best:
+            self._best, self._since_best = median, 0
+        self.solved = median >= (config.solved / config.release if self.solved else config.solved)
 
     @property
     def start(self) -> float | None:
@@ -108,4 +108,4 @@ def has_risen(evaluations: Sequence[Mapping[str, Any]]) -> bool:
     if not later or first["success"] >= HIGH:
         return True
     pairs = (("success", "success_low"), ("return_mean", "return_low"))
-    return any((each.get(low) or -math.inf) > (first.get(mean) or 0.0) for each in later for mean, low in pairs)
+    return any((figures.get(low) or -math.inf) > (first.get(mean) or 0.0) for figures in later for mean, low in pairs)

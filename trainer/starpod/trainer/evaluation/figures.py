@@ -33,32 +33,32 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         of episodes per start, and for that number.
     ends: number of episodes for each reason to end; "" if the policy had no move left.
     """
-    played = [episode for episode in episodes if not episode.failed]
+    played_episodes = [episode for episode in episodes if not episode.failed]
     starts: dict[int, list[Episode]] = {}
-    for episode in played:
+    for episode in played_episodes:
         starts.setdefault(episode.group, []).append(episode)
     groups = list(starts.values())
     wins = [[episode.success is True for episode in group] for group in groups]
     returns = [fmean(episode.own_return for episode in group) for group in groups]
-    success = clustered_interval(wins) if wins else (None, None)
-    return_ends = mean_interval(returns) if len(returns) > 1 else (None, None)
-    turns = [turn for episode in played for turn in episode.turns]
+    success_interval = clustered_interval(wins) if wins else (None, None)
+    return_interval = mean_interval(returns) if len(returns) > 1 else (None, None)
+    turns = [turn for episode in played_episodes for turn in episode.turns]
     return {
-        "episodes": len(played),
+        "episodes": len(played_episodes),
         "starts": len(groups),
-        "failed": len(episodes) - len(played),
+        "failed": len(episodes) - len(played_episodes),
         "success": _mean([fmean(group) for group in wins]),
-        "success_low": success[0],
-        "success_high": success[1],
+        "success_low": success_interval[0],
+        "success_high": success_interval[1],
         "return_mean": _mean(returns),
-        "return_low": return_ends[0],
-        "return_high": return_ends[1],
-        "turns_mean": _mean([len(episode.turns) for episode in played]),
-        "actions_mean": _mean([sum(turn.executed for turn in episode.turns) for episode in played]),
+        "return_low": return_interval[0],
+        "return_high": return_interval[1],
+        "turns_mean": _mean([len(episode.turns) for episode in played_episodes]),
+        "actions_mean": _mean([sum(turn.executed for turn in episode.turns) for episode in played_episodes]),
         "format_rate": _mean([turn.well_formed for turn in turns]),
         "valid_rate": _mean([turn.valid > 0 for turn in turns]),
         "pass_at_k": _pass_at(wins),
-        "ends": dict(Counter(episode.end for episode in played).most_common()),
+        "ends": dict(Counter(episode.end for episode in played_episodes).most_common()),
     }
 
 
@@ -68,12 +68,12 @@ def episode_results(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
     `compare` pairs evaluations by them. Columns: seed; sample, the episode's number for that seed; success, null if the
     environment cannot say; return, of the environment's own rewards.
     """
-    played = [episode for episode in episodes if not episode.failed]
+    played_episodes = [episode for episode in episodes if not episode.failed]
     return {
-        "seed": [episode.seed for episode in played],
-        "sample": [episode.member for episode in played],
-        "success": [episode.success for episode in played],
-        "return": [episode.own_return for episode in played],
+        "seed": [episode.seed for episode in played_episodes],
+        "sample": [episode.member for episode in played_episodes],
+        "success": [episode.success for episode in played_episodes],
+        "return": [episode.own_return for episode in played_episodes],
     }
 
 
@@ -82,12 +82,12 @@ def _pass_at(wins: Sequence[Sequence[bool]]) -> dict[str, float]:
     if tries < 2:
         return {}
     sizes = {tries} | {1 << power for power in range(tries.bit_length()) if 1 << power <= tries}
-    found = {}
+    shares = {}
     for k in sorted(sizes):
         # Skip starts with fewer than k episodes (some failed): pass@k cannot be estimated from them.
-        enough = [group for group in wins if len(group) >= k]
-        found[str(k)] = fmean(pass_at_k(len(group), sum(group), k) for group in enough)
-    return found
+        groups = [group for group in wins if len(group) >= k]
+        shares[str(k)] = fmean(pass_at_k(len(group), sum(group), k) for group in groups)
+    return shares
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -111,7 +111,7 @@ def held_out_figures(collected: Collected) -> dict[str, Any]:
     """Return the metrics of `summarise` that a run's evaluations keep. They are numbers even if all episodes failed."""
     figures = summarise(collected.episodes)
     figures["failed"] = collected.failed
-    return {name: usual if figures[name] is None else figures[name] for name, usual in _HELD_OUT.items()}
+    return {name: default if figures[name] is None else figures[name] for name, default in _HELD_OUT.items()}
 
 
 def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -122,14 +122,14 @@ def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """
     if list(figures) == [""]:
         return figures[""]
-    each = list(figures.values())
-    summary = _mean_figures(each)
-    for way in ("greedy", "best_of"):
-        if all(way in own for own in each):
-            summary[way] = _mean_figures([own[way] for own in each])
-    references = [own.get("reference") or {} for own in each]
-    if common := [name for name in references[0] if all(name in own for own in references)]:
-        summary["reference"] = {name: _mean_figures([own[name] for own in references]) for name in common}
+    task_figures = list(figures.values())
+    summary = _mean_figures(task_figures)
+    for mode in ("greedy", "best_of"):
+        if all(mode in item for item in task_figures):
+            summary[mode] = _mean_figures([item[mode] for item in task_figures])
+    references = [item.get("reference") or {} for item in task_figures]
+    if common := [name for name in references[0] if all(name in reference for reference in references)]:
+        summary["reference"] = {name: _mean_figures([reference[name] for reference in references]) for name in common}
     return summary | {"environments": dict(figures)}
 
 
@@ -143,7 +143,7 @@ def _mean_figures(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for figure, name in (("success", "success"), ("return", "return_mean")):
         low, high = f"{figure}_low", f"{figure}_high"
         if mean[low] is not None:
-            mean[low], mean[high] = interval_of_mean([(own[name], own[low], own[high]) for own in each])
+            mean[low], mean[high] = interval_of_mean([(item[name], item[low], item[high]) for item in each])
     return mean
 
 

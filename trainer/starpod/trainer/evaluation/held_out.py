@@ -61,7 +61,7 @@ class HeldOut:
             what: What is evaluated, for the screen.
             way: "greedy" or "best_of"; "" samples at the temperature of evaluations.
         """
-        played = {}
+        collected = {}
         for name, collector in self.collectors.items():
             settings = self.tasks[name].evaluation
             if not way:
@@ -75,10 +75,10 @@ class HeldOut:
                 score = partial(self.parallel.in_thread, self.scorer.score)
                 agents = BestOfAgents.like(agents, count=self.config.evaluation.best_of, score=score)
             player = replace(collector, agents=agents, task=self.task(name), search=None, others={})
-            own = self.parallel.split(starts_from(self.seeds(name, purpose)))
-            playing = of_all_ranks(player.collect(own, 1), self.parallel, self.screen.warn)
-            played[name] = await self.interrupts.unless_requested(playing)
-        return played
+            starts = self.parallel.split(starts_from(self.seeds(name, purpose)))
+            collecting = of_all_ranks(player.collect(starts, 1), self.parallel, self.screen.warn)
+            collected[name] = await self.interrupts.unless_requested(collecting)
+        return collected
 
     async def play_references(self) -> dict[str, Any]:
         """Return metrics of the reference policies by task and policy. They need no model, so only rank 0 plays."""
@@ -86,15 +86,15 @@ class HeldOut:
         async def play() -> dict[str, Any]:
             if not self.parallel.is_main:
                 return {}
-            played: dict[str, Any] = {}
+            results: dict[str, Any] = {}
             for name, collector in self.collectors.items():
                 task, seeds = self.task(name), self.seeds(name, "selection")
                 if policies := self.tasks[name].evaluation.reference:
                     self.screen.phase(f"playing {', '.join(policies)} on {len(seeds)} selection seeds")
-                played[name] = {
+                results[name] = {
                     policy: await evaluate_reference(collector.fleet, policy, task, seeds) for policy in policies
                 }
-            return played
+            return results
 
         return (await self.interrupts.unless_requested(self.parallel.all_done(play())))[0]
 
@@ -106,12 +106,12 @@ class HeldOut:
 
     def kept(self, played: Mapping[str, Collected]) -> list[Episode]:
         """Return the first episodes of each environment, with unique group numbers."""
-        most = self.config.evaluation.keep_episodes
-        return numbered([collected.episodes[:most] for collected in played.values()])
+        limit = self.config.evaluation.keep_episodes
+        return numbered([collected.episodes[:limit] for collected in played.values()])
 
     async def draw(self, folder: RunFolder) -> None:
         """Render episodes of the evaluations for the report."""
         self.screen.phase("drawing episodes for the report")
         players = {name: (collector.fleet, self.task(name)) for name, collector in self.collectors.items()}
-        if drawn := await draw_episodes(players, in_order(folder)):
-            write_pictures(folder.pictures, drawn)
+        if pictures := await draw_episodes(players, in_order(folder)):
+            write_pictures(folder.pictures, pictures)

@@ -63,9 +63,9 @@ def interval_of_mean(estimates: Sequence[tuple[float, float, float]]) -> tuple[f
     This is MOVER, the method of variance estimates recovery (Zou and Donner 2008, doi:10.1002/sim.3095).
     """
     middle, count = fmean(value for value, _, _ in estimates), len(estimates)
-    below = math.sqrt(sum((value - low) ** 2 for value, low, _ in estimates)) / count
-    above = math.sqrt(sum((high - value) ** 2 for value, _, high in estimates)) / count
-    return middle - below, middle + above
+    lower_half = math.sqrt(sum((value - low) ** 2 for value, low, _ in estimates)) / count
+    upper_half = math.sqrt(sum((high - value) ** 2 for value, _, high in estimates)) / count
+    return middle - lower_half, middle + upper_half
 
 
 def paired_share_interval(
@@ -88,8 +88,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
     Under the null hypothesis, each pair in which only one succeeded is a fair coin.
     """
-    count, fewer = only_first + only_second, min(only_first, only_second)
-    return min(1.0, 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / (1 << count))
+    count, minimum = only_first + only_second, min(only_first, only_second)
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(minimum + 1)) / (1 << count))
 
 
 def pass_at_k(count: int, successes: int, k: int) -> float:
@@ -120,11 +120,11 @@ def t_quantile(probability: float, degrees: int) -> float:
 def _t_within(value: float, degrees: int) -> float:
     """Return P(|t| < value), by the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4."""
     angle = math.atan(value / math.sqrt(degrees))
-    sine, squared = math.sin(angle), math.cos(angle) ** 2
-    odd = degrees % 2
-    term = math.cos(angle) if odd else 1.0
+    sine, cosine_squared = math.sin(angle), math.cos(angle) ** 2
+    parity = degrees % 2
+    term = math.cos(angle) if parity else 1.0
     total = term if degrees > 1 else 0.0
-    for step in range(2 + odd, degrees - 1, 2):
-        term *= squared * (step - 1) / step
+    for step in range(2 + parity, degrees - 1, 2):
+        term *= cosine_squared * (step - 1) / step
         total += term
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return 2 / math.pi * (angle + sine * total) if parity else sine * total

@@ -73,12 +73,12 @@ class Ahead:
 
     def oldest_of(self, tasks: Sequence[str]) -> list[Start]:
         """Return the start of the oldest group of each task, of two groups if a task is listed twice, and so on."""
-        wanted, found = list(tasks), []
+        names, starts = list(tasks), []
         for group in self._admitted.values():
-            if group.start.task in wanted:
-                wanted.remove(group.start.task)
-                found.append(group.start)
-        return found
+            if group.start.task in names:
+                names.remove(group.start.task)
+                starts.append(group.start)
+        return starts
 
     async def take(self, starts: Sequence[Start], *, min_size: int = 1) -> Collected:
         """Wait until these groups are over, remove them and return the groups that this rank played.
@@ -89,18 +89,18 @@ class Ahead:
         for group in self._admitted.values():
             if group.playing is not None and group.playing.done():
                 group.playing.result()  # raise a fatal error of a later group now, not when that group is taken
-        playing = [self._admitted[start.id].playing for start in starts]
-        groups = await asyncio.gather(*(task for task in playing if task is not None))
+        futures = [self._admitted[start.id].playing for start in starts]
+        groups = await asyncio.gather(*(task for task in futures if task is not None))
         for start in starts:
             del self._admitted[start.id]
         return Collected.of(groups, min_size)
 
     async def close(self) -> None:
         """Cancel all groups. Safe to call again."""
-        playing = [group.playing for group in self._admitted.values() if group.playing is not None]
-        for task in playing:
+        futures = [group.playing for group in self._admitted.values() if group.playing is not None]
+        for task in futures:
             task.cancel()
-        await asyncio.gather(*playing, return_exceptions=True)
+        await asyncio.gather(*futures, return_exceptions=True)
         self._admitted.clear()
 
     async def _play(self, group: Admitted) -> Group:
@@ -129,8 +129,8 @@ class Ahead:
     def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
         """Restore groups from the states of all ranks, whose number may have changed. `admit` starts to play them."""
         for values in state:
-            saved = values["start"].get("saved")
-            start = Start(**{**values["start"], "saved": SavedStart(**saved) if saved else None})
+            saved_values = values["start"].get("saved")
+            start = Start(**{**values["start"], "saved": SavedStart(**saved_values) if saved_values else None})
             group = self._admitted.setdefault(start.id, Admitted(start))
             for episode in map(Episode.from_json, values["episodes"]):
                 if episode.member < self._size:

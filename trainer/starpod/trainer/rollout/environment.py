@@ -36,9 +36,9 @@ def check_installed(config: EnvironmentConfig) -> None:
     """
     if config.addresses or config.serve:
         return
-    installed = [entry.name for entry in entry_points(group="starpod.environments")]
-    if config.id not in installed:
-        raise ConfigError(f"environment.id: {unknown_environment(config.id, installed).message}")
+    installed_ids = [entry.name for entry in entry_points(group="starpod.environments")]
+    if config.id not in installed_ids:
+        raise ConfigError(f"environment.id: {unknown_environment(config.id, installed_ids).message}")
 
 
 def server_words(environment: str, serve: Sequence[str]) -> str:
@@ -103,8 +103,8 @@ async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
     specs = await fleet.describe()
     for spec in specs:
         if spec.id == environment_id:
-            able = spec.capabilities
+            support = spec.capabilities
             names = tuple(spec.action_space.names)
             image = "png" in spec.render_modes
-            return Facts(names, able.state_key, able.fork, able.expert_action, able.score, image)
+            return Facts(names, support.state_key, support.fork, support.expert_action, support.score, image)
     raise unknown_environment(environment_id, [spec.id for spec in specs])

@@ -25,17 +25,17 @@ async def open_near_success(
     """
     (session,) = await task.open(fleet, seed, 1, REFERENCES["expert"][1])
     try:
-        expert = await play(ReferenceAgents("expert").agent(session, task, 0), session)
+        record = await play(ReferenceAgents("expert").agent(session, task, 0), session)
     finally:
         await session.close()
-    ahead = [turn.actions for turn in expert.turns[:-moves]] if expert.success else []
-    if not ahead:
+    opening_moves = [turn.actions for turn in record.turns[:-moves]] if record.success else []
+    if not opening_moves:
         return await task.open(fleet, seed, count, want)
     (base,) = await task.open(fleet, seed, 1, want)
     try:
-        limits = longer(base.limits, len(ahead))
+        limits = longer(base.limits, len(opening_moves))
         await base.reset(seed=base.seed, dynamics_seed=base.dynamics_seed, limits=limits)
-        if not (await play(Repeater(ahead), base)).failed:
+        if not (await play(Repeater(opening_moves), base)).failed:
             return await base.fork(count, reseed=True)
     finally:
         await base.close()
@@ -49,5 +49,5 @@ class Repeater(Agent):
         self._moves = moves
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
-        done = len(episode.turns)
-        return Move("", self._moves[done]) if done < len(self._moves) else Stop()
+        index = len(episode.turns)
+        return Move("", self._moves[index]) if index < len(self._moves) else Stop()

@@ -29,28 +29,28 @@ async def draw_episodes(
     at the first episode with which the frames exceed `most` bytes. `players` maps the name of each task to its servers
     and task.
     """
-    drawn: dict[Key, list[bytes]] = {}
-    drawing: dict[str, bool] = {}
-    room, seen = most, set[bytes]()
+    frames_by_key: dict[Key, list[bytes]] = {}
+    can_draw: dict[str, bool] = {}
+    bytes_left, known_frames = most, set[bytes]()
     with suppress(TimeoutError, StarpodError):
         async with asyncio.timeout(SECONDS):
             for key, episode in episodes:
                 if episode.task not in players or episode.failed or not episode.turns:
                     continue
                 fleet, task = players[episode.task]
-                if episode.task not in drawing:
+                if episode.task not in can_draw:
                     modes = {spec.id: spec.render_modes for spec in await fleet.describe()}
-                    drawing[episode.task] = "png" in modes.get(task.environment, ())
-                if not drawing[episode.task]:
+                    can_draw[episode.task] = "png" in modes.get(task.environment, ())
+                if not can_draw[episode.task]:
                     continue
                 frames = await _draw(fleet, task, episode)
-                room -= sum(len(frame) for frame in {*frames} - seen)
-                if room < 0:
+                bytes_left -= sum(len(frame) for frame in {*frames} - known_frames)
+                if bytes_left < 0:
                     break
-                seen.update(frames)
+                known_frames.update(frames)
                 if frames:
-                    drawn[key] = frames
-    return drawn
+                    frames_by_key[key] = frames
+    return frames_by_key
 
 
 async def _draw(fleet: Fleet, task: Task, episode: Episode) -> list[bytes]:
@@ -66,8 +66,8 @@ async def _draw(fleet: Fleet, task: Task, episode: Episode) -> list[bytes]:
     )
     artist = _Artist(session, episode.turns)
     try:
-        again = await play(artist, session)
-        if again.failed or session.observation.text != episode.final_observation:
+        replay = await play(artist, session)
+        if replay.failed or session.observation.text != episode.final_observation:
             return []
         await artist.draw()
         return artist.frames
@@ -84,13 +84,13 @@ class _Artist(Agent):
         self._turns = turns
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
-        place = len(episode.turns)
-        if place == len(self._turns):
+        index = len(episode.turns)
+        if index == len(self._turns):
             return Stop()
-        if observation.text != self._turns[place].observation:
+        if observation.text != self._turns[index].observation:
             raise AgentError("the environment shows something else than it did")
         await self.draw()
-        return Move("", self._turns[place].actions or None)
+        return Move("", self._turns[index].actions or None)
 
     async def draw(self) -> None:
         frame = await self._session.render("png")

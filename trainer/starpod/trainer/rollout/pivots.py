@@ -60,8 +60,8 @@ class Recoverability:
     def chances(self, depths: Sequence[float], gamma: float) -> list[float]:
         """Return the probability to branch at each depth, proportional to P(success) * depth^gamma."""
         chances = [sigmoid(self.weight * depth + self.bias) if self.fitted else 1.0 for depth in depths]
-        worth = [chance * depth**gamma for chance, depth in zip(chances, depths, strict=True)]
-        return [each / sum(worth) for each in worth]
+        weights = [chance * depth**gamma for chance, depth in zip(chances, depths, strict=True)]
+        return [weight / sum(weights) for weight in weights]
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Learn from the branches of a collection.
@@ -71,12 +71,12 @@ class Recoverability:
         """
         for group in groups:
             parents = {episode.member: episode for episode in group.episodes}
-            better: dict[tuple[int, int], bool] = {}
+            won_by_state: dict[tuple[int, int], bool] = {}
             for branch in group.branches:
                 if branch.parent is not None and (parent := parents.get(branch.parent[0])) is not None:
                     won = branch.own_return > parent.own_return if branch.success is None else branch.success
-                    better[branch.parent] = won or better.get(branch.parent, False)
-            self._seen += [(turn / len(parents[member].turns), won) for (member, turn), won in better.items()]
+                    won_by_state[branch.parent] = won or won_by_state.get(branch.parent, False)
+            self._seen += [(turn / len(parents[member].turns), won) for (member, turn), won in won_by_state.items()]
         del self._seen[:-MOST]
         self._fit()
 

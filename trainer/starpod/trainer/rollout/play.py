@@ -64,10 +64,10 @@ async def play(
             raise
         # A turn without a reward is still waiting for the environment.
         stepping = bool(episode.turns) and not episode.turns[-1].parts
-        awaited = "the environment to step" if stepping else "the policy's reply"
+        event = "the environment to step" if stepping else "the policy's reply"
         episode.end = "failed"
         episode.error = (
-            f"an episode was not over after {deadline:g} seconds (collect.deadline), and waited for {awaited} in turn "
+            f"an episode was not over after {deadline:g} seconds (collect.deadline), and waited for {event} in turn "
             f"{len(episode.turns) + (not stepping)}"
         )
     finally:
@@ -86,23 +86,23 @@ async def _play_attempts(
 
     Stop when the episode has `until` turns, and return whether it is over.
     """
-    before: list[Turn] = []
+    previous_turns: list[Turn] = []
     for number in range(agent.attempts - 1):
         agent.begin_attempt(number)
-        begun = len(episode.turns)
+        turn_count = len(episode.turns)
         (fork,) = await session.fork(reseed=True)
         try:
             await _play_turns(agent, fork, episode, rewards, known=known, attempt=number)
         finally:
             await fork.close()
-        own = episode.turns[begun:]
-        rewards.reward_improvement(before, own)
-        rewards.set_apart(own, episode)
-        before = own
-    last = agent.attempts - 1
-    agent.begin_attempt(last)
-    over = await _play_turns(agent, session, episode, rewards, known=known, until=until, attempt=last)
-    rewards.reward_improvement(before, [turn for turn in episode.turns if turn.attempt == last])
+        attempt_turns = episode.turns[turn_count:]
+        rewards.reward_improvement(previous_turns, attempt_turns)
+        rewards.set_apart(attempt_turns, episode)
+        previous_turns = attempt_turns
+    last_attempt = agent.attempts - 1
+    agent.begin_attempt(last_attempt)
+    over = await _play_turns(agent, session, episode, rewards, known=known, until=until, attempt=last_attempt)
+    rewards.reward_improvement(previous_turns, [turn for turn in episode.turns if turn.attempt == last_attempt])
     return over
 
 
@@ -125,7 +125,7 @@ async def _play_turns(
         if until is not None and len(episode.turns) >= until:
             return False
         observation = session.observation
-        began = perf_counter()
+        start_time = perf_counter()
         move: Move | Stop | None = agent.repeat(observation, episode, known.popleft()) if known else None
         if move is None:
             known.clear()
@@ -133,21 +133,21 @@ async def _play_turns(
         if isinstance(move, Stop):
             episode.end = move.end
             break
-        turn = _record(observation, move, attempt, first=not episode.turns, seconds=perf_counter() - began)
+        turn = _record(observation, move, attempt, first=not episode.turns, seconds=perf_counter() - start_time)
         turn.image = agent.image_of(observation)
         episode.turns.append(turn)
-        acting, transition = episode.turns[-1 - move.of], None
+        acting_turn, transition = episode.turns[-1 - move.of], None
         if move.actions is not None:
-            began = perf_counter()
-            acting.actions = list(move.actions)
-            transition = await session.step(acting.actions)
-            acting.stepping = perf_counter() - began
-            acting.take(transition)
+            start_time = perf_counter()
+            acting_turn.actions = list(move.actions)
+            transition = await session.step(acting_turn.actions)
+            acting_turn.stepping = perf_counter() - start_time
+            acting_turn.take(transition)
             episode.take(transition)
             if (before := observation.score) is not None and (after := transition.observation.score) is not None:
-                acting.progress = after - before
-        acting.pay(rewards.score(acting, transition, episode))
-        if acting is not turn:
+                acting_turn.progress = after - before
+        acting_turn.pay(rewards.score(acting_turn, transition, episode))
+        if acting_turn is not turn:
             turn.pay(rewards.judge(turn, transition, episode))
     rewards.settle(episode, attempt)
     if episode.end and not episode.terminated:

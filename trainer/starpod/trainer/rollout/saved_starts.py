@@ -40,7 +40,7 @@ class SavedStart:
 def read_starts(path: str, environment: str) -> list[SavedStart]:
     """Read the start states of an environment. Raises ConfigError if there are none, or if a line is invalid."""
     names = {item.name for item in fields(SavedStart)}
-    found = []
+    starts = []
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -56,10 +56,10 @@ def read_starts(path: str, environment: str) -> list[SavedStart]:
         except (TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"environment.starts {path}:{number} is no start state: {error}") from None
         if start.environment == environment:
-            found.append(start)
-    if not found:
+            starts.append(start)
+    if not starts:
         raise ConfigError(f"environment.starts {path} holds no start state of {environment}")
-    return found
+    return starts
 
 
 async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, want: Want) -> list[Session]:
@@ -73,9 +73,9 @@ async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, wa
     try:
         limits = longer(base.limits, len(start.actions))
         await base.reset(seed=start.seed, dynamics_seed=start.dynamics_seed, limits=limits)
-        before = await play(Repeater([[action] for action in start.actions]), base)
-        if before.failed:
-            raise StarpodError(f"a saved start state was not reached: {before.error}")
+        replay = await play(Repeater([[action] for action in start.actions]), base)
+        if replay.failed:
+            raise StarpodError(f"a saved start state was not reached: {replay.error}")
         if base.done or base.observation.text != start.observation:
             raise ConfigError(
                 f"{task.environment} {base.version} does not come to the start state that was saved (seed "

@@ -74,10 +74,10 @@ class Search:
         naive = round(config.naive * size)
         lines = await brancher.open(naive + config.width * (size - naive))
         await _all(brancher.play(line) for line in lines)
-        searched = _group(brancher, lines[naive:])
+        searched_group = _group(brancher, lines[naive:])
         group = _group(brancher, lines[:naive])
-        group.episodes += best(searched.episodes, size - naive)
-        group.failed += searched.failed
+        group.episodes += best(searched_group.episodes, size - naive)
+        group.failed += searched_group.failed
         return group
 
     async def _pivots(self, config: PivotsConfig, brancher: Brancher, size: int) -> Group:
@@ -89,18 +89,18 @@ class Search:
         await _all(brancher.play(line) for line in lines)
         group = _group(brancher, lines)
         # Skip one-turn episodes: their only state is the start state, which the group already samples from.
-        lost = [line for line in lines if unsuccessful(line.episode) and len(line.episode.turns) > 1]
-        grown = []
-        for line in lost[: config.most_branches // width]:
+        lost_lines = [line for line in lines if unsuccessful(line.episode) and len(line.episode.turns) > 1]
+        calls = []
+        for line in lost_lines[: config.most_branches // width]:
             member, count = line.episode.member, len(line.episode.turns)
             chances = self.pivots.chances([turn / count for turn in range(1, count)], config.gamma)
             rng = random.Random(derive(brancher.seed, "pivot", brancher.group, member))
             (turn,) = rng.choices(range(1, count), chances)
-            grown.append(brancher.grow(line, turn, range(size + member * width, size + (member + 1) * width)))
-        branches = list(chain.from_iterable(await _all(grown)))
+            calls.append(brancher.grow(line, turn, range(size + member * width, size + (member + 1) * width)))
+        branches = list(chain.from_iterable(await _all(calls)))
         await _all(brancher.play(branch) for branch in branches)
-        found = _group(brancher, branches)
-        group.branches, group.failed = found.episodes, group.failed + found.failed
+        branch_group = _group(brancher, branches)
+        group.branches, group.failed = branch_group.episodes, group.failed + branch_group.failed
         return group
 
     async def _values(self, config: ValuesConfig, brancher: Brancher, size: int) -> Group:
@@ -112,9 +112,9 @@ class Search:
         await _all(brancher.play(line) for line in lines)
         group = _group(brancher, lines)
         returns = [episode.total_reward for episode in group.episodes]
-        for episode, own in zip(group.episodes, returns, strict=True):
-            for first in episode.turns[:1]:
-                first.value = (sum(returns) - own) / (len(returns) - 1) if len(returns) > 1 else own
+        for episode, value in zip(group.episodes, returns, strict=True):
+            for first_turn in episode.turns[:1]:
+                first_turn.value = (sum(returns) - value) / (len(returns) - 1) if len(returns) > 1 else value
         states = [
             (line, turn) for line in lines if not line.episode.failed for turn in range(1, len(line.episode.turns))
         ]
@@ -124,12 +124,12 @@ class Search:
     async def _tree(self, config: TreeConfig, brancher: Brancher, size: int) -> Group:
         """Grow `width` trees by one branch at a time, each from a random state of its tree (Tree-GRPO)."""
         trees = [[line] for line in await brancher.open(min(config.width, size))]
-        grown = lines = list(chain.from_iterable(trees))
-        while grown:
-            for line in grown:
+        new_lines = lines = list(chain.from_iterable(trees))
+        while new_lines:
+            for line in new_lines:
                 brancher.keep_snapshots(line)
-            await _all(brancher.play(line) for line in grown)
-            chosen: list[Awaitable[list[Line]]] = []
+            await _all(brancher.play(line) for line in new_lines)
+            calls: list[Awaitable[list[Line]]] = []
             for tree in trees[: size - len(lines)]:
                 # The state before a branch's first turn is its parent's.
                 states = [
@@ -138,24 +138,24 @@ class Search:
                     for turn in range(line.episode.shared + 1, len(line.episode.turns))
                     if not line.episode.failed
                 ]
-                number = len(lines) + len(chosen)
+                number = len(lines) + len(calls)
                 rng = random.Random(derive(brancher.seed, "tree", brancher.group, number))
-                chosen.append(brancher.grow(*rng.choice(states or [(tree[0], 0)]), [number]))
-            grown = list(chain.from_iterable(await _all(chosen)))
-            for tree, branch in zip(trees, grown, strict=False):
+                calls.append(brancher.grow(*rng.choice(states or [(tree[0], 0)]), [number]))
+            new_lines = list(chain.from_iterable(await _all(calls)))
+            for tree, branch in zip(trees, new_lines, strict=False):
                 tree.append(branch)
-            lines = [*lines, *grown]
+            lines = [*lines, *new_lines]
         return _group(brancher, lines)
 
 
 async def _value(brancher: Brancher, line: Line, turn: int, width: int) -> None:
-    names = [derive(line.episode.member, "value", turn, number) for number in range(width)]
-    branches = await brancher.grow(line, turn, names)
+    members = [derive(line.episode.member, "value", turn, number) for number in range(width)]
+    branches = await brancher.grow(line, turn, members)
     await _all(brancher.play(branch) for branch in branches)
-    found = [sum(turn.reward for turn in each.episode.own_turns) for each in branches if not each.episode.failed]
+    values = [sum(turn.reward for turn in branch.episode.own_turns) for branch in branches if not branch.episode.failed]
     # If all continuations failed, the rest of the episode itself is the only sample of the value.
-    own = sum(turn.reward for turn in line.episode.turns[turn:])
-    line.episode.turns[turn].value = fmean(found or [own])
+    own_value = sum(turn.reward for turn in line.episode.turns[turn:])
+    line.episode.turns[turn].value = fmean(values or [own_value])
 
 
 class Beams:
@@ -170,35 +170,35 @@ class Beams:
         widths = [min(keep, size - first) for first in range(naive, size, keep)]
         lines = await brancher.open(naive + len(widths))
         beams = zip(lines[naive:], widths, strict=True)
-        _, found = await asyncio.gather(
+        _, beam_lines = await asyncio.gather(
             _all(brancher.play(line) for line in lines[:naive]),
-            _all(self._beam(brancher, line, own) for line, own in beams),
+            _all(self._beam(brancher, line, width) for line, width in beams),
         )
         group = _group(brancher, lines[:naive])
-        ended = list(chain.from_iterable(found))
-        adopt([line.episode for line in ended], naive, brancher.rewards)
-        searched = _group(brancher, ended)
-        group.episodes, group.failed = group.episodes + searched.episodes, group.failed + searched.failed
-        for line in ended:
+        ended_lines = list(chain.from_iterable(beam_lines))
+        adopt([line.episode for line in ended_lines], naive, brancher.rewards)
+        searched_group = _group(brancher, ended_lines)
+        group.episodes, group.failed = group.episodes + searched_group.episodes, group.failed + searched_group.failed
+        for line in ended_lines:
             brancher.watch(line.episode)
         return group
 
     async def _beam(self, brancher: Brancher, first: Line, keep: int) -> list[Line]:
         lines, width = [first], self.config.width
-        while going := [line for line in lines if not line.over]:
-            places = keep - (len(lines) - len(going))
-            if len(going) * width <= places:
+        while open_lines := [line for line in lines if not line.over]:
+            places = keep - (len(lines) - len(open_lines))
+            if len(open_lines) * width <= places:
                 # The beam has room for every reply, so nothing needs a score.
-                chosen: list[tuple[Line, Sequence[Turn | None]]] = [
-                    (line, [None] * self.config.width) for line in going
+                choices: list[tuple[Line, Sequence[Turn | None]]] = [
+                    (line, [None] * self.config.width) for line in open_lines
                 ]
             else:
-                chosen = await self._choose(brancher, going, places)
+                choices = await self._choose(brancher, open_lines, places)
             lines = [line for line in lines if line.over]
-            lines += chain.from_iterable(await _all(_go_on(brancher, line, replies) for line, replies in chosen))
-            lost = [line for line in going if all(line is not kept for kept, _ in chosen)]
-            await brancher.close([line.session for line in lost])
-            for line in lost:
+            lines += chain.from_iterable(await _all(_go_on(brancher, line, replies) for line, replies in choices))
+            dropped_lines = [line for line in open_lines if all(line is not chosen_line for chosen_line, _ in choices)]
+            await brancher.close([line.session for line in dropped_lines])
+            for line in dropped_lines:
                 line.agent.close()
         return lines
 
@@ -210,54 +210,54 @@ class Beams:
         If scores are equal, distinct actions come before duplicates. Two lines with the same actions and the same
         state would stay identical to the end.
         """
-        tried = await _all(self._try(brancher, line) for line in going)
-        for own in tried if self.config.correction == "weight" else ():
-            if own:
-                weigh(own)
-        ranked, alike = [], Counter[tuple[float, int, tuple[str, ...]]]()
-        for index, own in enumerate(tried):
-            for score, reply in own:
-                same = (score, index, tuple(reply.actions))
-                ranked.append((-score, alike[same], index, reply))
-                alike[same] += 1
-        ranked.sort(key=lambda item: item[:2])
+        tries = await _all(self._try(brancher, line) for line in going)
+        for replies in tries if self.config.correction == "weight" else ():
+            if replies:
+                weigh(replies)
+        ranking, counts = [], Counter[tuple[float, int, tuple[str, ...]]]()
+        for index, replies in enumerate(tries):
+            for score, reply in replies:
+                key = (score, index, tuple(reply.actions))
+                ranking.append((-score, counts[key], index, reply))
+                counts[key] += 1
+        ranking.sort(key=lambda item: item[:2])
         # A line whose replies all failed is continued without a choice, so that its episode reports the error.
-        kept: dict[int, list[Turn | None]] = {index: [None] for index, own in enumerate(tried) if not own}
-        for *_, index, reply in ranked[: max(places - len(kept), 0)]:
-            kept.setdefault(index, []).append(reply)
-        return [(going[index], kept[index]) for index in sorted(kept)]
+        choices: dict[int, list[Turn | None]] = {index: [None] for index, replies in enumerate(tries) if not replies}
+        for *_, index, reply in ranking[: max(places - len(choices), 0)]:
+            choices.setdefault(index, []).append(reply)
+        return [(going[index], choices[index]) for index in sorted(choices)]
 
     async def _try(self, brancher: Brancher, line: Line) -> list[tuple[float, Turn]]:
         """Sample replies to the state of a line. Each has its score, a mean over `draws` dynamics seeds."""
         member, turn, draws = line.episode.member, len(line.episode.turns), self.config.draws
-        names = [
+        members = [
             [derive(member, "try", turn, number, draw) for draw in range(draws)] for number in range(self.config.width)
         ]
-        branches = await brancher.grow(line, turn, list(chain.from_iterable(names)))
+        branches = await brancher.grow(line, turn, list(chain.from_iterable(members)))
         depth = self.config.depth if isinstance(self.config, LookaheadConfig) else 0
-        found = []
+        calls = []
         for number in range(self.config.width):
-            first, *others = branches[number * draws : (number + 1) * draws]
-            found.append(self._score(brancher, first, others, depth))
-        scored = await _all(found)
-        return [each for each in scored if each is not None]
+            branch, *copies = branches[number * draws : (number + 1) * draws]
+            calls.append(self._score(brancher, branch, copies, depth))
+        results = await _all(calls)
+        return [result for result in results if result is not None]
 
     async def _score(
         self, brancher: Brancher, line: Line, others: Sequence[Line], depth: int
     ) -> tuple[float, Turn] | None:
         """Play a reply and return its mean score with it; None if this fails. `others` replay it with other seeds."""
-        before = len(line.episode.turns)
+        index = len(line.episode.turns)
         await brancher.play(line, 1)
-        if len(line.episode.turns) == before or line.episode.failed:
+        if len(line.episode.turns) == index or line.episode.failed:
             return None
-        reply = line.episode.turns[before]
-        await _all(brancher.play(other, 1, [reply]) for other in others)
-        worth = await _all(self._worth(brancher, each, depth) for each in (line, *others) if not each.episode.failed)
-        for each in (line, *others):
-            if not each.over:
-                each.agent.close()
-        await brancher.close([each.session for each in (line, *others) if not each.over])
-        return fmean(worth), reply
+        reply = line.episode.turns[index]
+        await _all(brancher.play(copy, 1, [reply]) for copy in others)
+        scores = await _all(self._worth(brancher, copy, depth) for copy in (line, *others) if not copy.episode.failed)
+        for copy in (line, *others):
+            if not copy.over:
+                copy.agent.close()
+        await brancher.close([copy.session for copy in (line, *others) if not copy.over])
+        return fmean(scores), reply
 
     async def _worth(self, brancher: Brancher, line: Line, depth: int) -> float:
         """Return the score of a line's state, or the best score among the states `depth` turns later."""
@@ -270,16 +270,16 @@ class Beams:
             score = line.session.observation.score
             return LOST if score is None else score
         member, turn = episode.member, len(episode.turns)
-        names = [derive(member, "below", turn, number) for number in range(self.config.width)]
-        below = await brancher.grow(line, turn, names)
-        found = await _all(self._score(brancher, each, (), depth - 1) for each in below)
-        return max((score for score, _ in (each for each in found if each is not None)), default=LOST)
+        members = [derive(member, "below", turn, number) for number in range(self.config.width)]
+        branches = await brancher.grow(line, turn, members)
+        results = await _all(self._score(brancher, branch, (), depth - 1) for branch in branches)
+        return max((score for score, _ in (result for result in results if result is not None)), default=LOST)
 
 
 def best(episodes: Sequence[Episode], count: int) -> list[Episode]:
     """Return the `count` episodes with the highest returns, in their original order."""
-    ranked = sorted(episodes, key=lambda episode: -episode.total_reward)[:count]
-    return [episode for episode in episodes if any(episode is each for each in ranked)]
+    top_episodes = sorted(episodes, key=lambda episode: -episode.total_reward)[:count]
+    return [episode for episode in episodes if any(episode is candidate for candidate in top_episodes)]
 
 
 def unsuccessful(episode: Episode) -> bool:
@@ -292,13 +292,13 @@ def unsuccessful(episode: Episode) -> bool:
 async def _go_on(brancher: Brancher, line: Line, replies: Sequence[Turn | None]) -> list[Line]:
     """Continue the line and its branches by one turn each, one line per reply. A reply of None is sampled."""
     member, turn = line.episode.member, len(line.episode.turns)
-    names = [derive(member, "line", turn, number) for number in range(1, len(replies))]
-    lines = [line, *(await brancher.grow(line, turn, names) if names else ())]
+    members = [derive(member, "line", turn, number) for number in range(1, len(replies))]
+    lines = [line, *(await brancher.grow(line, turn, members) if members else ())]
     pairs = list(zip(lines, replies, strict=True))
-    await _all(brancher.play(each, 1, [] if reply is None else [reply]) for each, reply in pairs)
-    for each, reply in pairs:
-        if reply is not None and len(each.episode.turns) > turn:
-            each.episode.turns[turn].weight = reply.weight
+    await _all(brancher.play(branch, 1, [] if reply is None else [reply]) for branch, reply in pairs)
+    for branch, reply in pairs:
+        if reply is not None and len(branch.episode.turns) > turn:
+            branch.episode.turns[turn].weight = reply.weight
     return lines
 
 

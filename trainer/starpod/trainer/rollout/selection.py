@@ -30,11 +30,11 @@ def weigh(tried: Sequence[tuple[float, Turn]]) -> None:
     replies are assumed to have the scores of the tries, in the same proportions, so they add their share.
     """
     count = len(tried)
-    seen = {tuple(reply.reply): math.exp(math.fsum(reply.logprobs)) for _, reply in tried if reply.reply}
-    top = max(score for score, _ in tried)
-    best = [reply for score, reply in tried if score == top]
-    unseen = max(0.0, 1.0 - math.fsum(seen.values()))
-    mass = math.fsum(seen[key] for key in {tuple(reply.reply) for reply in best if reply.reply})
-    mass = min(1.0, mass + unseen * len(best) / count)
-    for reply in best:
+    probabilities = {tuple(reply.reply): math.exp(math.fsum(reply.logprobs)) for _, reply in tried if reply.reply}
+    best_score = max(score for score, _ in tried)
+    best_replies = [reply for score, reply in tried if score == best_score]
+    remainder = max(0.0, 1.0 - math.fsum(probabilities.values()))
+    mass = math.fsum(probabilities[key] for key in {tuple(reply.reply) for reply in best_replies if reply.reply})
+    mass = min(1.0, mass + remainder * len(best_replies) / count)
+    for reply in best_replies:
         reply.weight = weight(mass, 1.0 - mass, count)
