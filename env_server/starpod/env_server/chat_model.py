@@ -66,16 +66,16 @@ class ChatModel:
         return environment.effect(request, lambda: self._sample(request, read))
 
     def _sample(self, request: Mapping[str, Any], read: Callable[[str], Any]) -> Any:
-        nonsense: ValueError | None = None
+        read_error: ValueError | None = None
         for seed in range(self.attempts):
             message = self._complete({"seed": seed, **request})
             try:
                 return read(_spoken(message))
             except ValueError as error:
-                last = repr(message.get("content"))[:200]
-                nonsense = ValueError(f"{error} (after {self.attempts} replies, the last of them {last})")
-        assert nonsense is not None
-        raise nonsense
+                last_reply = repr(message.get("content"))[:200]
+                read_error = ValueError(f"{error} (after {self.attempts} replies, the last of them {last_reply})")
+        assert read_error is not None
+        raise read_error
 
     def _complete(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}

@@ -88,11 +88,11 @@ def serve(
     if workers is not None:
         supervised = {name: settings[name] for name in _SUPERVISED}
         sys.exit(supervise(sys.argv[1:], workers, http_port=http and http.port, **supervised))
-    ready = claim_output()
+    output = claim_output()
     try:
         registry = _registry(environments, wanted)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(registry, ServerConfig(**settings), ready))
+            runner.run(_serve(registry, ServerConfig(**settings), output))
     except RegistryError as error:
         raise click.UsageError(str(error)) from error
     except (ServerError, TokenFileError, SealKeyError, TracingUnavailable) as error:
@@ -103,33 +103,33 @@ def serve(
 
 def _registry(environments: tuple[str, ...], wanted: Wanted) -> Registry:
     """Return the environments to host, prepared. Raises RegistryError."""
-    all_of_them = "*" in environments
-    names = () if all_of_them else environments
-    nothing_else = not wanted.modules and not wanted.hosted
-    registry = Registry.installed(names) if environments or nothing_else else Registry()
-    added: list[str] = []
+    selects_all = "*" in environments
+    names = () if selects_all else environments
+    only_installed = not wanted.modules and not wanted.hosted
+    registry = Registry.installed(names) if environments or only_installed else Registry()
+    added_ids: list[str] = []
     for module in wanted.modules:
         before = set(registry.ids)
         registry.add_module(module)
-        added += set(registry.ids) - before
-    nothing: list[NothingFits] = []
+        added_ids += set(registry.ids) - before
+    failures: list[NothingFits] = []
     for text in wanted.hosted:
         try:
-            added += add_hosted(registry, text)
+            added_ids += add_hosted(registry, text)
         except NothingFits as error:
             if text.partition(":")[2] != "*":
                 raise
-            nothing.append(error)  # `*` selects all environments that can be hosted, and there are none
-    if nothing and not registry.ids:
-        raise nothing[0]
-    for each in nothing:
-        logger.warning("%s", each)
-    if (names or added) and not all_of_them:
-        registry = registry.select([*names, *added])
-        added = registry.ids
+            failures.append(error)  # `*` selects all environments that can be hosted, and there are none
+    if failures and not registry.ids:
+        raise failures[0]
+    for failure in failures:
+        logger.warning("%s", failure)
+    if (names or added_ids) and not selects_all:
+        registry = registry.select([*names, *added_ids])
+        added_ids = registry.ids
     if wanted.stores:
         registry.use_stores(wanted.stores)
-    return registry.prepare(added)
+    return registry.prepare(added_ids)
 
 
 async def _serve(registry: Registry, config: ServerConfig, ready: TextIO) -> None:
@@ -164,9 +164,9 @@ def _leave_behind_what_hangs() -> None:
     """Exit at once if a thread hangs in an environment's code, because Python would wait for it forever."""
     deadline = time.monotonic() + _LAST_SECONDS
     threads = [
-        each
-        for each in threading.enumerate()
-        if each is not threading.main_thread() and (not each.daemon or each.name.startswith(THREAD_NAME))
+        thread
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread() and (not thread.daemon or thread.name.startswith(THREAD_NAME))
     ]
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

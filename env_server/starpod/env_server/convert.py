@@ -34,8 +34,8 @@ _DEEPEST_JSON = 100
 def actions_from(messages: Sequence[pb.Action | str]) -> list[Action]:
     """Return a Step's sub-actions, which the environment may keep and change. Raises BAD_ARGUMENT."""
     return [
-        message if isinstance(message, str) else _action_from(message, f"actions[{place}]")
-        for place, message in enumerate(messages)
+        message if isinstance(message, str) else _action_from(message, f"actions[{index}]")
+        for index, message in enumerate(messages)
     ]
 
 
@@ -72,7 +72,7 @@ def _check_json(root: Any, path: str) -> None:
     """Refuse JSON that Python reads but that cannot be sent: deep nesting, infinite numbers, unpaired surrogates."""
     level, depth = [root], 0
     while level:
-        below: list[Any] = []
+        next_level: list[Any] = []
         for value in level:
             match value:
                 case str() if not value.isascii():
@@ -80,11 +80,11 @@ def _check_json(root: Any, path: str) -> None:
                 case float() if not isfinite(value):
                     raise bad_argument(path, "holds a number too large for a double")
                 case list():
-                    below += value
+                    next_level += value
                 case dict():
-                    below += value
-                    below += value.values()
-        level, depth = below, depth + 1
+                    next_level += value
+                    next_level += value.values()
+        level, depth = next_level, depth + 1
         if depth > _DEEPEST_JSON:
             raise bad_argument(path, f"is nested more than {_DEEPEST_JSON} deep")
 
@@ -101,13 +101,13 @@ def _tensor_from(message: pb.Tensor, path: str) -> np.ndarray[Any, Any]:
         raise bad_argument(f"{path}.dtype", f"is {message.dtype!r}; use one of {', '.join(sorted(_DTYPES))}")
     dtype = np.dtype(message.dtype).newbyteorder("<")
     shape = tuple(message.shape)
-    expected = dtype.itemsize
+    byte_count = dtype.itemsize
     for length in shape:
         if length < 0:
             raise bad_argument(f"{path}.shape", "has a negative length")
-        expected *= length
-    if expected != len(message.data):
-        raise bad_argument(f"{path}.data", f"has {len(message.data)} bytes; dtype and shape make {expected}")
+        byte_count *= length
+    if byte_count != len(message.data):
+        raise bad_argument(f"{path}.data", f"has {len(message.data)} bytes; dtype and shape make {byte_count}")
     try:
         return np.frombuffer(message.data, dtype=dtype).reshape(shape).copy()
     except ValueError as error:

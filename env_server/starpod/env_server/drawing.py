@@ -96,7 +96,7 @@ def read_sprites(package: str, file: str, names: Sequence[str]) -> dict[str, Ima
     """Return square pictures by name from a package's PNG file that holds them side by side in the order of `names`."""
     strip = Image.open(io.BytesIO(resources.files(package).joinpath(file).read_bytes()))
     size = strip.height
-    return {name: strip.crop((place * size, 0, (place + 1) * size, size)) for place, name in enumerate(names)}
+    return {name: strip.crop((index * size, 0, (index + 1) * size, size)) for index, name in enumerate(names)}
 
 
 def encode_png(image: Image.Image) -> bytes:

@@ -80,21 +80,21 @@ class CallError(Exception):
                 reason=self.reason, domain=DOMAIN, metadata={**metadata, "advice": _TABLE[self.reason][1]}
             )
         ]
-        packed = [_pack(details[0])]
+        packed_details = [_pack(details[0])]
         if self.retry_after is not None:
             delay = duration_pb2.Duration()
             delay.FromMilliseconds(round(self.retry_after * 1000))
-            packed.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+            packed_details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
         if self.violations:
-            bad = error_details_pb2.BadRequest()
+            bad_request = error_details_pb2.BadRequest()
             for path, text in self.violations[:MAX_VIOLATIONS]:
                 path, text = shorten(path, _MAX_VALUE // 4), shorten(text, _MAX_VALUE // 2)
-                bad.field_violations.add(field=path, description=text)
-                if bad.ByteSize() > _VIOLATIONS_BYTES:
-                    del bad.field_violations[-1]
+                bad_request.field_violations.add(field=path, description=text)
+                if bad_request.ByteSize() > _VIOLATIONS_BYTES:
+                    del bad_request.field_violations[-1]
                     break
-            packed.append(_pack(bad))
-        return status_pb2.Status(code=self.code, message=shorten(self.message, _MAX_MESSAGE), details=packed)
+            packed_details.append(_pack(bad_request))
+        return status_pb2.Status(code=self.code, message=shorten(self.message, _MAX_MESSAGE), details=packed_details)
 
 
 def shorten(text: str, limit: int) -> str:
@@ -103,43 +103,43 @@ def shorten(text: str, limit: int) -> str:
     `limit` counts bytes in HTTP/2, which sends three for each byte that is not printable ASCII.
     """
     text = text[:limit].encode(errors="replace").decode()
-    left = limit
-    for place, character in enumerate(text):
-        left -= 1 if " " <= character <= "~" else 3 * len(character.encode())
-        if left < 0:
-            return text[: max(place - 3, 0)] + "..."
+    budget = limit
+    for index, character in enumerate(text):
+        budget -= 1 if " " <= character <= "~" else 3 * len(character.encode())
+        if budget < 0:
+            return text[: max(index - 3, 0)] + "..."
     return text
 
 
 def _pack(
     message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo | error_details_pb2.BadRequest,
 ) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
+    detail = any_pb2.Any()
+    detail.Pack(message)
+    return detail
 
 
 def release(error: BaseException) -> None:
     """Free the frames of an exception that was answered. They hold the request, and form reference cycles."""
-    known: BaseException | None = error
-    while known is not None:
-        traceback.clear_frames(known.__traceback__)
-        following = known.__cause__ or known.__context__
-        known.__traceback__ = known.__cause__ = known.__context__ = None
-        known = following
+    exception: BaseException | None = error
+    while exception is not None:
+        traceback.clear_frames(exception.__traceback__)
+        next_exception = exception.__cause__ or exception.__context__
+        exception.__traceback__ = exception.__cause__ = exception.__context__ = None
+        exception = next_exception
 
 
 def place_of(error: BaseException) -> str:
     """Return file and line of the author's code that raised, such as `vault.py, line 9`; empty if only our code did."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}, line {error.lineno}"
-    ours = os.path.dirname(__file__) + os.sep
+    our_folder = os.path.dirname(__file__) + os.sep
     calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    theirs = [call for call in calls if not call[0].startswith((ours, "<"))]
-    if not theirs:
+    author_calls = [call for call in calls if not call[0].startswith((our_folder, "<"))]
+    if not author_calls:
         return ""
-    file = theirs[0][0]  # functions that it called, such as the standard library's, are not where to look
-    return f"{os.path.basename(file)}, line {[line for name, line in theirs if name == file][-1]}"
+    file = author_calls[0][0]  # functions that it called, such as the standard library's, are not where to look
+    return f"{os.path.basename(file)}, line {[line for name, line in author_calls if name == file][-1]}"
 
 
 def bad_argument(path: str, problem: str) -> CallError:

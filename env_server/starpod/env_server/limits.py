@@ -222,13 +222,13 @@ class LoopShare:
 
     async def _take_turns(self) -> None:
         while self._waiting:
-            held = time.monotonic() + self._HELD_SECONDS
+            deadline = time.monotonic() + self._HELD_SECONDS
             for _ in range(self._ROUNDS):
                 await asyncio.sleep(0)
-            while (now := time.monotonic()) < held and now - self._accepted < self._QUIET_SECONDS:
+            while (now := time.monotonic()) < deadline and now - self._accepted < self._QUIET_SECONDS:
                 await asyncio.sleep(self._QUIET_SECONDS)
             if self._waiting:
-                tenant = min(self._waiting, key=lambda each: each.spent)
+                tenant = min(self._waiting, key=lambda tenant: tenant.spent)
                 turn = self._waiting.pop(tenant)
                 if not turn.done():
                     turn.set_result(None)
@@ -237,10 +237,10 @@ class LoopShare:
 
     def _begin_window(self, now: float) -> None:
         self._ends = now + self._WINDOW_SECONDS
-        self._tenants = {each for each in self._tenants if now - each.seen < self._OTHERS_SECONDS}
+        self._tenants = {tenant for tenant in self._tenants if now - tenant.seen < self._OTHERS_SECONDS}
         self._alone = len(self._tenants) < 2
-        ahead = max(each.spent for each in self._tenants)
+        most_spent = max(tenant.spent for tenant in self._tenants)
         for each in self._tenants:
-            lag = max(0.0, ahead - self._MOST_SECONDS - each.spent)
+            lag = max(0.0, most_spent - self._MOST_SECONDS - each.spent)
             each.spent += lag
             each.free = min(max(each.free + lag, each.spent - self._MOST_SECONDS), each.spent) + self._LITTLE_SECONDS

@@ -37,8 +37,8 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD)
-        return (super().formatMessage(record) + (f"  [{extra}]" if extra else "")).replace("\n", "\\n")
+        fields = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD)
+        return (super().formatMessage(record) + (f"  [{fields}]" if fields else "")).replace("\n", "\\n")
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).translate(_CONTROLS)

@@ -30,5 +30,5 @@ def settle() -> None:
 
 def give_back() -> None:
     """Return unused memory to the system, if the C library is glibc."""
-    if trim := getattr(_LIBRARY, "malloc_trim", None):
-        trim(0)
+    if malloc_trim := getattr(_LIBRARY, "malloc_trim", None):
+        malloc_trim(0)

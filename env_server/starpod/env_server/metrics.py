@@ -135,13 +135,13 @@ class Metrics(Collector):
 
     def _of_tenants(self) -> Iterator[Metric]:
         """Yield metrics by tenant name. Tenants without a name are added up, and nothing of a token is shown."""
-        refused: Counter[tuple[str, str]] = Counter()
+        refusals: Counter[tuple[str, str]] = Counter()
         sessions: Counter[str] = Counter()
         streams: Counter[str] = Counter()
         for tenant in self.tenants.tenants if self.tenants else ():
             sessions[tenant.name] += tenant.sessions
             streams[tenant.name] += tenant.streams
-            refused.update({(tenant.name, limit): count for limit, count in tenant.refused.items()})
+            refusals.update({(tenant.name, limit): count for limit, count in tenant.refused.items()})
         for name, text, values in (
             ("starpod_tenant_sessions", "Sessions alive by the name of their token.", sessions),
             ("starpod_tenant_streams", "Streams connected by the name of their token.", streams),
@@ -153,7 +153,7 @@ class Metrics(Collector):
         counter = CounterMetricFamily(
             "starpod_tenant_refused", "Calls beyond a limit of their token.", labels=["tenant", "limit"]
         )
-        for labels, value in refused.items():
+        for labels, value in refusals.items():
             counter.add_metric(labels, value)
         yield counter
 

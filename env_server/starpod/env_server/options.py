@@ -36,10 +36,10 @@ class Group:
 
 def read_options(values: Fields) -> Fields:
     """Return the fields of ServerConfig, and `wanted`, for the values of all options. Raises UsageError."""
-    found = dict(values)
+    result = dict(values)
     for group in GROUPS:
-        found |= group.build(**{str(option.name): found.pop(str(option.name)) for option in group.options})
-    return found
+        result |= group.build(**{str(option.name): result.pop(str(option.name)) for option in group.options})
+    return result
 
 
 # --- what is served, and where -----------------------------------------------------------------------------------
@@ -65,14 +65,14 @@ _FORMER_FLAGS = ("gymnasium", "openenv", "skyrl_gym", "reasoning_gym", "textaren
 def _hosting(
     host: tuple[str, ...], modules: tuple[str, ...], stores: tuple[str, ...], **former: tuple[str, ...]
 ) -> Fields:
-    hosted = [text for text in host if family_of(text)]
-    hosted += [f"{family}:{text}" for family, texts in former.items() for text in texts]
+    requests = [text for text in host if family_of(text)]
+    requests += [f"{family}:{text}" for family, texts in former.items() for text in texts]
     addresses = [text for text in host if not family_of(text)]
     for address in addresses:
         if ":" in address and not _is_ipv6(address):
             problem = "is neither an address, whose port goes to --port, nor FAMILY:NAME with one of the families"
             raise click.UsageError(f"--host {address!r} {problem} {', '.join(families())}")
-    return {"host": addresses[-1] if addresses else _LOOPBACK, "wanted": Wanted(modules, tuple(hosted), stores)}
+    return {"host": addresses[-1] if addresses else _LOOPBACK, "wanted": Wanted(modules, tuple(requests), stores)}
 
 
 def _is_ipv6(address: str) -> bool:
@@ -249,9 +249,9 @@ def _limits(**values: Any) -> Fields:
         raise click.UsageError("--lease is longer than --max-lease")
     for name in ("max_snapshot_bytes", "max_step_bytes"):
         size, default = getattr(limits, name), getattr(ServerLimits(), name)
-        if size > default and (least := size + OTHER_BYTES) > limits.max_message_bytes:
+        if size > default and (bound := size + OTHER_BYTES) > limits.max_message_bytes:
             option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option} {size} does not fit into a message: raise --max-message-bytes to {least}")
+            raise click.UsageError(f"{option} {size} does not fit into a message: raise --max-message-bytes to {bound}")
     return {"limits": limits}
 
 

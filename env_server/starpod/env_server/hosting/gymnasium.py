@@ -54,44 +54,44 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     creator = _creator(request, gym_spec)
     signature = constructor(creator)
     check_arguments(request, signature, _MAKE_ARGUMENTS)
-    drawn = _render_mode(request, creator)
-    first = make(request, gym_spec, {**request.arguments, **drawn})
+    render_arguments = _render_mode(request, creator)
+    environment = make(request, gym_spec, {**request.arguments, **render_arguments})
     try:
-        plan = _plan(request, gym_spec, first)
-        instructions = _instructions(request, gym_spec, first, plan)
+        plan = _plan(request, gym_spec, environment)
+        instructions = _instructions(request, gym_spec, environment, plan)
     except UnsupportedSpace as error:
         raise request.fail(error) from error
     finally:
-        first.close()
+        environment.close()
     options = options_model(request, signature, {**gym_spec.kwargs, **request.arguments}, ("render_mode",))
 
-    factory = GameFactory(request, gym_spec, drawn, plan)
+    factory = GameFactory(request, gym_spec, render_arguments, plan)
     module = getattr(creator, "__module__", "") or ""
-    known = ProbeResult(**json.loads(probed)) if probed else _probe(factory, module)
+    probe_result = ProbeResult(**json.loads(probed)) if probed else _probe(factory, module)
     name, number = gym_spec.id.rpartition(":")[2], gym_spec.version or 0
-    short = re.sub(r"-v[0-9]+$", "", name)
+    short_name = re.sub(r"-v[0-9]+$", "", name)
     spec = EnvironmentSpec(
-        id=starpod_id(request, "gymnasium", short, number),
-        version=known.version,
+        id=starpod_id(request, "gymnasium", short_name, number),
+        version=probe_result.version,
         title=f"{name} of Gymnasium",
         instructions=instructions,
         actions=plan.names,
         grammar="" if plan.names else words(plan.action_space),
         observation_modes=(),
-        render_modes=("text", "png") if drawn.get("render_mode") == "rgb_array" else ("text",),
-        limits=Limits(max_turns=_most_steps(first)),
+        render_modes=("text", "png") if render_arguments.get("render_mode") == "rgb_array" else ("text",),
+        limits=Limits(max_turns=_most_steps(environment)),
         # Gymnasium's own environments take microseconds and cannot hang. Others might.
         concurrency=Concurrency.INLINE if module.startswith("gymnasium.") else Concurrency.PROCESS,
     )
     base = NamedGymnasiumEnvironment if plan.names else GymnasiumEnvironment
-    return publish(base, request, spec, known, module, Options=options, factory=factory)
+    return publish(base, request, spec, probe_result, module, Options=options, factory=factory)
 
 
 def _most_steps(first: gymnasium.Env[Any, Any]) -> int:
     """Return the maximum length of an episode, from a time limit or the environment itself (MiniGrid); 0: unknown."""
-    limited = first.spec and first.spec.max_episode_steps
-    most = limited or getattr(first.unwrapped, "max_steps", 0)
-    return most if isinstance(most, int) else 0
+    time_limit = first.spec and first.spec.max_episode_steps
+    max_steps = time_limit or getattr(first.unwrapped, "max_steps", 0)
+    return max_steps if isinstance(max_steps, int) else 0
 
 
 def installed(pattern: str) -> list[str]:
@@ -103,12 +103,12 @@ def installed(pattern: str) -> list[str]:
     if module:
         import_named(HostingRequest.parse(pattern, ()), module)
     package = f"{module.partition('.')[0] or 'gymnasium'}."
-    newest: dict[str, str] = {}
+    newest_ids: dict[str, str] = {}
     for id in sorted(gymnasium.registry, key=lambda id: gymnasium.registry[id].version or 0):
         point = gymnasium.registry[id].entry_point
         if (point if isinstance(point, str) else getattr(point, "__module__", "")).startswith(package):
-            newest[id.rpartition("-v")[0]] = id
-    return [f"{module}:{id}" if module else id for id in fitting(name, newest.values())]
+            newest_ids[id.rpartition("-v")[0]] = id
+    return [f"{module}:{id}" if module else id for id in fitting(name, newest_ids.values())]
 
 
 class GymnasiumEnvironment(Hosted):
@@ -154,16 +154,16 @@ def _find(request: HostingRequest) -> EnvSpec:
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        latest = {id.rpartition("-v")[0]: id for id in gymnasium.registry}
-        if name in latest:
-            return gymnasium.spec(latest[name])
-        others = [id for id in gymnasium.registry if id.rpartition("-v")[0] == name.rpartition("-v")[0]]
+        latest_ids = {id.rpartition("-v")[0]: id for id in gymnasium.registry}
+        if name in latest_ids:
+            return gymnasium.spec(latest_ids[name])
+        versions = [id for id in gymnasium.registry if id.rpartition("-v")[0] == name.rpartition("-v")[0]]
         if "/" in name and not any(id.startswith(name.partition("/")[0] + "/") for id in gymnasium.registry):
             raise request.fail(
                 f"no package here registers {name.partition('/')[0]}/...; install the one that does, and name its "
                 f"module first: --gymnasium MODULE:{name}"
             ) from error
-        raise request.fail(f"Gymnasium has no such id{nearest(name, others or list(gymnasium.registry))}") from error
+        raise request.fail(f"Gymnasium has no such id{nearest(name, versions or list(gymnasium.registry))}") from error
 
 
 def _creator(request: HostingRequest, gym_spec: EnvSpec) -> Callable[..., Any]:
@@ -185,9 +185,9 @@ def _render_mode(request: HostingRequest, creator: Callable[..., Any]) -> dict[s
     if not text and not picture:
         return {}
     mode = "ansi" if text else "rgb_array"
-    known = getattr(creator, "metadata", {"render_modes": [mode]}).get("render_modes", [])
-    if mode not in known:
-        raise request.fail(f"it does not render {mode}; it has {', '.join(known) or 'no render mode'}")
+    modes = getattr(creator, "metadata", {"render_modes": [mode]}).get("render_modes", [])
+    if mode not in modes:
+        raise request.fail(f"it does not render {mode}; it has {', '.join(modes) or 'no render mode'}")
     return {"render_mode": mode}
 
 
@@ -198,10 +198,10 @@ def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, 
     if isinstance(space, Discrete) and space.n <= _MOST_NAMES:
         numbers = range(int(space.start), int(space.start + space.n))
         names = tuple(map(str, numbers))
-        if given := request.settings.get("actions"):
-            names = tuple(name.strip() for name in given.split(","))
+        if text := request.settings.get("actions"):
+            names = tuple(name.strip() for name in text.split(","))
             if len(names) != len(numbers) or len({name.lower() for name in names if name}) != len(numbers):
-                raise request.fail(f"actions={given!r} must be {len(numbers)} different names, separated by commas")
+                raise request.fail(f"actions={text!r} must be {len(numbers)} different names, separated by commas")
     elif "actions" in request.settings:
         raise request.fail(f"its actions cannot be named: they are {words(space)}")
     elements = [read(number) for number in numbers] if names else []
@@ -221,10 +221,10 @@ def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, 
 
 def _instructions(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any], plan: Plan) -> str:
     """Return the package's description of the environment, followed by the forms of observations and actions."""
-    told = ""
+    description = ""
     if request.choice("instructions", "full", "brief") == "full":
-        told = _description(inspect.getdoc(type(first.unwrapped)) or "")
-    lines = [f"This is {gym_spec.id}.", told]
+        description = _description(inspect.getdoc(type(first.unwrapped)) or "")
+    lines = [f"This is {gym_spec.id}.", description]
     if plan.observation == "ansi":
         lines.append("You see it drawn in text.")
     else:
@@ -239,12 +239,12 @@ def _instructions(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.E
 
 def _description(doc: str) -> str:
     """Return the sections of a docstring that explain how to play, or all of it if it has no sections."""
-    opening, *sections = re.split(r"^[ \t]*#+ +(.+)$", doc, flags=re.MULTILINE)
-    kept = [opening.strip()]
+    introduction, *sections = re.split(r"^[ \t]*#+ +(.+)$", doc, flags=re.MULTILINE)
+    paragraphs = [introduction.strip()]
     for title, body in zip(sections[::2], sections[1::2], strict=True):
         if title.strip().lower() in _TOLD:
-            kept.append(f"{title.strip()}: {body.strip()}")
-    return "\n".join(part for part in kept if part)[:_LONGEST_DESCRIPTION]
+            paragraphs.append(f"{title.strip()}: {body.strip()}")
+    return "\n".join(paragraph for paragraph in paragraphs if paragraph)[:_LONGEST_DESCRIPTION]
 
 
 def _probe(factory: GameFactory, module: str) -> ProbeResult:
@@ -255,15 +255,15 @@ def _probe(factory: GameFactory, module: str) -> ProbeResult:
         space = games[0].plan.action_space
         space.seed(1)
         actions = [space.sample() for _ in range(_PROBED_STEPS)]
-        one, other = (_played(game, actions) for game in games[:2])
+        first_play, second_play = (_played(game, actions) for game in games[:2])
         if "png" in request.settings.get("render", ""):
             games[0].draw()
-        middle = len(one) // 2
-        start = _played(games[2], actions[:middle])
+        middle = len(first_play) // 2
+        start_play = _played(games[2], actions[:middle])
         try:
-            copied = games[2].copy()
-            ends = [_played(game, actions[middle:]) for game in (copied, games[2])]
-            copies = ends[0] == ends[1] and (one != other or start + ends[0] == one)
+            copied_game = games[2].copy()
+            ends = [_played(game, actions[middle:]) for game in (copied_game, games[2])]
+            copies = ends[0] == ends[1] and (first_play != second_play or start_play + ends[0] == first_play)
         except Exception:  # any exception means that copies do not work
             copies = False
         for game in games:
@@ -272,8 +272,8 @@ def _probe(factory: GameFactory, module: str) -> ProbeResult:
         raise
     except Exception as error:
         raise request.fail(f"it raised {type(error).__name__} when it was tried: {error}") from error
-    same = one == other and not factory.gym_spec.nondeterministic
-    return ProbeResult(package_version(module), same, copies).overridden(request)
+    is_repeatable = first_play == second_play and not factory.gym_spec.nondeterministic
+    return ProbeResult(package_version(module), is_repeatable, copies).overridden(request)
 
 
 def _played(game: GymnasiumGame, actions: Sequence[Any]) -> list[Any]:
@@ -281,8 +281,8 @@ def _played(game: GymnasiumGame, actions: Sequence[Any]) -> list[Any]:
     record: list[Any] = []
     for action in actions:
         seen, reward, terminated, truncated, _ = game.environment.step(action)
-        drawn: list[Image] = []
-        record.append((json.dumps(game.write(seen, drawn)), drawn, float(reward), bool(terminated), bool(truncated)))
+        images: list[Image] = []
+        record.append((json.dumps(game.write(seen, images)), images, float(reward), bool(terminated), bool(truncated)))
         if terminated or truncated:
             break
     return record

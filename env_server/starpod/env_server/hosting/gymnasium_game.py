@@ -111,17 +111,17 @@ class GymnasiumGame(Game):
     def written(self) -> tuple[Any, list[Image]]:
         """The observation as a JSON value, and its pictures."""
         if self._written is None:
-            drawn: list[Image] = []
-            self._written = self.write(self.seen, drawn), drawn
+            images: list[Image] = []
+            self._written = self.write(self.seen, images), images
         return self._written
 
     @property
     def parts(self) -> list[Part]:
         """The observation as text or JSON, followed by its pictures."""
-        value, drawn = self.written
+        value, images = self.written
         if is_picture(self.environment.observation_space):
-            return [*drawn]
-        return [JSON(value) if self.plan.observation == "json" else _words(value), *drawn]
+            return [*images]
+        return [JSON(value) if self.plan.observation == "json" else _words(value), *images]
 
     @property
     def text(self) -> str:
@@ -142,9 +142,9 @@ class GymnasiumGame(Game):
         return encode_png(Pillow.fromarray(np.ascontiguousarray(self.environment.render())))
 
     def copy(self) -> GymnasiumGame:
-        copied = copy.copy(self)
-        copied.environment, copied.seen, copied.info = copy.deepcopy((self.environment, self.seen, self.info))
-        return copied
+        clone = copy.copy(self)
+        clone.environment, clone.seen, clone.info = copy.deepcopy((self.environment, self.seen, self.info))
+        return clone
 
     def close(self) -> None:
         self.environment.close()

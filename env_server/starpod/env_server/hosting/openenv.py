@@ -48,25 +48,25 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     `probed` is the encoded ProbeResult if another process has already probed the environment.
     """
     request = HostingRequest.parse(text, ("action",))
-    found = _find(request)
-    signature = constructor(found)
+    env_class = _find(request)
+    signature = constructor(env_class)
     check_arguments(request, signature)
-    known = ProbeResult(**json.loads(probed)) if probed else _probe(request, found)
-    actions = Actions.of(request, found, known.tools)
-    name = re.sub(r"(?<=.)(Environment|Env)$", "", found.__name__)
-    told = [inspect.getdoc(found) if found.__doc__ else "", f"An action is {actions.grammar}."]
+    result = ProbeResult(**json.loads(probed)) if probed else _probe(request, env_class)
+    actions = Actions.of(request, env_class, result.tools)
+    name = re.sub(r"(?<=.)(Environment|Env)$", "", env_class.__name__)
+    paragraphs = [inspect.getdoc(env_class) if env_class.__doc__ else "", f"An action is {actions.grammar}."]
     spec = EnvironmentSpec(
         id=starpod_id(request, "openenv", name, 1),
-        version=known.version,
-        title=f"{found.__name__} of OpenEnv",
-        instructions="\n".join(line for line in told if line),
+        version=result.version,
+        title=f"{env_class.__name__} of OpenEnv",
+        instructions="\n".join(line for line in paragraphs if line),
         grammar=actions.grammar,
         tools=tuple(actions.tools.values()),
         concurrency=Concurrency.PROCESS,
     )
     options = options_model(request, signature, request.arguments)
-    factory = GameFactory(request, found, actions)
-    return publish(OpenEnvEnvironment, request, spec, known, found.__module__, Options=options, factory=factory)
+    factory = GameFactory(request, env_class, actions)
+    return publish(OpenEnvEnvironment, request, spec, result, env_class.__module__, Options=options, factory=factory)
 
 
 def installed(pattern: str) -> list[str]:
@@ -74,10 +74,10 @@ def installed(pattern: str) -> list[str]:
     names: list[str] = []
     for module in fitting(pattern, dependents("openenv", "openenv-core")):
         try:
-            found = _classes(HostingRequest.parse(module, ()), module, "")
+            classes = _classes(HostingRequest.parse(module, ()), module, "")
         except HostingError:
-            found = {}  # hosting it reports the reason
-        names += [f"{module}:{name}" for name in found] if len(found) > 1 else [module]
+            classes = {}  # hosting it reports the reason
+        names += [f"{module}:{name}" for name in classes] if len(classes) > 1 else [module]
     return names
 
 
@@ -96,11 +96,11 @@ class OpenEnvEnvironment(Hosted):
     factory: ClassVar[GameFactory]
 
     def begin(self, luck: int) -> OpenEnvGame:
-        chosen = self.options.model_dump()
+        options = self.options.model_dump()
         try:
-            environment = self.factory.found(**{**self.factory.request.arguments, **chosen})
+            environment = self.factory.found(**{**self.factory.request.arguments, **options})
         except (TypeError, ValueError) as error:
-            if not chosen:
+            if not options:
                 raise
             raise OptionsError(str(error)) from error
         return OpenEnvGame(environment, self.factory, self.seed, luck)
@@ -118,18 +118,18 @@ class OpenEnvGame(Game):
         super().__init__(factory.request.number("success_at"))
         self.environment = environment
         self.factory = factory
-        taken = inspect.signature(environment.reset).parameters
-        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        params = inspect.signature(environment.reset).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in params.values())
         # Many packages' generators take 32 bits. The episode's name must be the same when it is replayed.
-        given = {"seed": seed % 2**32, "episode_id": f"{derive_seed(seed, 'episode', luck):016x}"}
-        self.seen: Observation = environment.reset(**{k: v for k, v in given.items() if anything or k in taken})
+        arguments = {"seed": seed % 2**32, "episode_id": f"{derive_seed(seed, 'episode', luck):016x}"}
+        self.seen: Observation = environment.reset(**{k: v for k, v in arguments.items() if takes_any or k in params})
 
     def play(self, action: Action) -> Outcome:
         try:
-            own = self.factory.actions.read(action)
+            openenv_action = self.factory.actions.read(action)
         except ValueError:
             return INVALID
-        seen = self.seen = self.environment.step(own)
+        seen = self.seen = self.environment.step(openenv_action)
         info = {"metadata": jsonable(seen.metadata)} if seen.metadata else None
         outcome = self.outcome(seen.reward or 0.0, seen.done, bool(getattr(seen, "truncated", False)), info)
         return outcome if getattr(seen, "error", None) is None or not _is_call(seen) else outcome._replace(valid=False)
@@ -138,11 +138,11 @@ class OpenEnvGame(Game):
         if _is_call(self.seen):
             return _tool_result(self.seen)
         fields = jsonable(self.seen, exclude={"done", "reward", "metadata"})
-        told = {name: value for name, value in fields.items() if value is not None}
-        if len(told) == 1 and isinstance(only := next(iter(told.values())), str):
-            return only
-        lines = (f"{name}: {value if isinstance(value, str) else _dump(value)}" for name, value in told.items())
-        return ["\n".join(lines), JSON(fields)] if told else ""
+        shown_fields = {name: value for name, value in fields.items() if value is not None}
+        if len(shown_fields) == 1 and isinstance(text := next(iter(shown_fields.values())), str):
+            return text
+        lines = (f"{name}: {value if isinstance(value, str) else _dump(value)}" for name, value in shown_fields.items())
+        return ["\n".join(lines), JSON(fields)] if shown_fields else ""
 
     def close(self) -> None:
         self.environment.close()
@@ -154,16 +154,16 @@ class OpenEnvGame(Game):
 def _find(request: HostingRequest) -> type[OpenEnvironment[Any, Any, Any]]:
     """Return the requested class, from the module itself or its `server` folder, where OpenEnv's packages have it."""
     source, _, name = request.name.partition(":")
-    found = _classes(request, source, name)
-    if name in found:
-        return found[name]
-    if not name and len(found) == 1:
-        return next(iter(found.values()))
-    if not found:
+    classes = _classes(request, source, name)
+    if name in classes:
+        return classes[name]
+    if not name and len(classes) == 1:
+        return next(iter(classes.values()))
+    if not classes:
         raise request.fail(f"neither {source} nor {source}.server defines a subclass of OpenEnv's Environment")
     if not name:
-        raise request.fail(f"it has several environments; name one: {', '.join(f'{source}:{n}' for n in found)}")
-    raise request.fail(f"{source} has no environment {name!r}{nearest(name, found)}")
+        raise request.fail(f"it has several environments; name one: {', '.join(f'{source}:{n}' for n in classes)}")
+    raise request.fail(f"{source} has no environment {name!r}{nearest(name, classes)}")
 
 
 def _classes(request: HostingRequest, source: str, name: str) -> dict[str, type[OpenEnvironment[Any, Any, Any]]]:
@@ -191,11 +191,11 @@ def _environments(module: Any) -> Iterator[type[OpenEnvironment[Any, Any, Any]]]
 def _probe(request: HostingRequest, found: type[OpenEnvironment[Any, Any, Any]]) -> ProbeResult:
     """Check that the environment can be created, and list its tools. The operator must say if it is deterministic."""
     try:
-        first = found(**request.arguments)
+        environment = found(**request.arguments)
         try:
-            tools = list_tools(first)
+            tools = list_tools(environment)
         finally:
-            first.close()
+            environment.close()
     except Exception as error:
         raise request.fail(f"it raised {type(error).__name__} when it was tried: {error}") from error
     return ProbeResult(package_version(found.__module__), tools=tools).overridden(request)

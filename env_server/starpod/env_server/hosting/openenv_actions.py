@@ -52,20 +52,20 @@ class Actions:
     @property
     def grammar(self) -> str:
         """The grammar of an action, for people and prompts."""
-        ways = []
+        forms = []
         if self.model is not None:
             schema = self.tools[self.typed].parameters
-            ways.append(f"a JSON object of the schema {json.dumps(schema, ensure_ascii=False)}")
+            forms.append(f"a JSON object of the schema {json.dumps(schema, ensure_ascii=False)}")
         if self.only_field:
-            ways.append(f"plain text, which stands for {self.only_field}")
+            forms.append(f"plain text, which stands for {self.only_field}")
         calls = [tool for tool in self.tools.values() if tool.name != self.typed]
         if calls:
-            ways.append('a JSON object {"tool_name": ..., "arguments": {...}} that calls one of these tools')
-        told = [
+            forms.append('a JSON object {"tool_name": ..., "arguments": {...}} that calls one of these tools')
+        tool_lines = [
             f"{tool.name}: {tool.description.strip()} Arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"
             for tool in calls
         ]
-        return "\n".join([", or ".join(ways), *told])
+        return "\n".join([", or ".join(forms), *tool_lines])
 
     def read(self, action: Action) -> Any:
         """Return the environment's own action. Raises ValueError."""
@@ -121,28 +121,28 @@ def _action_type(request: HostingRequest, found: type[Any]) -> TypeAdapter[Any] 
     """Return the type that `step` takes, from the setting `action`, the annotation, or the base class's parameters."""
     if "action" in request.settings:
         source, _, name = request.settings["action"].partition(":")
-        kind = getattr(import_named(request, source), name, None)
+        action_type = getattr(import_named(request, source), name, None)
     else:
-        kind = _annotation(found)
-    if kind in (None, Any, OpenAction):
+        action_type = _annotation(found)
+    if action_type in (None, Any, OpenAction):
         if _is_mcp(found):
             return None
         raise request.fail("its step does not say what an action is; name the model: #action=MODULE:CLASS")
     try:
-        return TypeAdapter(kind)
+        return TypeAdapter(action_type)
     except Exception as error:
-        raise request.fail(f"its actions of type {kind} have no schema: {error}") from error
+        raise request.fail(f"its actions of type {action_type} have no schema: {error}") from error
 
 
 def _annotation(found: type[Any]) -> Any:
     try:
-        kind = get_type_hints(found.step).get("action")
+        annotation = get_type_hints(found.step).get("action")
     except Exception:  # ignore an annotation that cannot be resolved
-        kind = None
-    if kind in (None, Any, OpenAction) or not (isinstance(kind, type) or get_args(kind)):
+        annotation = None
+    if annotation in (None, Any, OpenAction) or not (isinstance(annotation, type) or get_args(annotation)):
         bases = [get_args(base) for cls in found.__mro__ for base in getattr(cls, "__orig_bases__", ())]
-        kind = next((args[0] for args in bases if len(args) == 3 and isinstance(args[0], type)), kind)
-    return kind
+        annotation = next((args[0] for args in bases if len(args) == 3 and isinstance(args[0], type)), annotation)
+    return annotation
 
 
 def _is_mcp(found: type[Any]) -> bool:

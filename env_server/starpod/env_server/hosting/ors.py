@@ -50,8 +50,8 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         tools=tuple(factory.tools.values()),
         concurrency=Concurrency.THREAD,
     )
-    known = ProbeResult(version).overridden(request)
-    return publish(ORSEnvironment, request, spec, known, __name__, Options=EnvironmentOptions, factory=factory)
+    probe_result = ProbeResult(version).overridden(request)
+    return publish(ORSEnvironment, request, spec, probe_result, __name__, Options=EnvironmentOptions, factory=factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class GameFactory:
 
     def read(self, action: Action) -> tuple[str, Mapping[str, Any]] | None:
         """Return the tool that an action calls and its arguments, or None if it calls none."""
-        written = action.value if isinstance(action, JSON) else None
+        call = action.value if isinstance(action, JSON) else None
         if isinstance(action, str):
             with contextlib.suppress(ValueError):
-                written = read_untrusted_json(action)
-        match written:
-            case {"tool_name": str(called), "arguments": dict(given)}:
-                return called, given
+                call = read_untrusted_json(action)
+        match call:
+            case {"tool_name": str(tool), "arguments": dict(tool_arguments)}:
+                return tool, tool_arguments
         match action:
             case ToolCall(name, arguments):
                 return name, arguments
@@ -156,23 +156,23 @@ def _find(request: HostingRequest) -> tuple[GameFactory, str]:
     if url.scheme not in ("http", "https") or not url.netloc:
         raise request.fail("name it by its address: http://HOST:PORT/ENVIRONMENT")
     server, name = ORSServer(f"{url.scheme}://{url.netloc}"), url.path.strip("/").lower()
-    hosted = server.get("/list_environments")
-    if not name and len(hosted) == 1:
-        name = hosted[0]
-    if name not in hosted:
-        raise request.fail(f"the server has no environment {name!r}{nearest(name, hosted)}")
+    names = server.get("/list_environments")
+    if not name and len(names) == 1:
+        name = names[0]
+    if name not in names:
+        raise request.fail(f"the server has no environment {name!r}{nearest(name, names)}")
     kinds = {split["name"]: split["type"] for split in server.get(f"/{name}/splits")}
-    split = request.settings.get("split") or min(kinds, key=lambda each: kinds[each] != "train")
+    split = request.settings.get("split") or min(kinds, key=lambda split_name: kinds[split_name] != "train")
     if split not in kinds:
         raise request.fail(f"it has no split {split!r}{nearest(split, kinds)}")
     tasks = server.post(f"/{name}/num_tasks", {"split": split})["num_tasks"]
     if tasks < 1:
         raise request.fail(f"its split {split} has no task")
-    listed = server.get(f"/{name}/tools")
+    listing = server.get(f"/{name}/tools")
     tools = {
-        tool["name"]: Tool(tool["name"], tool["description"], tool["input_schema"] or {}) for tool in listed["tools"]
+        tool["name"]: Tool(tool["name"], tool["description"], tool["input_schema"] or {}) for tool in listing["tools"]
     }
-    answer = _answer(listed.get("terminal_tool"), tools)
+    answer = _answer(listing.get("terminal_tool"), tools)
     return GameFactory(request, server, name, split, tasks, tools, answer), _version(server)
 
 

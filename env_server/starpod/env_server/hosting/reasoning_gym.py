@@ -40,14 +40,14 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     for argument in _OWN_ARGUMENTS:
         if argument in request.arguments:
             raise request.fail(f"{argument} is decided by each session's seed")
-    kind, configuration = DATASETS[request.name]
+    dataset_class, configuration = DATASETS[request.name]
     signature = constructor(configuration)
     check_arguments(request, signature)
     factory = QuestionFactory(request)
-    known = ProbeResult(**json.loads(probed)) if probed else _probe(factory, kind.__module__)
+    probe_result = ProbeResult(**json.loads(probed)) if probed else _probe(factory, dataset_class.__module__)
     spec = EnvironmentSpec(
         id=starpod_id(request, "reasoning", request.name, 1),
-        version=known.version,
+        version=probe_result.version,
         title=f"{request.name} of Reasoning Gym",
         instructions="Answer the question. An action is the answer alone, without explanation.",
         grammar="any text: the answer",
@@ -56,8 +56,8 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         concurrency=Concurrency.PROCESS,
     )
     options = options_model(request, signature, request.arguments, _OWN_ARGUMENTS)
-    base = AnsweredEnvironment if known.expert else ReasoningEnvironment
-    return publish(base, request, spec, known, kind.__module__, Options=options, factory=factory)
+    base = AnsweredEnvironment if probe_result.expert else ReasoningEnvironment
+    return publish(base, request, spec, probe_result, dataset_class.__module__, Options=options, factory=factory)
 
 
 def installed(pattern: str) -> list[str]:
@@ -76,10 +76,10 @@ class QuestionFactory:
         arguments = {**self.request.arguments, **chosen}
         try:
             dataset = reasoning_gym.create_dataset(self.request.name, seed=seed % _SEEDS, size=1, **arguments)
-            return Question(dataset, dataset[0], 1.0 if (at := self.request.number("success_at")) is None else at)
+            return Question(dataset, dataset[0], 1.0 if (goal := self.request.number("success_at")) is None else goal)
         except (AssertionError, ValueError) as error:
-            told = f"these arguments make no dataset: {str(error) or type(error).__name__}"
-            raise (OptionsError(told) if chosen else self.request.fail(told)) from error
+            message = f"these arguments make no dataset: {str(error) or type(error).__name__}"
+            raise (OptionsError(message) if chosen else self.request.fail(message)) from error
 
 
 class ReasoningEnvironment(Hosted):
@@ -98,8 +98,8 @@ class ReasoningEnvironment(Hosted):
 
     def render(self, mode: str = "text") -> str:
         question = self.question
-        told = f"\n\nAnswered: {question.answered}" if question.answered is not None else ""
-        return f"{question.entry['question']}{told}"
+        answer = f"\n\nAnswered: {question.answered}" if question.answered is not None else ""
+        return f"{question.entry['question']}{answer}"
 
     def state_key(self) -> bytes:
         """Return a digest of the question and of whether it is answered."""
@@ -153,6 +153,6 @@ def _probe(factory: QuestionFactory, module: str) -> ProbeResult:
     request = factory.request
     concurrency = request.choice("concurrency", *_CONCURRENCY)
     first, second = factory.begin({}, 1), factory.begin({}, 1)
-    same = first.entry == second.entry and concurrency == Concurrency.PROCESS.value
+    is_deterministic = first.entry == second.entry and concurrency == Concurrency.PROCESS.value
     answered = first.entry["answer"] is not None
-    return ProbeResult(package_version(module), deterministic=same, expert=answered).overridden(request)
+    return ProbeResult(package_version(module), deterministic=is_deterministic, expert=answered).overridden(request)

@@ -33,23 +33,23 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     name = _find(request)
     point = registry[name].entry_point
     creator = load_env_creator(point) if isinstance(point, str) else point
-    taken = constructor(creator).parameters
+    parameters = constructor(creator).parameters
     rows = _rows(request, name)
-    factory = GameFactory(request, name, rows, frozenset(taken), _configuration(request, taken))
+    factory = GameFactory(request, name, rows, frozenset(parameters), _configuration(request, parameters))
     if not probed:
         factory.begin(0).close()
     module = str(getattr(creator, "__module__", "skyrl_gym"))
-    known = ProbeResult(**json.loads(probed)) if probed else ProbeResult(package_version(module)).overridden(request)
+    result = ProbeResult(**json.loads(probed)) if probed else ProbeResult(package_version(module)).overridden(request)
     spec = EnvironmentSpec(
         id=starpod_id(request, "skyrl", name, 1),
-        version=known.version,
+        version=result.version,
         title=f"{name} of SkyRL-gym",
         instructions="The observation is a conversation; an action is your next message in it.",
         grammar="any text: the next message of the assistant",
         # These environments run tools, databases and code written by models.
         concurrency=Concurrency.PROCESS,
     )
-    return publish(SkyRLEnvironment, request, spec, known, module, Options=EnvironmentOptions, factory=factory)
+    return publish(SkyRLEnvironment, request, spec, result, module, Options=EnvironmentOptions, factory=factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ class GameFactory:
 
     def begin(self, seed: int) -> SkyRLGame:
         """Start the game of the row that the seed picks. Raises HostingError if it cannot be created."""
-        place = seed % len(self.rows)
-        row = copy.deepcopy(dict(self.rows[place]))  # environments write into their extras
+        index = seed % len(self.rows)
+        row = copy.deepcopy(dict(self.rows[index]))  # environments write into their extras
         extras = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
         turns = self.request.number("max_turns")
         if turns is not None:
             extras["max_turns"] = int(turns)
-        given = {"env_config": self.configuration, "extras": extras}
+        arguments = {"env_config": self.configuration, "extras": extras}
         try:
-            environment = skyrl_gym.make(self.name, **{k: v for k, v in given.items() if k in self.taken})
+            environment = skyrl_gym.make(self.name, **{k: v for k, v in arguments.items() if k in self.taken})
             return SkyRLGame(environment, _messages(row["prompt"]), self.request.number("success_at"))
         except Exception as error:
             problem = str(error).partition("\n")[0]
-            raise self.request.fail(f"row {place + 1}: {type(error).__name__}: {problem}") from error
+            raise self.request.fail(f"row {index + 1}: {type(error).__name__}: {problem}") from error
 
 
 class SkyRLEnvironment(Hosted):
@@ -96,8 +96,8 @@ class SkyRLEnvironment(Hosted):
 
     def state_key(self) -> bytes:
         """Return a digest of the row and all actions, because the environment remembers both."""
-        said = json.dumps([self.seed % len(self.factory.rows), self._past], separators=(",", ":"))
-        return blake2b(said.encode(), digest_size=16).digest()
+        key_text = json.dumps([self.seed % len(self.factory.rows), self._past], separators=(",", ":"))
+        return blake2b(key_text.encode(), digest_size=16).digest()
 
 
 class SkyRLGame(Game):
@@ -114,11 +114,11 @@ class SkyRLGame(Game):
             return INVALID
         output = self.environment.step(action)
         # The postprocessed action replaces the original one, as in SkyRL's own conversations.
-        kept = output.get("postprocessed_action")
+        new_text = output.get("postprocessed_action")
         self.new = output["observations"] or []
-        self.said += [{"role": "assistant", "content": action if kept is None else kept}, *self.new]
+        self.said += [{"role": "assistant", "content": action if new_text is None else new_text}, *self.new]
         done = bool(output["done"])
-        info = {**(output.get("metadata") or {}), **({} if kept is None else {"postprocessed_action": kept})}
+        info = {**(output.get("metadata") or {}), **({} if new_text is None else {"postprocessed_action": new_text})}
         if done and (metrics := self.environment.get_metrics()):
             info["metrics"] = metrics
         return self.outcome(output["reward"], done, info=jsonable(info))
@@ -153,9 +153,9 @@ def _configuration(request: HostingRequest, taken: Mapping[str, inspect.Paramete
     if parameter is None and request.arguments:
         raise request.fail("it has no configuration, and so takes no arguments")
     kinds = [parameter.annotation, *get_args(parameter.annotation)] if parameter is not None else []
-    known = next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
+    config_class = next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
     try:
-        return OmegaConf.merge(OmegaConf.structured(known) if known else {}, dict(request.arguments))
+        return OmegaConf.merge(OmegaConf.structured(config_class) if config_class else {}, dict(request.arguments))
     except OmegaConfBaseException as error:
         raise request.fail(str(error).splitlines()[0]) from error
 
@@ -191,6 +191,6 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     messages = prompt if isinstance(prompt, list) else []
-    if not messages or not all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages):
+    if not messages or not all(isinstance(entry, dict) and {"role", "content"} <= entry.keys() for entry in messages):
         raise ValueError("prompt must be text or a list of {role, content}")
     return messages

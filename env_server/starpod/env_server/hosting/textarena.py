@@ -53,19 +53,19 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     `probed` is the encoded ProbeResult if another process has already probed the environment.
     """
     request = HostingRequest.parse(text, ("players",))
-    found = _find(request)
-    signature = constructor(found)
+    env_class = _find(request)
+    signature = constructor(env_class)
     defaults = {**ENV_REGISTRY[request.name].kwargs, **request.arguments}
     check_arguments(request, signature)
     # Games use the process's global random state, which sessions must not share.
     request.choice("concurrency", Concurrency.PROCESS.value)
     players = int(request.choice("players", "1", "2"))
     factory = GameFactory(request, players)
-    known = ProbeResult(**json.loads(probed)) if probed else _probe(factory, found.__module__)
+    probe_result = ProbeResult(**json.loads(probed)) if probed else _probe(factory, env_class.__module__)
     number = _VERSION.search(request.name)
     spec = EnvironmentSpec(
         id=starpod_id(request, "textarena", _VERSION.sub("", request.name), int(number[1]) if number else 0),
-        version=known.version,
+        version=probe_result.version,
         title=f"{request.name} of TextArena",
         instructions="The first observation of a player holds the rules. An action is a move, as they ask for it.",
         grammar="any text: the move, as the rules ask for it",
@@ -73,7 +73,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     )
     options = options_model(request, signature, defaults)
     base = TextArenaEnvironment if players == 1 else TwoPlayerEnvironment
-    return publish(base, request, spec, known, found.__module__, Options=options, factory=factory)
+    return publish(base, request, spec, probe_result, env_class.__module__, Options=options, factory=factory)
 
 
 def installed(pattern: str) -> list[str]:
@@ -92,11 +92,11 @@ class GameFactory:
         """Start a new game. Raises OptionsError if the caller chose arguments, else HostingError."""
         try:
             game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **chosen})
-            success_at = 1.0 if (given := self.request.number("success_at")) is None else given
+            success_at = 1.0 if (threshold := self.request.number("success_at")) is None else threshold
             return TextArenaGame(ActionFormattingWrapper(game), seed, luck, players=self.players, success_at=success_at)
         except Exception as error:
-            told = _told(error)
-            raise (OptionsError(told) if chosen else self.request.fail(told)) from error
+            message = _told(error)
+            raise (OptionsError(message) if chosen else self.request.fail(message)) from error
 
 
 class TextArenaEnvironment(Hosted):
@@ -114,8 +114,8 @@ class TextArenaEnvironment(Hosted):
 
     def state_key(self) -> bytes:
         """Return a digest of the start and all moves, because the game's other state is not accessible."""
-        said = json.dumps([self.seed, self.options.model_dump(), self._past], separators=(",", ":"))
-        return blake2b(said.encode(), digest_size=16).digest()
+        key_text = json.dumps([self.seed, self.options.model_dump(), self._past], separators=(",", ":"))
+        return blake2b(key_text.encode(), digest_size=16).digest()
 
 
 class TwoPlayerEnvironment(TextArenaEnvironment):
@@ -156,17 +156,17 @@ class TextArenaGame(Game):
             return INVALID
         state, player = self.environment.state, self.player
         errors = state.error_count
-        ended, info = self.environment.step(action)
+        is_over, info = self.environment.step(action)
         self.new = self._listen()
-        if not ended:
+        if not is_over:
             return self.outcome(0.0, False, info=jsonable(info))._replace(valid=state.error_count <= errors)
-        rewards, told = self.environment.close()
+        rewards, game_info = self.environment.close()
         reward = rewards[player]
         if not isinstance(reward, int | float):
             raise TypeError(f"the game gave {reward!r} as a reward, which is no number")
-        all_rewards = {"rewards": {f"Player {each}": rewards[each] for each in rewards}} if len(rewards) > 1 else {}
-        outcome = self.outcome(reward, True, info=jsonable({**info, **told[player], **all_rewards}))
-        return outcome._replace(valid=not told[player]["invalid_move"])
+        all_rewards = {"rewards": {f"Player {seat}": rewards[seat] for seat in rewards}} if len(rewards) > 1 else {}
+        outcome = self.outcome(reward, True, info=jsonable({**info, **game_info[player], **all_rewards}))
+        return outcome._replace(valid=not game_info[player]["invalid_move"])
 
     def observe(self) -> str:
         return "\n".join(self.new)
@@ -177,10 +177,10 @@ class TextArenaGame(Game):
     def _listen(self) -> list[str]:
         """Read the game's messages to the player since the last call, without the player's own moves."""
         player, messages = self.environment.get_observation()
-        own = (player, textarena.ObservationType.PLAYER_ACTION)
-        new = [str(text).strip() for who, text, kind in messages if (who, kind) != own]
-        self.said += new
-        return new
+        own_source = (player, textarena.ObservationType.PLAYER_ACTION)
+        texts = [str(text).strip() for sender, text, kind in messages if (sender, kind) != own_source]
+        self.said += texts
+        return texts
 
 
 def _known() -> list[str]:
@@ -189,8 +189,8 @@ def _known() -> list[str]:
 
 def _find(request: HostingRequest) -> type[textarena.Env]:
     """Return the class of a registered id, without the wrappers of its variants."""
-    if request.name not in (known := _known()):
-        raise request.fail(f"TextArena has no such id{nearest(request.name, known)}")
+    if request.name not in (ids := _known()):
+        raise request.fail(f"TextArena has no such id{nearest(request.name, ids)}")
     point = ENV_REGISTRY[request.name].entry_point
     try:
         if isinstance(point, str):
@@ -200,19 +200,19 @@ def _find(request: HostingRequest) -> type[textarena.Env]:
         raise
     except Exception as error:  # some do not compile under every Python version, and some load data on import
         raise request.fail(f"it cannot be loaded: {_told(error)}") from error
-    found: type[textarena.Env] = point
-    return found
+    env_class: type[textarena.Env] = point
+    return env_class
 
 
 def _probe(factory: GameFactory, module: str) -> ProbeResult:
     """Play some moves twice, and restore this process's random states."""
     streams = random.getstate(), np.random.get_state()
     try:
-        one, other = (_played(factory.begin({}, 1, 2)) for _ in range(2))
+        first_play, second_play = (_played(factory.begin({}, 1, 2)) for _ in range(2))
     finally:
         random.setstate(streams[0])
         np.random.set_state(streams[1])
-    return ProbeResult(package_version(module), deterministic=one == other).overridden(factory.request)
+    return ProbeResult(package_version(module), deterministic=first_play == second_play).overridden(factory.request)
 
 
 def _played(game: TextArenaGame) -> list[Any]:

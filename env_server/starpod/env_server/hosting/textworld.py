@@ -33,10 +33,10 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         raise request.fail("a game that is made takes no arguments; give them to tw-make")
     games = _games(request)
     factory = GameFactory(request, games)
-    known = ProbeResult(**json.loads(probed)) if probed else _probe(factory)
+    probe_result = ProbeResult(**json.loads(probed)) if probed else _probe(factory)
     spec = EnvironmentSpec(
         id=starpod_id(request, "textworld", Path(request.name).stem, 1),
-        version=known.version,
+        version=probe_result.version,
         title=f"{Path(request.name).stem} of TextWorld",
         instructions="You play a text adventure. An action is one command, such as: take key, open door, go east.",
         grammar="any text: a command",
@@ -44,12 +44,12 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         concurrency=Concurrency.THREAD,
     )
     options = EnvironmentOptions
-    return publish(TextWorldEnvironment, request, spec, known, "textworld", Options=options, factory=factory)
+    return publish(TextWorldEnvironment, request, spec, probe_result, "textworld", Options=options, factory=factory)
 
 
 def installed(pattern: str) -> list[str]:
     """Return the games, and the folders of games, in the current folder that match."""
-    return fitting(pattern, [place.name for place in Path().iterdir() if _held(place)])
+    return fitting(pattern, [path.name for path in Path().iterdir() if _held(path)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ class TextWorldEnvironment(Hosted):
 
     def state_key(self) -> bytes:
         """Return a digest of the game and all commands, because the game's interpreter remembers them."""
-        said = json.dumps([self.seed % len(self.factory.games), self._past], separators=(",", ":"))
-        return blake2b(said.encode(), digest_size=16).digest()
+        key_text = json.dumps([self.seed % len(self.factory.games), self._past], separators=(",", ":"))
+        return blake2b(key_text.encode(), digest_size=16).digest()
 
     def expert_action(self) -> str | None:
         """Return the next command of a shortest solution, or None if the game can no longer be solved."""
-        left = self.play.state.policy_commands
-        return str(left[0]) if left else None
+        commands = self.play.state.policy_commands
+        return str(commands[0]) if commands else None
 
     def score(self) -> float:
         """Return the share of all points. It is below 1 until the game is won."""
@@ -119,10 +119,10 @@ class TextWorldGame(Game):
         if not isinstance(action, str) or not action.strip() or "\n" in action:
             return INVALID
         before = self.state.score or 0
-        self.state, _, ended = self.environment.step(action)
+        self.state, _, is_over = self.environment.step(action)
         self.said.append(self.state.feedback.strip())
-        outcome = self.outcome((self.state.score or 0) - before, bool(ended))
-        return outcome._replace(success=bool(self.state.won)) if ended else outcome
+        outcome = self.outcome((self.state.score or 0) - before, bool(is_over))
+        return outcome._replace(success=bool(self.state.won)) if is_over else outcome
 
     def observe(self) -> str:
         return str(self.said[-1])
@@ -132,25 +132,25 @@ class TextWorldGame(Game):
 
 
 def _games(request: HostingRequest) -> list[Path]:
-    found = _held(Path(request.name).resolve())
-    if not found:
+    games = _held(Path(request.name).resolve())
+    if not games:
         raise request.fail(f"{request.name} is no game and holds none; make one: tw-make tw-simple --output game.z8")
-    for game in found:
+    for game in games:
         if not game.with_suffix(".json").is_file():
             raise request.fail(f"beside {game.name} there is no {game.stem}.json, which tw-make writes with it")
-    return found
+    return games
 
 
 def _held(place: Path) -> list[Path]:
     """Return the games of a folder, sorted, or the file itself if it is a game."""
-    inside = [place] if place.is_file() else place.glob("*")
-    return sorted(path for path in inside if path.suffix in _GAMES)
+    paths = [place] if place.is_file() else place.glob("*")
+    return sorted(path for path in paths if path.suffix in _GAMES)
 
 
 def _probe(factory: GameFactory) -> ProbeResult:
     """Play some commands twice."""
-    one, other = (_played(factory.begin(0)) for _ in range(2))
-    return ProbeResult(package_version("textworld"), deterministic=one == other).overridden(factory.request)
+    first, second = (_played(factory.begin(0)) for _ in range(2))
+    return ProbeResult(package_version("textworld"), deterministic=first == second).overridden(factory.request)
 
 
 def _played(game: TextWorldGame) -> list[Any]:

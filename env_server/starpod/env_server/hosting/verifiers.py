@@ -50,10 +50,10 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     factory = _load(request)
     tools = _probe(factory)
     module = import_taskset(request.name).__name__
-    known = ProbeResult(package_version(module)).overridden(request)
+    result = ProbeResult(package_version(module)).overridden(request)
     spec = EnvironmentSpec(
         id=starpod_id(request, "verifiers", request.name.rsplit("/", 1)[-1].split("@", 1)[0], 1),
-        version=known.version,
+        version=result.version,
         title=f"{request.name} of verifiers",
         instructions="The observation is a conversation; an action is your next message in it"
         + (", or a call of a tool." if tools else "."),
@@ -63,7 +63,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         # Tools are served over the loopback interface, which a confined process cannot reach.
         concurrency=Concurrency.THREAD,
     )
-    return publish(VerifiersEnvironment, request, spec, known, module, Options=EnvironmentOptions, factory=factory)
+    return publish(VerifiersEnvironment, request, spec, result, module, Options=EnvironmentOptions, factory=factory)
 
 
 def installed(pattern: str) -> list[str]:
@@ -109,8 +109,8 @@ class VerifiersEnvironment(Hosted):
 
     def state_key(self) -> bytes:
         """Return a digest of the task and all actions, because the environment remembers both."""
-        said = json.dumps([self.seed % len(self.factory.tasks), self._past], separators=(",", ":"))
-        return blake2b(said.encode(), digest_size=16).digest()
+        key_text = json.dumps([self.seed % len(self.factory.tasks), self._past], separators=(",", ":"))
+        return blake2b(key_text.encode(), digest_size=16).digest()
 
 
 class VerifiersGame(Game):
@@ -128,34 +128,34 @@ class VerifiersGame(Game):
         if self.episode.ended is None:
             return self.outcome(0.0, False)
         traces = self.episode.ended.traces
-        cut = any(trace.is_truncated or trace.is_timeout for trace in traces)
+        is_truncated = any(trace.is_truncated or trace.is_timeout for trace in traces)
         parts = {name: reward.value for trace in traces for name, reward in trace.rewards.items() if reward is not None}
         metrics = {name: value for trace in traces for name, value in trace.metrics.items() if value is not None}
         info = jsonable({"metrics": metrics, "stop_condition": traces[-1].stop_condition})
-        return self.outcome(sum(parts.values()), not cut, cut, info)._replace(reward_parts=parts)
+        return self.outcome(sum(parts.values()), not is_truncated, is_truncated, info)._replace(reward_parts=parts)
 
     def observe(self) -> Sequence[Part]:
-        new = [dict(message) for message in self.episode.new]
-        pictures = [picture for message in new for picture in _pictures(message["content"])]
-        return [_told(new), *pictures, JSON(new)]
+        messages = [dict(message) for message in self.episode.new]
+        pictures = [picture for message in messages for picture in _pictures(message["content"])]
+        return [_told(messages), *pictures, JSON(messages)]
 
     def close(self) -> None:
         self.episode.close()
 
     def _read(self, action: Action) -> Mapping[str, Any] | None:
         """Return an action as the model's reply, or None if it calls an unknown tool."""
-        written = action.value if isinstance(action, JSON) else None
+        call = action.value if isinstance(action, JSON) else None
         if isinstance(action, str):
             try:
-                written = read_untrusted_json(action) if self.episode.tools else None
+                call = read_untrusted_json(action) if self.episode.tools else None
             except ValueError:
-                written = None
-        match written:
+                call = None
+        match call:
             case {"tool_name": str(name), "arguments": dict(arguments)}:
                 action = ToolCall(name, arguments)
         if isinstance(action, str):
             return {"content": action}
-        names = [each["function"]["name"] for each in self.episode.tools]
+        names = [tool["function"]["name"] for tool in self.episode.tools]
         if not isinstance(action, ToolCall) or action.name not in names:
             return None
         function = {"name": action.name, "arguments": json.dumps(dict(action.arguments))}
@@ -179,9 +179,9 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _pictures(content: Any) -> list[Image]:
-    urls = [part["image_url"]["url"] for part in content if "image_url" in part] if isinstance(content, list) else []
-    split = [url.partition(";base64,") for url in urls]
-    return [Image(base64.b64decode(data), kind.removeprefix("data:")) for kind, found, data in split if found]
+    urls = [entry["image_url"]["url"] for entry in content if "image_url" in entry] if isinstance(content, list) else []
+    url_parts = [url.partition(";base64,") for url in urls]
+    return [Image(base64.b64decode(data), prefix.removeprefix("data:")) for prefix, marker, data in url_parts if marker]
 
 
 # --- finding it --------------------------------------------------------------------------------------------------
@@ -197,16 +197,16 @@ def _load(request: HostingRequest) -> GameFactory:
         agents = agent_config_fields(config)
         if len(agents) != 1:
             raise request.fail(f"an episode has the agents {', '.join(agents)}; hosted are those with one")
-        ((agent, pinned),) = agents.items()
-        if pinned.harness is not None:
-            raise request.fail(f"its agent is the program {pinned.harness.id}, which would play instead of the caller")
+        ((agent, preset),) = agents.items()
+        if preset.harness is not None:
+            raise request.fail(f"its agent is the program {preset.harness.id}, which would play instead of the caller")
         seat = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
         env = load_environment(resolve_env_config({"taskset": taskset, agent: seat}))
-        most = request.number("tasks") or (_TASKS_OF_THE_ENDLESS if env.taskset.INFINITE else None)
-        tasks = list(itertools.islice(env.taskset, None if most is None else int(most)))
+        limit = request.number("tasks") or (_TASKS_OF_THE_ENDLESS if env.taskset.INFINITE else None)
+        tasks = list(itertools.islice(env.taskset, None if limit is None else int(limit)))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise request.fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        problem = error.errors(include_url=False)[0]
+        raise request.fail(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
     except HostingError:
         raise
     except Exception as error:  # the taskset's own code failed
@@ -223,5 +223,5 @@ def _probe(factory: GameFactory) -> tuple[Tool, ...]:
     except Exception as error:
         raise factory.request.fail(error) from error
     game.close()
-    functions = [each["function"] for each in game.episode.tools]
-    return tuple(Tool(each["name"], each.get("description", ""), each.get("parameters", {})) for each in functions)
+    functions = [tool["function"] for tool in game.episode.tools]
+    return tuple(Tool(func["name"], func.get("description", ""), func.get("parameters", {})) for func in functions)

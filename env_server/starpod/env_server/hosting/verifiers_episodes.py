@@ -52,8 +52,8 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # untyped
         data: Any,
     ) -> Any:
         system, prompt = self.resolve_prompt(data)
-        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
-        messages: list[Any] = [*([{"role": "system", "content": system}] if system else []), *said]
+        start = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
+        messages: list[Any] = [*([{"role": "system", "content": system}] if system else []), *start]
         headers = {"Authorization": f"Bearer {secret}"}
         async with AsyncExitStack() as stack, httpx.AsyncClient(headers=headers, timeout=None) as client:
             servers = {"mcpServers": {name: {"url": url} for name, url in mcp_urls.items()}}
@@ -109,12 +109,12 @@ class LiveEpisode:
             self._reply.cancel()
 
     def _wait(self) -> None:
-        news = self._news.get()
-        if news is not None:
-            body, self._reply = news
-            known = len(self.messages) + 1 if self.messages else 0  # the model's reply comes between them
+        request = self._news.get()
+        if request is not None:
+            body, self._reply = request
+            known_count = len(self.messages) + 1 if self.messages else 0  # the model's reply comes between them
             self.messages, self.tools = body["messages"], body.get("tools") or ()
-            self.new = self.messages[known:]
+            self.new = self.messages[known_count:]
             return
         self.new = ()
         self.ended = self._run.result()

@@ -45,9 +45,9 @@ def preload(*modules: str) -> None:
 
 def warm_up() -> None:
     """Start the fork server and wait for its imports, so that no session has to wait for them."""
-    first = fork_context().Process(target=_nothing, daemon=True)
-    first.start()
-    first.join()
+    child = fork_context().Process(target=_nothing, daemon=True)
+    child.start()
+    child.join()
 
 
 def _nothing() -> None:

@@ -92,8 +92,8 @@ class ProcessHost:
         options = plan.options.model_dump(mode="json", exclude_unset=True)
         arguments = [options, [limits.max_turns, limits.max_actions_per_turn, limits.max_actions]]
         data = await self._call("reset", *arguments, plan.seed, plan.dynamics_seed, _want_flags(plan.want))
-        started = self._message(pb.ResetResponse, data)
-        return Started(started.session.observation, started.instructions)
+        response = self._message(pb.ResetResponse, data)
+        return Started(response.session.observation, response.instructions)
 
     async def turn(self, actions: list[Action], want: Want) -> pb.Transition:
         request = pb.StepRequest(actions=[convert.action_to(action) for action in actions])
@@ -167,8 +167,8 @@ class ProcessHost:
             raise self._distrust(f"no {kind.__name__}") from error
 
     def _expect_finite(self, what: str, *values: float) -> None:
-        if wrong := [value for value in values if not isfinite(value)]:
-            raise self._distrust(f"a {what} of {wrong[0]}")
+        if bad_values := [value for value in values if not isfinite(value)]:
+            raise self._distrust(f"a {what} of {bad_values[0]}")
 
     def _distrust(self, sent: str) -> HostDied:
         """Kill the process and return HostDied, because it sent a reply that no environment sends."""
@@ -180,13 +180,13 @@ class ProcessHost:
             await self._start()
         # A separate task, because the caller's coroutine may have been started outside of any task.
         exchange = asyncio.create_task(self._exchange(frame(encode([verb, *arguments]))))
-        late = True
+        is_late = True
         with environment_works():
-            while late and not exchange.done():
-                due = time.monotonic() + self._timeout
+            while is_late and not exchange.done():
+                deadline = time.monotonic() + self._timeout
                 await asyncio.wait({exchange}, timeout=self._timeout)
                 # If this process was stalled, its child may have been, too, and gets the full time again.
-                late = time.monotonic() - due > _LATE
+                is_late = time.monotonic() - deadline > _LATE
         if not exchange.done():
             exchange.cancel()
             self.close()
@@ -217,16 +217,16 @@ class ProcessHost:
         raise self._distrust("an unknown kind of reply")
 
     async def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+        parent_socket, child_socket = socket.socketpair()
         try:
             process = fork_context().Process(
-                target=_child_main, args=(theirs, reference_to(self._environment), self._sandbox), daemon=True
+                target=_child_main, args=(child_socket, reference_to(self._environment), self._sandbox), daemon=True
             )
             await asyncio.to_thread(process.start)
         finally:
-            theirs.close()
+            child_socket.close()
         self._process = process
-        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=_BUFFER_BYTES)
+        self._reader, self._writer = await asyncio.open_connection(sock=parent_socket, limit=_BUFFER_BYTES)
         greeting = asyncio.create_task(read_frame(self._reader))
         done, _ = await asyncio.wait({greeting}, timeout=_START_SECONDS)
         if not done or greeting.exception():
@@ -344,9 +344,9 @@ def _answer(
         case "reset", [options, limits, seed, dynamics_seed, want]:
             wanted = Want(*want)
             plan = ResetPlan(environment.Options.model_validate(options), Limits(*limits), seed, dynamics_seed, wanted)
-            new, started = start_episode(environment, plan)
+            new_episode, started = start_episode(environment, plan)
             session = pb.Session(observation=started.observation)
-            return new, pb.ResetResponse(session=session, instructions=started.instructions).SerializeToString()
+            return new_episode, pb.ResetResponse(session=session, instructions=started.instructions).SerializeToString()
         case "load", [data]:
             return Episode.load(environment, data), None
     assert episode is not None

@@ -58,31 +58,31 @@ def supervise(
     with contextlib.ExitStack() as stack:
         ports = stack.enter_context(_ports(host, port, workers))
         http_ports = [] if http_port is None else stack.enter_context(_ports(host, http_port, workers))
-        shown = f"[{host}]" if ":" in host else host
-        endpoints, http_endpoints = (",".join(f"{shown}:{each}" for each in found) for found in (ports, http_ports))
-        shared = _without(arguments, _OVERRIDDEN)
+        url_host = f"[{host}]" if ":" in host else host
+        endpoints, http_endpoints = (",".join(f"{url_host}:{port}" for port in found) for found in (ports, http_ports))
+        shared_arguments = _without(arguments, _OVERRIDDEN)
         group = [
             _Worker(
                 [
-                    *(sys.executable, "-P", "-m", "starpod.env_server", *shared, "--end-with-stdin"),
-                    *("--port", str(each), "--endpoints", endpoints),
-                    *("--metrics-port", str(metrics_port and metrics_port + place)),
-                    *("--health-port", str(health_port and health_port + place)),
-                    *(("--http", str(http_ports[place]), "--http-endpoints", http_endpoints) if http_ports else ()),
+                    *(sys.executable, "-P", "-m", "starpod.env_server", *shared_arguments, "--end-with-stdin"),
+                    *("--port", str(port), "--endpoints", endpoints),
+                    *("--metrics-port", str(metrics_port and metrics_port + index)),
+                    *("--health-port", str(health_port and health_port + index)),
+                    *(("--http", str(http_ports[index]), "--http-endpoints", http_endpoints) if http_ports else ()),
                 ],
-                f"worker {place}",
+                f"worker {index}",
             )
-            for place, each in enumerate(ports)
+            for index, port in enumerate(ports)
         ]
-        return _run(group, f"with {workers} workers on {shown}:{ports[0]}", drain_seconds)
+        return _run(group, f"with {workers} workers on {url_host}:{ports[0]}", drain_seconds)
 
 
 def _run(group: Sequence[_Worker], title: str, drain_seconds: float) -> int:
     """Run the workers until a signal arrives, and return the exit status."""
     signals: SimpleQueue[int] = SimpleQueue()  # a signal handler may fill it, unlike queues with a lock
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda number, _: signals.put(number))
-    first: int = signal.SIGTERM
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda number, _: signals.put(number))
+    first_signal: int = signal.SIGTERM
     try:
         line = ""
         # Start the first worker alone, so that a common error is reported once, and caches are built once.
@@ -90,14 +90,14 @@ def _run(group: Sequence[_Worker], title: str, drain_seconds: float) -> int:
             for worker in workers_now:
                 worker.start()
             for worker in workers_now:
-                ready = worker.wait_until_ready()
-                if not ready and worker.process is not None:
+                ready_line = worker.wait_until_ready()
+                if not ready_line and worker.process is not None:
                     return worker.process.wait() or 1
-                line = line or ready
+                line = line or ready_line
         print(f"{line.rpartition(' on ')[0]} {title}", flush=True)
-        first = _watch(group, signals)
+        first_signal = _watch(group, signals)
     finally:
-        _end(group, first, signals, drain_seconds)
+        _end(group, first_signal, signals, drain_seconds)
     return 0
 
 
@@ -132,13 +132,13 @@ def _watch(group: Sequence[_Worker], signals: SimpleQueue[int]) -> int:
 
 def _end(group: Sequence[_Worker], first: int, signals: SimpleQueue[int], drain_seconds: float) -> None:
     """Pass on the first signal and later ones. SIGTERM drains the workers, any other signal ends them at once."""
-    running = [worker.process for worker in group if worker.process is not None]
-    deadline = _pass_on(first, running, drain_seconds)
-    while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+    processes = [worker.process for worker in group if worker.process is not None]
+    deadline = _pass_on(first, processes, drain_seconds)
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         if _next(signals, 0.05) is not None:
             # Send SIGINT, because a second SIGTERM is lost if a worker has not handled the first.
-            deadline = _pass_on(signal.SIGINT, running, 0.0)
-    for process in running:
+            deadline = _pass_on(signal.SIGINT, processes, 0.0)
+    for process in processes:
         process.kill()
 
 
@@ -162,31 +162,31 @@ def _ports(host: str, port: int, workers: int) -> Iterator[list[int]]:
     # Consecutive ports let a restarted supervisor get all of them again from its first port.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for tries_left in reversed(range(100)):
-        first = 0
+        first_port = 0
         with contextlib.ExitStack() as sockets:
             try:
-                for place in range(workers):
-                    each = sockets.enter_context(socket.socket(family))
-                    each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    each.bind((host, first and first + place))
-                    first = first or each.getsockname()[1]
+                for index in range(workers):
+                    sock = sockets.enter_context(socket.socket(family))
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    sock.bind((host, first_port and first_port + index))
+                    first_port = first_port or sock.getsockname()[1]
             except (OSError, OverflowError):
-                if not (first and tries_left):
+                if not (first_port and tries_left):
                     raise
                 continue
-            yield list(range(first, first + workers))
+            yield list(range(first_port, first_port + workers))
             return
 
 
 def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
     """Return the arguments without the given options, their values, and the subcommand's name."""
-    kept: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        name, equals, _ = argument.partition("=")
+    result: list[str] = []
+    iterator = iter(arguments)
+    for argument in iterator:
+        name, equals_sign, _ = argument.partition("=")
         if name in options:
-            if not equals:
-                next(rest, None)
+            if not equals_sign:
+                next(iterator, None)
         else:
-            kept.append(argument)
-    return kept[kept.index("serve") + 1 :] if "serve" in kept else kept
+            result.append(argument)
+    return result[result.index("serve") + 1 :] if "serve" in result else result

@@ -52,10 +52,10 @@ def confine(readable: Iterable[str], writable: Iterable[str] = ()) -> tuple[list
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str, allowed: int) -> None:
     with contextlib.suppress(OSError):  # a path that does not exist need not be allowed
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            if not stat.S_ISDIR(os.fstat(place).st_mode):
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 allowed &= ~_READ_DIRECTORY
-            libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("<Qi", allowed, place), 0)
+            libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("<Qi", allowed, descriptor), 0)
         finally:
-            os.close(place)
+            os.close(descriptor)

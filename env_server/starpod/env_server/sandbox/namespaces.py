@@ -66,13 +66,13 @@ def own_root(paths: Iterable[str]) -> str:
         with contextlib.ExitStack() as stack:
             # Open the trees before anything is mounted over them.
             trees = [(path, stack.enter_context(_tree(libc, path))) for path in _outermost(paths)]
-            place = next(place for place in _WORKPLACES if os.path.isdir(place))
-            _check(libc.mount(b"tmpfs", place.encode(), b"tmpfs", 0, b"mode=755,size=1m"), "mount")
+            new_root = next(path for path in _WORKPLACES if os.path.isdir(path))
+            _check(libc.mount(b"tmpfs", new_root.encode(), b"tmpfs", 0, b"mode=755,size=1m"), "mount")
             for path, tree in trees:
-                _make(place + path, os.fstat(tree).st_mode)
-                target = os.fsencode(place + path)
+                _make(new_root + path, os.fstat(tree).st_mode)
+                target = os.fsencode(new_root + path)
                 _check(libc.syscall(_MOVE_MOUNT, tree, b"", -100, target, _FROM_EMPTY_PATH), f"mount {path}")
-        os.chdir(place)
+        os.chdir(new_root)
         attributes = struct.pack("<QQQQ", _READ_ONLY | _NO_SET_USER, 0, 0, 0)
         _check(libc.syscall(_MOUNT_SETATTR, -100, b".", _TREE_RECURSIVE, attributes, 32), "mount_setattr")
         _check(libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
@@ -85,11 +85,11 @@ def own_root(paths: Iterable[str]) -> str:
 
 def _outermost(paths: Iterable[str]) -> list[str]:
     """Return the existing paths without duplicates and without paths inside others."""
-    kept: list[str] = []
+    outermost: list[str] = []
     for path in sorted({os.path.normpath(path) for path in paths if os.path.exists(path)}):
-        if not any(path.startswith(f"{other}/") for other in kept):
-            kept.append(path)
-    return kept
+        if not any(path.startswith(f"{folder}/") for folder in outermost):
+            outermost.append(path)
+    return outermost
 
 
 @contextlib.contextmanager
