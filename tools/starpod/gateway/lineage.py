@@ -177,23 +177,23 @@ class Lineage:
         """Return the prompt of a request. Raise Refused if the chat template refuses the conversation."""
         length = next((n for n in range(len(ask.messages), 0, -1) if ask.history[n - 1] in self._nodes), 0)
         parent = self._nodes[ask.history[length - 1]] if length else None
-        new = ask.messages[length:]
+        new_messages = ask.messages[length:]
         appended: list[int] | None = None
         text = ""
         if self._template.extends:
-            if parent is not None and not any(message.role == "assistant" for message in new):
-                appended = self._layout.following(new, parent.reply)
+            if parent is not None and not any(message.role == "assistant" for message in new_messages):
+                appended = self._layout.following(new_messages, parent.reply)
         else:
             text = self._render(ask)
             if parent is not None:
                 appended = self._template.following_text(parent.text, text, parent.reply)
-        forced = self._forced_beginning(ask)
-        prefilled = self._template.encode(forced)
+        beginning = self._forced_beginning(ask)
+        beginning_ids = self._template.encode(beginning)
         if parent is None or appended is None:
             parent, appended = None, self._encode_anew(ask, text)
-        appended = [*appended, *prefilled]
+        appended = [*appended, *beginning_ids]
         context = [*parent.stream(), *appended] if parent is not None else appended
-        return Draft(ask, parent, context, appended, text, self._template.opening, forced, len(prefilled))
+        return Draft(ask, parent, context, appended, text, self._template.opening, beginning, len(beginning_ids))
 
     def _forced_beginning(self, ask: Ask) -> str:
         """Return the text that a reply must continue because it must call a tool; empty if it need not."""
@@ -243,28 +243,28 @@ class Lineage:
         message = ask.messages[index]
         if message.role != "assistant":
             return message.text
-        known = self._nodes.get(ask.history[index]) or self._replies.get(message.key)
-        return write_reply(message) if known is None else known.raw
+        node = self._nodes.get(ask.history[index]) or self._replies.get(message.key)
+        return write_reply(message) if node is None else node.raw
 
     def _encode_anew(self, ask: Ask, text: str) -> list[int]:
         """Return the prompt as ids. If the template never rewrites replies, known replies keep their sampled ids."""
         if text:
             return self._template.encode(text)
-        first = next((n for n, message in enumerate(ask.messages) if message.role == "assistant"), len(ask.messages))
-        rounds = _group_by_reply(ask.messages[first:])
-        if not rounds or not first or not all(after for _, after in rounds):
+        start = next((n for n, message in enumerate(ask.messages) if message.role == "assistant"), len(ask.messages))
+        rounds = _group_by_reply(ask.messages[start:])
+        if not rounds or not start or not all(next_messages for _, next_messages in rounds):
             return self._template.encode(self._render(ask))
-        head = ask.messages[:first]
+        head = ask.messages[:start]
         ids = self._template.encode(self._layout.whole(head, [message.text for message in head], ask.tools))
-        for reply, after in rounds:
-            known = self._replies.get(reply.key)
-            if known is None:
+        for reply, next_messages in rounds:
+            node = self._replies.get(reply.key)
+            if node is None:
                 written = write_reply(reply).removeprefix(self._template.opening)
                 text_ids = [*self._template.encode(written), self._template.end]
             else:
-                text_ids = known.text_ids
+                text_ids = node.text_ids
             ids += text_ids
-            ids += self._layout.following(after, text_ids)
+            ids += self._layout.following(next_messages, text_ids)
         return ids
 
 

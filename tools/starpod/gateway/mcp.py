@@ -65,12 +65,12 @@ async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = Non
     async def call_tool(context: Any, params: CallToolRequestParams) -> CallToolResult:
         arguments = params.arguments or {}
         try:
-            playing = episode(context)
+            agent = episode(context)
             match params.name:
                 case "observe":
-                    result = playing.observe()
+                    result = agent.observe()
                 case "step":
-                    result = await playing.step(_texts(arguments.get("actions")), _index(arguments.get("step_index")))
+                    result = await agent.step(_texts(arguments.get("actions")), _index(arguments.get("step_index")))
                 case _:
                     raise ValueError(f"there is no tool {params.name[:80]!r}; use observe or step")
         except (Refused, ValueError) as error:

@@ -102,8 +102,8 @@ class OutsideAgent(Agent):
         """Send the result of the last step to the request that waits for it."""
         if self._last is not None and not self._last.result.done():
             if self._episode is not None and self._episode.failed:
-                refused = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "environment_lost", self._episode.error)
-                self._last.result.set_exception(refused)
+                refusal = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "environment_lost", self._episode.error)
+                self._last.result.set_exception(refusal)
                 self._last.result.exception()  # mark it as retrieved, in case no request waits any more
             else:
                 self._last.result.set_result(self._describe_result())
@@ -149,12 +149,12 @@ class OutsideAgent(Agent):
         Raises:
             Refused: The turn is out of order, or the episode is over.
         """
-        last = self._last
-        if last is not None and index == last.index:
-            if last.actions != tuple(actions):
+        last_step = self._last
+        if last_step is not None and index == last_step.index:
+            if last_step.actions != tuple(actions):
                 raise Refused(HTTPStatus.CONFLICT, "out_of_order", f"step {index} was played with other actions")
-            return await asyncio.shield(last.result)
-        if last is not None and not last.result.done():
+            return await asyncio.shield(last_step.result)
+        if last_step is not None and not last_step.result.done():
             raise Refused(HTTPStatus.CONFLICT, "out_of_order", "the step before is still being played: wait for it")
         if self._over or self._environment.done:
             raise _over(self.session.name)

@@ -48,14 +48,14 @@ class Record:
     def log(self, kind: str, **values: Any) -> None:
         """Append a line to the journal. Raise OSError if that fails, with the journal unchanged."""
         line = json.dumps({"kind": kind, **values}, ensure_ascii=False) + "\n"
-        before = self.journal.stat().st_size if self.journal.exists() else 0
+        size = self.journal.stat().st_size if self.journal.exists() else 0
         try:
             with self.journal.open("a", encoding="utf-8") as file:
                 file.write(line)
         except OSError:
             # A full disk may have taken part of the line: remove it, or the next line would be joined to it.
             with suppress(OSError):
-                os.truncate(self.journal, before)
+                os.truncate(self.journal, size)
             raise
 
     def took(self, replied: Replied) -> None:
@@ -149,17 +149,17 @@ class Records:
 
     def _restore(self, journal: Path) -> None:
         name, data = journal.stem, journal.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.truncate(journal, whole)
-        if not whole:
+        end = data.rfind(b"\n") + 1
+        if end < len(data):
+            os.truncate(journal, end)
+        if not end:
             journal.unlink()
             return
         record: Record | None = None
         values: dict[str, Any] = {}
         number = 1
         try:
-            for line in data[:whole].splitlines():
+            for line in data[:end].splitlines():
                 values = json.loads(line)
                 if record is None:
                     record = self._add(name, values)
@@ -167,9 +167,9 @@ class Records:
                     record.replay(values)
                 number += 1
         except Exception as error:  # a bad journal must not stop the other sessions
-            kept_file = journal.with_suffix(".unreadable")
+            backup = journal.with_suffix(".unreadable")
             logger.warning(
-                "%s, line %d: %r; its session ends as failed. Kept as %s", journal, number, error, kept_file.name
+                "%s, line %d: %r; its session ends as failed. Kept as %s", journal, number, error, backup.name
             )
             if record is None:
                 self._over[name] = 0.0
@@ -177,7 +177,7 @@ class Records:
                 problem = f"line {number} of the session's journal cannot be read"
                 _finish(record.episode, {"end": "failed", "success": None, "error": problem})
                 self._write(name, record, abandoned=False)
-            journal.replace(kept_file)
+            journal.replace(backup)
             return
         if record is not None and record.episode.end:
             abandoned = values.get("abandoned", False)
@@ -220,10 +220,10 @@ class Records:
         group = values.get("group", self._groups)
         member = values.get("member")
         if member is None:
-            member = next(free for free in itertools.count() if (group, free) not in self._members)
+            member = next(number for number in itertools.count() if (group, number) not in self._members)
         if (holder := self._members.get((group, member))) is not None:
-            taken = f"member {member} of group {group} is the session {holder}"
-            raise Refused(HTTPStatus.CONFLICT, "member_taken", f"{taken}: give another, or none for the next free one")
+            cause = f"member {member} of group {group} is the session {holder}"
+            raise Refused(HTTPStatus.CONFLICT, "member_taken", f"{cause}: give another, or none for the next free one")
         fields = {"environment": EXTERNAL, **values, "group": group, "member": member}
         record = self._add(name, fields)
         try:
@@ -297,15 +297,15 @@ class Records:
         """Put the episode into its group's file. An earlier copy, from before a kill, is replaced."""
         episode = record.episode
         file = self.folder / "episodes" / f"group-{episode.group:08d}.jsonl"
-        others = list(read_episodes(file)) if file.exists() else []
-        members = [other for other in others if other.member != episode.member] + [episode]
-        write_episodes(file, sorted(members, key=lambda other: other.member))
+        siblings = list(read_episodes(file)) if file.exists() else []
+        members = [sibling for sibling in siblings if sibling.member != episode.member] + [episode]
+        write_episodes(file, sorted(members, key=lambda sibling: sibling.member))
         record.session.close("it was ended")
         del self._live[name]
         self._over[name] = episode.total_reward
         # This file remembers that the name and the place were used.
-        place = {"group": episode.group, "member": episode.member}
-        facts = {**place, "reward": episode.total_reward, "abandoned": abandoned}
+        ids = {"group": episode.group, "member": episode.member}
+        facts = {**ids, "reward": episode.total_reward, "abandoned": abandoned}
         over_file = record.journal.with_suffix(".over")
         over_file.with_suffix(".tmp").write_text(json.dumps(facts), encoding="utf-8")
         over_file.with_suffix(".tmp").replace(over_file)

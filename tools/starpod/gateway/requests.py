@@ -122,8 +122,8 @@ class Ask:
     @property
     def key(self) -> bytes:
         """Key that is equal for repeated requests."""
-        asked = [self.history[-1].hex(), asdict(self.choice), self.max_tokens, self.stop, self.seed]
-        return _digest([*asked, "one call"] if self.one_call else asked)
+        fields = [self.history[-1].hex(), asdict(self.choice), self.max_tokens, self.stop, self.seed]
+        return _digest([*fields, "one call"] if self.one_call else fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,11 @@ class Serving:
             )
             records = Records(sampler, self.folder, most=most_sessions, idle_seconds=idle_seconds)
             records.restore()
-            watching = asyncio.create_task(records.watch())
+            watcher = asyncio.create_task(records.watch())
             try:
                 yield records
             finally:
-                watching.cancel()
+                watcher.cancel()
         finally:
             await engine.close()
 

@@ -217,7 +217,7 @@ class Session:
         sampler, limits = self.sampler, self.sampler.sampling
         draft = await self._make_draft(ask)
         room = self._room_for_reply(len(draft.context))
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             reply = await sampler.engine.generate(
                 Request(
@@ -235,18 +235,18 @@ class Session:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "engine_failed", str(error)) from error
         except ValueError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, "invalid_value", str(error)) from error
-        return self._record_reply(key, draft, reply, time.perf_counter() - began)
+        return self._record_reply(key, draft, reply, time.perf_counter() - start)
 
     def _record_reply(self, key: bytes, draft: Draft, reply: Reply, seconds: float) -> Answer:
         sampler, ask = self.sampler, draft.ask
         template, tokens = sampler.template, reply.tokens
         tools = bool(ask.tools) and ask.choice.kind != "none"
-        shown, length, stop = _cut_at_stop(template, tokens, ask.stop)
-        full_text, finish = draft.complete_text(shown), "stop" if stop else reply.finish
+        reply_text, length, stop = _cut_at_stop(template, tokens, ask.stop)
+        full_text, finish = draft.complete_text(reply_text), "stop" if stop else reply.finish
         parts = parse_reply(full_text, tools=tools, most_calls=1 if ask.one_call else None)
         if ask.one_call and parts.calls and full_text[parts.end :].strip():
             # The reply ends with its first call: drop the rest, as after a stop text.
-            beginning = shown[: len(shown) - len(full_text) + parts.end]
+            beginning = reply_text[: len(reply_text) - len(full_text) + parts.end]
             length, finish, stop = _count_tokens_up_to(template, tokens, beginning), "stop", ""
             parts = parse_reply(full_text[: parts.end], tools=tools)
         raw = draft.complete_text(template.decode(tokens[:length]))
@@ -303,11 +303,11 @@ def _cut_at_stop(template: Template, tokens: list[int], stops: tuple[str, ...]) 
     Without a stop text, these are the whole text, all ids and "". Later ids are dropped: nobody has seen them.
     """
     raw = template.decode(tokens)
-    places = [(place, stop) for stop in stops if stop and (place := raw.find(stop)) >= 0]
+    places = [(index, stop) for stop in stops if stop and (index := raw.find(stop)) >= 0]
     if not places:
         return raw, len(tokens), ""
-    place, stop = min(places)
-    return raw[:place], _count_tokens_up_to(template, tokens, raw[: place + len(stop)]), stop
+    index, stop = min(places)
+    return raw[:index], _count_tokens_up_to(template, tokens, raw[: index + len(stop)]), stop
 
 
 def _count_tokens_up_to(template: Template, tokens: list[int], text: str) -> int:

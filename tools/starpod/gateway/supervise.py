@@ -30,10 +30,10 @@ _POLL_SECONDS = 0.01
 def main(command: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    wake, woken = os.pipe()
-    for end in (wake, woken):
+    wake, wake_writer = os.pipe()
+    for end in (wake, wake_writer):
         os.set_blocking(end, False)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     try:
@@ -60,8 +60,8 @@ def wait(program: "subprocess.Popen[bytes]", wake: int, errors: int) -> bytes:
     """Wait until the program ends, standard input closes or SIGTERM arrives. Return the end of its standard error."""
     tail = b""
     with selectors.DefaultSelector() as selector:
-        for watched in (0, wake, errors):
-            selector.register(watched, selectors.EVENT_READ)
+        for descriptor in (0, wake, errors):
+            selector.register(descriptor, selectors.EVENT_READ)
         while program.poll() is None:
             for key, _ in selector.select():
                 if key.fd == 0 and not os.read(0, 1 << 10):
@@ -86,20 +86,20 @@ def read(descriptor: int, max_bytes: int = 1 << 20) -> bytes:
 
 def end_all(program: "subprocess.Popen[bytes]") -> None:
     """Kill the program and all its descendants. Descendants of a killed process become children of this one."""
-    give_up = time.monotonic() + _END_SECONDS
-    while time.monotonic() < give_up:
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(program.pid, signal.SIGKILL)
-        remaining = children()
-        for child in remaining:
+        pids = children()
+        for child in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
         program.poll()
-        for child in remaining:
+        for child in pids:
             if child != program.pid:
                 with suppress(ChildProcessError):
                     os.waitpid(child, os.WNOHANG)
-        if not remaining:
+        if not pids:
             return
         time.sleep(_POLL_SECONDS)
 

@@ -49,36 +49,36 @@ def parse_reply(raw: str, *, tools: bool, most_calls: int | None = None) -> Part
         most_calls: number of calls after which the rest is not parsed; None: no limit.
     """
     thought, text = None, raw
-    head, ended, rest = raw.partition(THINK_END)
-    if ended and (beginning := head.lstrip()).startswith(THINK):
-        thought, text = beginning.removeprefix(THINK).strip(), rest.lstrip()
+    head, think_end, tail = raw.partition(THINK_END)
+    if think_end and (beginning := head.lstrip()).startswith(THINK):
+        thought, text = beginning.removeprefix(THINK).strip(), tail.lstrip()
     if not tools:
         return Parts(thought, text, ())
     start = len(raw) - len(text)
     if text.lstrip().startswith("{"):
-        only_call, place, _ = _read_call(text, 0)
-        if only_call is not None and not text[place:].strip():
-            return Parts(thought, "", (only_call,), start + place)
+        only_call, call_end, _ = _read_call(text, 0)
+        if only_call is not None and not text[call_end:].strip():
+            return Parts(thought, "", (only_call,), start + call_end)
     calls: list[Call] = []
     texts: list[str] = []
-    position = end = broken = 0
-    while broken < _MOST_BROKEN and (most_calls is None or len(calls) < most_calls):
-        opened = text.find(_OPEN, position)
-        if opened < 0:
+    position = end = failures = 0
+    while failures < _MOST_BROKEN and (most_calls is None or len(calls) < most_calls):
+        open_index = text.find(_OPEN, position)
+        if open_index < 0:
             break
-        call, place, cut = _read_call(text, opened + len(_OPEN))
+        call, call_end, cut = _read_call(text, open_index + len(_OPEN))
         if cut:
-            texts.append(text[end:opened])
+            texts.append(text[end:open_index])
             end = len(text)
             break
-        closed = _skip_blanks(text, place)
-        if call is None or not (closed == len(text) or text.startswith(_CLOSE, closed)):
-            broken += 1
-            position = opened + len(_OPEN)
+        close_index = _skip_blanks(text, call_end)
+        if call is None or not (close_index == len(text) or text.startswith(_CLOSE, close_index)):
+            failures += 1
+            position = open_index + len(_OPEN)
             continue
         calls.append(call)
-        texts.append(text[end:opened])
-        position = end = min(closed + len(_CLOSE), len(text))
+        texts.append(text[end:open_index])
+        position = end = min(close_index + len(_CLOSE), len(text))
     if not texts:
         return Parts(thought, text, ())
     texts.append(text[end:])
@@ -93,9 +93,9 @@ def _read_call(text: str, start: int) -> tuple[Call | None, int, bool]:
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        rest = text[error.pos :]
-        open_string = error.msg.startswith(("Unterminated string", "Invalid \\")) and '"' not in rest[1:]
-        cut = open_string or _INCOMPLETE_VALUE.fullmatch(rest) is not None
+        tail = text[error.pos :]
+        open_string = error.msg.startswith(("Unterminated string", "Invalid \\")) and '"' not in tail[1:]
+        cut = open_string or _INCOMPLETE_VALUE.fullmatch(tail) is not None
         return None, start, cut and text.find(_CLOSE, start) < 0
     except (ValueError, RecursionError):
         return None, start, False
@@ -155,10 +155,10 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
     The example between the tags is deliberately not valid JSON, because a small model repeats it.
     """
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "You may call one or more of these functions, described as JSON:\n"
-        f"<tools>\n{listed}\n</tools>\n"
+        f"<tools>\n{lines}\n</tools>\n"
         f'To call one, write: {_OPEN}\n{{"name": <function-name>, "arguments": <args-json-object>}}\n{_CLOSE}'
     )
 

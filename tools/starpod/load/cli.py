@@ -213,7 +213,7 @@ def load(context: click.Context, /, **values: Any) -> None:
         return
     stages = make_stages(values)
     plan, server = make_plan(values)
-    started = time.time()
+    start_time = time.time()
     with Screen(console) as screen, GeneratorProcesses(plan, screen.watch) as processes:
         run = _StageRunner(plan, screen, processes)
         search = find_rate(stages[0], values["targets"], run.play) if values["targets"] else None
@@ -222,16 +222,16 @@ def load(context: click.Context, /, **values: Any) -> None:
                 break
         run.close()
     words = sys.argv[sys.argv.index("load") :] if "load" in sys.argv else ["load", *sys.argv[1:]]
-    report = document(plan, server, run.reports, command=shlex.join(["starpod", *words]), started=started)
-    judged = run.reports
+    report = document(plan, server, run.reports, command=shlex.join(["starpod", *words]), started=start_time)
+    reports = run.reports
     if search is not None:
-        judged = [] if search.rate is None else run.reports[-1:]
+        reports = [] if search.rate is None else run.reports[-1:]
         report["search"] = {
             "targets": [target.text for target in values["targets"]],
             "rate": search.rate,
             "probes": [asdict(probe) for probe in search.probes],
         }
-    report["requirements"] = judge(values["requirements"], judged)
+    report["requirements"] = judge(values["requirements"], reports)
     write_report(values["json_file"], json.dumps(report) + "\n")
     if values["html_file"]:
         write_page(report, values["html_file"])
@@ -245,12 +245,12 @@ def load(context: click.Context, /, **values: Any) -> None:
         console.print(f"{len(processes.recorded):,} episodes in {values['record']}", highlight=False)
     if processes.interrupted:
         context.exit(INTERRUPTED)
-    failed = (
+    has_failed = (
         not all(verdict["met"] for verdict in report["requirements"])
         or any(stage["ended"] for stage in report["stages"])
         or (search is not None and search.rate is None)
     )
-    context.exit(1 if failed else 0)
+    context.exit(1 if has_failed else 0)
 
 
 @dataclass

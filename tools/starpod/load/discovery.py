@@ -50,26 +50,26 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
         queue = [place for address in as_addresses(addresses) for place in _resolve(address)]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="ADDRESS") from None
-    known: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     spec = description = None
-    asked = set()
+    asked_addresses = set()
     while queue:
         place = queue.pop(0)
-        if place.address in asked:
+        if place.address in asked_addresses:
             continue
-        asked.add(place.address)
+        asked_addresses.add(place.address)
         with connect(place.address, transport, place.server_name) as connection:
             answer = hosted(connection)
-        if answer.instance_id in known:
+        if answer.instance_id in places:
             continue  # another name of a known server
-        known[answer.instance_id] = place
+        places[answer.instance_id] = place
         spec = spec or find_environment(answer, environment, version)
         description = description or answer
         find_environment(answer, spec.id, spec.version)
         host, _ = split_address(place.address)
         queue += [Place(join_endpoint(endpoint, host), place.server_name) for endpoint in answer.endpoints]
     assert spec is not None and description is not None
-    return Servers(tuple(known.values()), spec, description)
+    return Servers(tuple(places.values()), spec, description)
 
 
 def choose_wire(asked: str, description: pb.DescribeResponse) -> Wire:
@@ -106,8 +106,8 @@ def try_options(plan: Plan) -> None:
     request.options.update(dict(plan.options or {}))
     with connect(place.address, plan.transport, place.server_name) as connection:
         try:
-            opened = connection.call(connection.stub.Open, request)
-            ids = [session.session_id for session in opened.sessions]
+            reply = connection.call(connection.stub.Open, request)
+            ids = [session.session_id for session in reply.sessions]
             connection.call(connection.stub.Close, pb.CloseRequest(session_ids=ids))
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
@@ -193,7 +193,7 @@ def make_stages(values: Mapping[str, Any]) -> list[Stage]:
     if min(count for count, _ in loads) < values["processes"]:
         raise click.UsageError("each of --processes needs a session of its own: use fewer, or more --sessions")
     return [
-        Stage(name, count, seconds, warmup, due, values["arrivals"])
-        for count, due in loads
-        for name in (f"{count:,} sessions" if due is None else f"{show(due, 'rate')} steps/s",)
+        Stage(name, count, seconds, warmup, rate, values["arrivals"])
+        for count, rate in loads
+        for name in (f"{count:,} sessions" if rate is None else f"{show(rate, 'rate')} steps/s",)
     ]

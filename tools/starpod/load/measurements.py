@@ -68,11 +68,11 @@ class Histogram:
     @classmethod
     def sum(cls, parts: Iterable[Histogram]) -> Histogram:
         """Return the sum of histograms. Bucket counts are added, so nothing is rounded twice."""
-        whole = cls()
+        total = cls()
         for part in parts:
             if len(part):
-                whole.hdr.add(part.hdr)
-        return whole
+                total.hdr.add(part.hdr)
+        return total
 
     def record(self, seconds: Sequence[float]) -> None:
         """Add latencies in seconds, rounded to microseconds."""
@@ -218,8 +218,8 @@ class Log:
         if self.counting:
             interval.calls += len(due)
             interval.steps[server] += len(due)
-        first, last = self.due_from, self.due_until
-        if counted := [now - due_at for due_at in due if first <= due_at < last]:
+        start, end = self.due_from, self.due_until
+        if counted := [now - due_time for due_time in due if start <= due_time < end]:
             interval.latencies[server, "step", False].extend(counted)
 
     def failed(self, server: int, call: str, kind: str, message: str) -> None:
@@ -228,9 +228,9 @@ class Log:
 
     def take(self, place: int) -> Interval:
         """Return the measurements since the last call of this function, and begin a new interval."""
-        taken, self.interval = self.interval, Interval()
-        taken.place = place
-        return taken
+        interval, self.interval = self.interval, Interval()
+        interval.place = place
+        return interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,8 @@ def _render_head(report: Mapping[str, Any]) -> str:
 
 
 def _render_tile(number: str, label: str, interval: str = "") -> str:
-    more = f"<span>{escape(interval)}</span>" if interval else ""
-    return f'<div class="tile"><b>{escape(number)}</b><span>{escape(label)}</span>{more}</div>'
+    note = f"<span>{escape(interval)}</span>" if interval else ""
+    return f'<div class="tile"><b>{escape(number)}</b><span>{escape(label)}</span>{note}</div>'
 
 
 def _format_interval(stage: Mapping[str, Any], name: str, kind: Kind = "milliseconds") -> str:
@@ -155,12 +155,12 @@ def _render_search(report: Mapping[str, Any]) -> str:
 def _render_overview(stages: Sequence[Mapping[str, Any]]) -> str:
     """Chart latency and throughput against load, and list the stages."""
     load = "steps/s due" if all(stage["rate"] for stage in stages[1:]) else "sessions"
-    ordered = sorted(stages, key=lambda stage: _load_of(stage, load))
+    by_load = sorted(stages, key=lambda stage: _load_of(stage, load))
     latencies = []
     for colour, name in enumerate(("p50", "p99")):
-        values = [(_load_of(stage, load), stage["calls"].get("step", {}).get(f"{name}_ms")) for stage in ordered]
-        latencies.append(Series(name, [(at, value / 1e3) for at, value in values if value], colour, dots=True))
-    steps = Series("steps/s", [(_load_of(stage, load), stage["steps_per_second"]) for stage in ordered], 2, dots=True)
+        values = [(_load_of(stage, load), stage["calls"].get("step", {}).get(f"{name}_ms")) for stage in by_load]
+        latencies.append(Series(name, [(x, value / 1e3) for x, value in values if value], colour, dots=True))
+    steps = Series("steps/s", [(_load_of(stage, load), stage["steps_per_second"]) for stage in by_load], 2, dots=True)
     charts = _render_chart("Latency of a step", latencies, kind="seconds", logarithmic=True, x_label=load)
     charts += _render_chart("Steps/s", [steps], kind="rate", x_label=load)
     percentiles = ("p50", "p99", "p99.9")
@@ -246,8 +246,8 @@ def _render_percentiles(stage: Mapping[str, Any]) -> str:
 
 def _percentile_curve(text: str) -> list[Point]:
     histogram = Histogram.decode(text)
-    reached = 100 * (1 - 1 / max(len(histogram), 2))
-    levels = [level for level in LEVELS if level <= reached]
+    max_level = 100 * (1 - 1 / max(len(histogram), 2))
+    levels = [level for level in LEVELS if level <= max_level]
     return list(zip(map(_axis_position, levels), histogram.percentiles(*levels), strict=True))
 
 
@@ -271,10 +271,10 @@ def _render_rates(stage: Mapping[str, Any]) -> str:
     length = stage["interval_seconds"]
     steps = [(interval["at_seconds"], interval["steps"] / length) for interval in stage["intervals"]]
     rules = [] if stage["rate"] is None else [Rule(stage["rate"], "due")]
-    failed = [interval for interval in stage["intervals"] if interval["errors"]]
-    marks = [Mark(interval["at_seconds"], f"{interval['errors']:,} errors") for interval in failed[:20]]
-    whole = stage["seconds"] / length
-    if len(steps) > 1 and whole % 1 > 0.02:
+    intervals = [interval for interval in stage["intervals"] if interval["errors"]]
+    marks = [Mark(interval["at_seconds"], f"{interval['errors']:,} errors") for interval in intervals[:20]]
+    interval_count = stage["seconds"] / length
+    if len(steps) > 1 and interval_count % 1 > 0.02:
         steps = steps[:-1]  # drop the last interval, which is shorter than the others
     line = Series("steps/s", steps, 2)
     return _render_chart("Steps/s over time", [line], rules=rules, marks=marks, kind="rate", x_label="seconds")
@@ -303,18 +303,18 @@ def _render_server_time(stage: Mapping[str, Any]) -> str:
         ("elsewhere in the server", max(times["total_ms"] - times["environment_ms"], 0.0), 0),
         ("on the way, and in this generator", max(times["latency_ms"] - times["total_ms"], 0.0), 5),
     ]
-    whole = sum(value for _, value, _ in parts) or 1.0
+    total = sum(value for _, value, _ in parts) or 1.0
     bar = "".join(
-        f'<i style="width:{100 * value / whole:.2f}%;background:var(--c{colour})"></i>' for _, value, colour in parts
+        f'<i style="width:{100 * value / total:.2f}%;background:var(--c{colour})"></i>' for _, value, colour in parts
     )
     key = "".join(
         f'<span><i style="background:var(--c{colour})"></i>{name} {milliseconds(value)}</span>'
         for name, value, colour in parts
     )
-    call, around = milliseconds(times["latency_ms"]), milliseconds(times["overhead_ms"])
+    call, overhead = milliseconds(times["latency_ms"]), milliseconds(times["overhead_ms"])
     return (
         f'<h3>Where the time goes</h3><p class="muted">Means of {times["calls"]:,} calls of all kinds, as the server'
-        f" reports them: {call} a call, {around} of it around the environment.</p>"
+        f" reports them: {call} a call, {overhead} of it around the environment.</p>"
         f'<div class="split">{bar}</div><p class="key">{key}</p>'
     )
 
@@ -323,11 +323,11 @@ def _render_replicas(stage: Mapping[str, Any]) -> str:
     replicas = stage["replicas"]
     if len(replicas) < 2:
         return ""
-    most = max(replica["steps_per_second"] for replica in replicas) or 1.0
+    max_rate = max(replica["steps_per_second"] for replica in replicas) or 1.0
     rows = [
         (
             escape(replica["address"]),
-            f'<i class="bar" style="width:{120 * replica["steps_per_second"] / most:.0f}px"></i>'
+            f'<i class="bar" style="width:{120 * replica["steps_per_second"] / max_rate:.0f}px"></i>'
             f"{replica['steps_per_second']:,.1f}",
             milliseconds(replica["p50_ms"]),
             milliseconds(replica["p99_ms"]),

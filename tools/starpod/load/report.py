@@ -73,7 +73,7 @@ def document(
 def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
     """Return the report of one stage."""
     stage = result.stage
-    whole = result.measured
+    total = result.measured
     seconds = min((summary.seconds for summary in result.summaries), default=0.0)
     report: dict[str, Any] = {
         "name": stage.name,
@@ -85,26 +85,26 @@ def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
         "warmup_seconds": stage.warmup,
         "seconds": seconds,
         "interval_seconds": stage.interval,
-        "steps": whole.steps.total(),
-        "steps_per_second": whole.steps.total() / seconds if seconds else 0.0,
-        "calls_per_second": whole.calls / seconds if seconds else 0.0,
+        "steps": total.steps.total(),
+        "steps_per_second": total.steps.total() / seconds if seconds else 0.0,
+        "calls_per_second": total.calls / seconds if seconds else 0.0,
         "unserved": sum(summary.unserved for summary in result.summaries),
         "unanswered": sum(summary.unanswered for summary in result.summaries),
     }
     errors: defaultdict[ErrorKey, Failures] = defaultdict(Failures)  # errors outside the measured time count too
-    for totals in (whole, result.around):
+    for totals in (total, result.around):
         for key, failures in totals.errors.items():
             errors[key].add(failures.count, failures.example)
     paths = sum((summary.paths for summary in result.summaries), Counter[str]())
     report["paths"] = {path: paths[path] / paths.total() for path in PATHS if paths[path]}
     report["calls"] = _report_calls(result)
-    report["errors"] = _count_errors(errors, whole.calls)
+    report["errors"] = _count_errors(errors, total.calls)
     report["server_time"] = _report_server_time(result)
     report["replicas"] = [
-        _report_replica(number, place.address, errors, whole, seconds) for number, place in enumerate(plan.places)
+        _report_replica(number, place.address, errors, total, seconds) for number, place in enumerate(plan.places)
     ]
     report["generators"] = [_report_generator(summary) for summary in result.summaries]
-    report["late_p99_ms"] = _to_ms(*whole.late.percentiles(99))
+    report["late_p99_ms"] = _to_ms(*total.late.percentiles(99))
     report["intervals"] = [
         _report_interval(number * stage.interval, point) for number, point in enumerate(result.points)
     ]
@@ -119,12 +119,12 @@ def describe_paths(stage: Mapping[str, Any]) -> str:
     """Return how a stage's steps travelled, with the number of steps per reset, because a reset never travels in
     columns: "steps travelled in unary calls, 4.1 for each reset".
     """
-    ways = [f"{PATHS[path]} ({share:.0%})" if share < 1 else PATHS[path] for path, share in stage["paths"].items()]
-    if not ways:
+    paths = [f"{PATHS[path]} ({share:.0%})" if share < 1 else PATHS[path] for path, share in stage["paths"].items()]
+    if not paths:
         return "no step was answered"
     steps, resets = (stage["calls"].get(call, {}).get("count", 0) for call in ("step", "reset"))
     per_reset = f", {steps / resets:,.1f} for each reset" if resets else ""
-    return f"steps travelled {' and '.join(ways)}{per_reset}"
+    return f"steps travelled {' and '.join(paths)}{per_reset}"
 
 
 def judge(requirements: Sequence[Requirement], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ def _report_server_time(result: StageResult) -> dict[str, Any] | None:
     if not times.calls:
         return None
     latencies = result.measured.latencies
-    seen = Histogram.sum(
+    latency = Histogram.sum(
         histogram for (call, sent), histogram in latencies.items() if sent is ((call, True) in latencies)
     )
     environment, total = times.environment / times.calls, times.total / times.calls
@@ -200,20 +200,20 @@ def _report_server_time(result: StageResult) -> dict[str, Any] | None:
         "environment_ms": _to_ms(environment),
         "queue_ms": _to_ms(times.queue / times.calls) if times.queue else None,
         "total_ms": _to_ms(total),
-        "latency_ms": _to_ms(seen.mean),
-        "overhead_ms": _to_ms(seen.mean - environment),
+        "latency_ms": _to_ms(latency.mean),
+        "overhead_ms": _to_ms(latency.mean - environment),
     }
 
 
 def _report_replica(
     number: int, address: str, errors: Mapping[ErrorKey, Failures], whole: Totals, seconds: float
 ) -> dict[str, Any]:
-    done = whole.steps.get(number, 0)
+    step_count = whole.steps.get(number, 0)
     p50, p99 = whole.replicas.get(number, Histogram()).percentiles(50, 99)
     return {
         "address": address,
-        "steps": done,
-        "steps_per_second": done / seconds if seconds else 0.0,
+        "steps": step_count,
+        "steps_per_second": step_count / seconds if seconds else 0.0,
         "p50_ms": _to_ms(p50),
         "p99_ms": _to_ms(p99),
         "errors": sum(failures.count for (server, _, _), failures in errors.items() if server == number),
@@ -234,8 +234,8 @@ def _report_interval(at: float, point: Point) -> dict[str, Any]:
     for call in CALLS:
         if call in point.latencies:
             histogram = point.of(call)
-            kept = {name: value for name, value in _report_percentiles(histogram).items() if name in IN_CURVES}
-            calls[call] = {"count": len(histogram), **kept, "hdr": point.latencies[call]}
+            percentiles = {name: value for name, value in _report_percentiles(histogram).items() if name in IN_CURVES}
+            calls[call] = {"count": len(histogram), **percentiles, "hdr": point.latencies[call]}
     return {"at_seconds": at, "steps": point.steps, "errors": point.errors, "calls": calls}
 
 
@@ -301,7 +301,7 @@ def draws_of(stage: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
     lengths = np.full(count, stage["interval_seconds"])
     lengths[-1] = max(stage["seconds"] - lengths[:-1].sum(), 1e-3)
     steps = np.array([interval["steps"] for interval in intervals], np.float64)
-    drawn: dict[str, Array] = {"steps_per_second": (weights @ steps) / (weights @ lengths)}
+    draws: dict[str, Array] = {"steps_per_second": (weights @ steps) / (weights @ lengths)}
     for call in {call for interval in intervals for call in interval["calls"]}:
         histograms = [
             Histogram.decode(interval["calls"][call]["hdr"]) if call in interval["calls"] else Histogram()
@@ -311,8 +311,8 @@ def draws_of(stage: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
         percents = [(percent, name) for percent, name in PERCENTS if total >= MIN_LATENCIES[name]]
         if percents:
             rows = _percentiles_of_draws(histograms, weights, [percent for percent, _ in percents])
-            drawn.update({f"{call}.{name}": column for (_, name), column in zip(percents, rows, strict=True)})
-    return drawn
+            draws.update({f"{call}.{name}": column for (_, name), column in zip(percents, rows, strict=True)})
+    return draws
 
 
 def intervals_of(stage: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -327,8 +327,8 @@ def intervals_of(stage: Mapping[str, Any]) -> dict[str, list[float]]:
 def _percentiles_of_draws(histograms: Sequence[Histogram], weights: Array, percents: Sequence[float]) -> list[Array]:
     """Return one array per percentile with the milliseconds in each draw; NaN in a draw without latencies."""
     counts = np.array([histogram.counts for histogram in histograms], np.float64)
-    filled = counts.any(axis=0)
-    counts, ceilings = counts[:, filled], bucket_ceilings()[filled] / 1e6
+    mask = counts.any(axis=0)
+    counts, ceilings = counts[:, mask], bucket_ceilings()[mask] / 1e6
     sums = np.cumsum(weights @ counts, axis=1)
     totals = sums[:, -1]
     columns = []
@@ -391,8 +391,8 @@ def compare_loads(before: Mapping[str, Any], after: Mapping[str, Any]) -> Compar
     ]
     changes = []
     for first, second in pairs:
-        for report, which in ((first, "first"), (second, "second")):
-            remarks += [f"{first['name']}, {which}: {warning}" for warning in report["warnings"]]
+        for report, label in ((first, "first"), (second, "second")):
+            remarks += [f"{first['name']}, {label}: {warning}" for warning in report["warnings"]]
         changes += _compare_stages(first, second)
     return Comparison(changes, remarks)
 
@@ -428,10 +428,10 @@ def _confidence_interval(values: Array) -> list[float]:
 
 def _pair_figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """Return (name, before, after) of each metric that both stages have."""
-    common = [("steps_per_second", float(first["steps_per_second"]), float(second["steps_per_second"]))]
+    triples = [("steps_per_second", float(first["steps_per_second"]), float(second["steps_per_second"]))]
     for call, figures in first["calls"].items():
-        others = second["calls"].get(call, {})
+        second_figures = second["calls"].get(call, {})
         for _, name in PERCENTS:
-            if figures.get(name) is not None and others.get(name) is not None:
-                common.append((f"{call}.{name}", figures[name], others[name]))
-    return common
+            if figures.get(name) is not None and second_figures.get(name) is not None:
+                triples.append((f"{call}.{name}", figures[name], second_figures[name]))
+    return triples

@@ -193,10 +193,10 @@ def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> Searc
         if report is None:
             return None
         result.stages.append(report)
-        why = _explain_failure(report, rate, targets)
-        measured = {target.name: target.show(target.measured(report)) for target in targets}
-        result.probes.append(Probe(rate, not why, why, measured, confirming))
-        return not why
+        failure = _explain_failure(report, rate, targets)
+        values = {target.name: target.show(target.measured(report)) for target in targets}
+        result.probes.append(Probe(rate, not failure, failure, values, confirming))
+        return not failure
 
     rate = stage.rate
     if rate is None:
@@ -207,18 +207,18 @@ def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> Searc
         rate = FIRST_SHARE * report["steps_per_second"]
     low, high = 0.0, float("inf")
     while len(result.probes) < MOST_PROBES and (low == 0 or high / low > 1 + PRECISION):
-        held = try_rate(rate, False)
-        if held is None:
+        is_held = try_rate(rate, False)
+        if is_held is None:
             return result
-        low, high = (max(low, rate), high) if held else (low, min(high, rate))
+        low, high = (max(low, rate), high) if is_held else (low, min(high, rate))
         rate = _next_rate(low, high)
     for _ in range(CONFIRMATIONS):
         if not low:
             return result
-        held = try_rate(low, True)
-        if held is None:
+        is_held = try_rate(low, True)
+        if is_held is None:
             return result
-        if held:
+        if is_held:
             result.rate = low
             return result
         low *= STEP_DOWN
@@ -241,9 +241,9 @@ def _explain_failure(report: Mapping[str, Any], rate: float, targets: Sequence[R
         return f"{report['errors']['total']} errors ({', '.join(report['errors']['classes'])})"
     if report["unserved"]:
         return f"{report['unserved']} steps were never sent"
-    due = rate * report["seconds"]
+    expected_steps = rate * report["seconds"]
     # The number of Poisson arrivals varies: up to three standard deviations fewer than expected is not a failure.
-    if report["steps"] < min((1 - SHORTFALL) * due, due - 3 * due**0.5):
+    if report["steps"] < min((1 - SHORTFALL) * expected_steps, expected_steps - 3 * expected_steps**0.5):
         return f"only {show(report['steps_per_second'], 'rate')} steps/s were answered"
     if report["ended"]:
         return str(report["ended"])

@@ -93,12 +93,12 @@ class Screen:
         for name in ("Steps/s", "", "Held", "Measured"):
             table.add_column(name)
         for probe in result.probes:
-            measured = ", ".join(f"{name} {value}" for name, value in probe.measured.items())
+            values = ", ".join(f"{name} {value}" for name, value in probe.measured.items())
             table.add_row(
                 show(probe.rate, "rate"),
                 "confirmation" if probe.confirming else "probe",
                 "yes" if probe.held else f"no: {probe.why}",
-                measured,
+                values,
             )
         self.console.print(table)
         rate = (
@@ -131,12 +131,12 @@ class Screen:
 
 def _live(result: StageResult, elapsed: float) -> Group:
     stage = result.stage
-    latest = _latest_interval(result)
+    interval = _latest_interval(result)
     table = Table(box=None, padding=(0, 3, 0, 0))
     for name in ("Call", "p50", "p99", "max", "Calls"):
         table.add_column(name, justify="left" if name == "Call" else "right")
     for call in CALLS:
-        histogram = latest.of(call)
+        histogram = interval.of(call)
         if len(histogram):
             cells = histogram.percentiles(50, 99, 100)
             table.add_row(call, *(show(cell, "seconds") for cell in cells), f"{len(histogram):,}")
@@ -145,14 +145,14 @@ def _live(result: StageResult, elapsed: float) -> Group:
 
 def _describe_progress(result: StageResult, elapsed: float) -> str:
     stage = result.stage
-    latest = _latest_interval(result)
+    interval = _latest_interval(result)
     if not result.points:
         return "begins"
-    p50, p99 = latest.of("step").percentiles(50, 99)
-    done = min(max(elapsed - stage.warmup, 0.0), stage.seconds)
+    p50, p99 = interval.of("step").percentiles(50, 99)
+    seconds = min(max(elapsed - stage.warmup, 0.0), stage.seconds)
     errors = sum(f.count for totals in (result.measured, result.around) for f in totals.errors.values())
     return (
-        f"{done:.0f} of {stage.seconds:g} s, {show(latest.steps / stage.interval, 'rate')} steps/s, "
+        f"{seconds:.0f} of {stage.seconds:g} s, {show(interval.steps / stage.interval, 'rate')} steps/s, "
         f"p50 {show(p50, 'seconds')}, p99 {show(p99, 'seconds')}, {errors} errors"
     )
 
@@ -175,14 +175,14 @@ def _render_stage_table(stage: Mapping[str, Any]) -> Group:
     lines = [f"{stage['steps_per_second']:,.1f} steps/s"]
     if stage["server_time"]:
         parts = ("latency", "environment", "overhead", "total")
-        call, environment, around, total = (milliseconds(stage["server_time"][f"{part}_ms"]) for part in parts)
+        call, environment, overhead, total = (milliseconds(stage["server_time"][f"{part}_ms"]) for part in parts)
         lines.append(
-            f"a call took {call} on average: {environment} in the environment, {around} around it ({total} in the"
+            f"a call took {call} on average: {environment} in the environment, {overhead} around it ({total} in the"
             " server)"
         )
-    busy = ", ".join(f"{100 * generator['loop_cpu_share']:.0f} %" for generator in stage["generators"])
+    shares = ", ".join(f"{100 * generator['loop_cpu_share']:.0f} %" for generator in stage["generators"])
     lines.append(describe_paths(stage))
-    lines.append(f"generators' event loops were {busy} busy")
+    lines.append(f"generators' event loops were {shares} busy")
     return Group(table, Text("; ".join(lines)))
 
 

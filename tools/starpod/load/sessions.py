@@ -62,9 +62,9 @@ class Sessions:
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(f"{plan.seed}/{process}/mix")
-        shown = plan.turns.kind != "recorded"
+        chooses = plan.turns.kind != "recorded"
         self._want = pb.Want(
-            valid_actions=shown and not plan.turns.actions, expert_action=shown and plan.turns.kind == "expert"
+            valid_actions=chooses and not plan.turns.actions, expert_action=chooses and plan.turns.kind == "expert"
         )
         self.sees = bool(self._want.ListFields())
         self._options = struct_pb2.Struct()
@@ -90,8 +90,8 @@ class Sessions:
 
     def connected(self) -> None:
         """Open the sessions that wait for a server, now that one is connected."""
-        waiting, self._unplaced = self._unplaced, []
-        for session in waiting:
+        sessions, self._unplaced = self._unplaced, []
+        for session in sessions:
             self._loop.call_soon(self.open, session)
 
     def watch(self) -> None:
@@ -152,14 +152,14 @@ class Sessions:
         """Open sessions with these numbers, as many as the servers allow, and return how many are open."""
         for number in numbers[len(self.all) :]:
             self.all.append(LoadSession(number, make_policy(self._plan.turns, number, self._plan.seed)))
-        missing = [session for session in self.all[: len(numbers)] if session.server is None]
+        new_sessions = [session for session in self.all[: len(numbers)] if session.server is None]
         self._unplaced.clear()
-        self._opening = set(missing)
-        self._queue = deque(missing)
+        self._opening = set(new_sessions)
+        self._queue = deque(new_sessions)
         for _ in range(OPEN_AT_ONCE):
             self._open_next()
-        until = clock() + OPEN_SECONDS
-        while self._opening and not self.fatal and clock() < until:
+        deadline = clock() + OPEN_SECONDS
+        while self._opening and not self.fatal and clock() < deadline:
             self.watch()
             await asyncio.sleep(0.005)
         self._opening.clear()
@@ -267,9 +267,9 @@ class Sessions:
         "starpod, step_many"`.
         """
         if self._failing:
-            kept = [not session.abandoned for session in steps]
-            ended = [place for place, row in enumerate([row for row, keep in enumerate(kept) if keep]) if row in ended]
-            steps = [session for session, keep in zip(steps, kept, strict=True) if keep]
+            flags = [not session.abandoned for session in steps]
+            ended = [index for index, row in enumerate([row for row, keep in enumerate(flags) if keep]) if row in ended]
+            steps = [session for session, keep in zip(steps, flags, strict=True) if keep]
             for session in steps:
                 self._mark_recovered(session)
         if not (self.continuous and self.running):
@@ -278,7 +278,7 @@ class Sessions:
             return
         self.log.answered_steps(server.number, [session.due for session in steps], now)
         self.in_flight -= len(steps)
-        again = []
+        next_sessions = []
         for row, session in enumerate(steps):
             session.step_index += 1
             turn = None if row in ended else session.policy.next(None)
@@ -288,9 +288,9 @@ class Sessions:
                 continue
             session.actions = turn  # type: ignore[assignment]
             session.due = session.sent = session.asked = now
-            again.append(session)
-        self.in_flight += len(again)
-        server.submit_steps(again)
+            next_sessions.append(session)
+        self.in_flight += len(next_sessions)
+        server.submit_steps(next_sessions)
 
     def _stepped(self, server: Server, session: LoadSession, over: bool, now: float) -> None:
         self.in_flight -= 1

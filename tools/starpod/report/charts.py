@@ -161,10 +161,10 @@ def line_chart(
         return ""
     xs = [x for s in series for x, _ in s.points] + [mark.x for mark in marks]
     xs = [max(min(xs), low), min(max(xs), high)]
-    shown = [y for s in series for _, y in s.points] + [rule.y for rule in rules]
-    shown += [y for s in series for _, low, high in s.band for y in (low, high)]
-    shown += trimmed([y for s in series for line in s.faint for _, y in line])
-    ticks = decades(shown) if logarithmic else axis(shown, kind=kind, zero=zero, count=5 if height > 240 else 4)
+    values = [y for s in series for _, y in s.points] + [rule.y for rule in rules]
+    values += [y for s in series for _, low, high in s.band for y in (low, high)]
+    values += trimmed([y for s in series for line in s.faint for _, y in line])
+    ticks = decades(values) if logarithmic else axis(values, kind=kind, zero=zero, count=5 if height > 240 else 4)
     right = 14 + (max((6.2 * len(rule.label) for rule in rules), default=0))
     left = 14 + max(round(6.4 * len(show(tick, kind))) for tick in ticks)
     entries = [(s.label, s.colour) for s in series] if len(series) > 1 else []
@@ -212,12 +212,12 @@ def line_chart(
 
 def spark(values: Sequence[float], label: str, *, width: int = 120, height: int = 26) -> str:
     """Return a line without axes as an <svg> element. label: description for screen readers."""
-    kept = [value for value in values if math.isfinite(value)]
-    if len(kept) < 2:
+    finite_values = [value for value in values if math.isfinite(value)]
+    if len(finite_values) < 2:
         return ""
-    low, high = min(kept), max(kept)
-    across, up = (width - 4) / (len(kept) - 1), (height - 6) / (high - low or 1)
-    places = [(2 + across * x, height - 3 - up * (y - low)) for x, y in enumerate(kept)]
+    low, high = min(finite_values), max(finite_values)
+    x_step, y_scale = (width - 4) / (len(finite_values) - 1), (height - 6) / (high - low or 1)
+    places = [(2 + x_step * x, height - 3 - y_scale * (y - low)) for x, y in enumerate(finite_values)]
     path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     x, y = places[-1]
     return (
@@ -242,22 +242,22 @@ def share_chart(
         return ""
     entries = [(label, colour % COLOURS) for colour, (label, _) in enumerate(layers)]
     rows = _legend_rows(title, entries, width)
-    below = LEGEND_ROW * len(rows)
-    frame = Frame(width, height + below, (min(xs), max(xs)), (0.0, 1.0), top=30 + below)
+    legend_height = LEGEND_ROW * len(rows)
+    frame = Frame(width, height + legend_height, (min(xs), max(xs)), (0.0, 1.0), top=30 + legend_height)
     drawing: list[str] = []
     _draw_axes(drawing, frame, [0, 0.25, 0.5, 0.75, 1], "share", x_label)
     floor = [0.0] * len(xs)
-    stacked = []
+    series = []
     for colour, (label, points) in enumerate(layers):
         ceiling = [low + y for low, (_, y) in zip(floor, points, strict=True)]
         outline = [*zip(xs, ceiling, strict=True), *reversed(list(zip(xs, floor, strict=True)))]
         drawing.append(f'<path class="layer f{colour % COLOURS}" d="{frame.path(outline)}Z"/>')
-        stacked.append(Series(label, points, colour % COLOURS))
+        series.append(Series(label, points, colour % COLOURS))
         floor = ceiling
     _draw_legend(drawing, frame, entries, rows)
     means = "; ".join(f"{label}: {show(sum(y for _, y in points) / len(points), 'share')}" for label, points in layers)
     return _wrap_svg(
-        frame, title, f"mean shares: {means}", drawing, _hover_json(frame, stacked, "share", x_label, dots=False)
+        frame, title, f"mean shares: {means}", drawing, _hover_json(frame, series, "share", x_label, dots=False)
     )
 
 
@@ -266,16 +266,16 @@ def standalone(*charts: str, columns: int = 2, margin: int = 16) -> str:
 
     Charts are placed in rows of `columns`. Each row is as high as its highest chart.
     """
-    placed: list[str] = []
+    parts: list[str] = []
     labels: list[str] = []
     top = right = 0
-    for first in range(0, len(charts), columns):
+    for start in range(0, len(charts), columns):
         left = height = 0
-        for chart in charts[first : first + columns]:
+        for chart in charts[start : start + columns]:
             head, _, drawing = chart.partition(">")
             wide, high = (int(side) for side in re.findall(r'(?:width|height)="(\d+)"', head)[:2])
             labels += re.findall(r' aria-label="([^"]*)"', head)
-            placed.append(f'<svg x="{left}" y="{top}" width="{wide}" height="{high}" overflow="visible">{drawing}')
+            parts.append(f'<svg x="{left}" y="{top}" width="{wide}" height="{high}" overflow="visible">{drawing}')
             left, height = left + wide + margin, max(height, high)
         top, right = top + height + margin, max(right, left)
     width, height = right + margin, top + margin
@@ -284,7 +284,7 @@ def standalone(*charts: str, columns: int = 2, margin: int = 16) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img"{label} '
         f'viewBox="{-margin} {-margin} {width} {height}" width="{width}" height="{height}"><style>{STYLE}</style>'
         f'<rect x="{-margin}" y="{-margin}" width="{width}" height="{height}" rx="8" fill="var(--surface)"/>'
-        f"{''.join(placed)}</svg>\n"
+        f"{''.join(parts)}</svg>\n"
     )
 
 
@@ -351,9 +351,9 @@ def thin(points: Sequence[Point], limit: int = 400) -> list[Point]:
 
 def trimmed(values: Sequence[float]) -> list[float]:
     """Return the lowest and highest value without the extreme 1 % on each side, so that no spike flattens a curve."""
-    ordered = sorted(values)
-    cut = len(ordered) // 100
-    return [ordered[cut], ordered[-1 - cut]] if ordered else []
+    sorted_values = sorted(values)
+    cut = len(sorted_values) // 100
+    return [sorted_values[cut], sorted_values[-1 - cut]] if sorted_values else []
 
 
 def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
@@ -366,8 +366,8 @@ def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
     result = []
     for index, (x, _) in enumerate(points):
         # The window shrinks on both sides at the ends of the line, which would bend a trend otherwise.
-        near = min(reach, index, len(points) - 1 - index)
-        low, high = index - near, index + near + 1
+        radius = min(reach, index, len(points) - 1 - index)
+        low, high = index - radius, index + radius + 1
         result.append((x, (sums[high] - sums[low]) / (high - low)))
     return result
 
@@ -400,14 +400,14 @@ def _draw_axes(
     low, high = frame.x
     room = edge - frame.left
     places = decades([low, high]) if frame.log_x else []
-    if sum(low <= place <= high for place in places) < 3:
+    if sum(low <= position <= high for position in places) < 3:
         places = axis([low, high], zero=False, count=max(room // 90, 2), whole=x_label in COUNTED)
-    numbered = [(tick, f"{tick:,.10g}") for tick in places]
-    next_free = -math.inf
-    for tick, name in x_ticks or numbered:
-        half = 3.2 * len(name)
-        if low <= tick <= high and frame.px(tick) - half >= next_free:
-            next_free = frame.px(tick) + half + 6
+    labels = [(tick, f"{tick:,.10g}") for tick in places]
+    free_x = -math.inf
+    for tick, name in x_ticks or labels:
+        half_width = 3.2 * len(name)
+        if low <= tick <= high and frame.px(tick) - half_width >= free_x:
+            free_x = frame.px(tick) + half_width + 6
             drawing.append(
                 f'<text x="{frame.px(tick)}" y="{frame.height - frame.bottom + 15}" text-anchor="middle">'
                 f"{escape(name)}</text>"
@@ -453,9 +453,9 @@ def _legend_rows(title: str, entries: Sequence[Entry], width: int) -> list[list[
 
 
 def _draw_legend(drawing: list[str], frame: Frame, entries: Sequence[Entry], rows: Sequence[Sequence[Entry]]) -> None:
-    beside = frame.width - sum(_legend_width(label) for label, _ in entries)
+    start_x = frame.width - sum(_legend_width(label) for label, _ in entries)
     for number, row in enumerate(rows or [entries]):
-        x, y = (0.0, 13 + LEGEND_ROW * (number + 1)) if rows else (beside, 13)
+        x, y = (0.0, 13 + LEGEND_ROW * (number + 1)) if rows else (start_x, 13)
         for label, colour in row:
             drawing.append(f'<rect class="f{colour}" x="{x + 6:.0f}" y="{y - 9}" width="10" height="10" rx="2"/>')
             drawing.append(f'<text x="{x + 20:.0f}" y="{y}">{escape(label)}</text>')
@@ -490,6 +490,6 @@ def _hover_json(
         if points:
             lines.append({"label": s.label, "colour": s.colour, "points": points})
     edges = [frame.top, frame.height - frame.bottom]
-    across = [frame.left, frame.width - frame.right, *frame.x, frame.log_x]
-    values = {"x": x_label, "edges": edges, "across": across, "dots": dots, "lines": lines}
+    x_axis = [frame.left, frame.width - frame.right, *frame.x, frame.log_x]
+    values = {"x": x_label, "edges": edges, "across": x_axis, "dots": dots, "lines": lines}
     return json.dumps(values, separators=(",", ":"))

@@ -33,8 +33,8 @@ def fields(schema_json: str, *, first: Sequence[str] = (), hidden: Collection[st
     """Return the fields of all options that are not hidden, with those in `first` at the beginning."""
     properties: Mapping[str, Any] = json.loads(schema_json or "{}").get("properties", {})
     all_fields = [_field(name, schema) for name, schema in properties.items() if name not in hidden]
-    known = [field for field in all_fields if field is not None]
-    return sorted(known, key=lambda field: first.index(field.name) if field.name in first else len(first))
+    known_fields = [field for field in all_fields if field is not None]
+    return sorted(known_fields, key=lambda field: first.index(field.name) if field.name in first else len(first))
 
 
 def arguments(schema_json: str) -> list[Field] | None:

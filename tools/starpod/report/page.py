@@ -28,11 +28,11 @@ def tagged(text: str) -> str:
 
 def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
     """Return a whole HTML document. style, script: additions of this page to what all pages share."""
-    shared, common = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    shared_style, shared_script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{shared}{style}</style></head>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}{shared_style}{style}</style></head>\n"
         f'<body><main>\n{body}\n</main><div id="tip" aria-hidden="true"></div>'
-        f"<script>{common}{script}</script></body></html>\n"
+        f"<script>{shared_script}{script}</script></body></html>\n"
     )

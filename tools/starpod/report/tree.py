@@ -130,12 +130,12 @@ def _add(root: _Node, continuation: Continuation) -> None:
 def _set_places(node: _Node, depth: int, row: float) -> float:
     """Set the columns and heights of a node and its descendants. Return the number of rows they take."""
     node.x = depth
-    taken = 0.0
+    rows = 0.0
     for child in node.shown:
-        taken += _set_places(child, depth + 1, row + taken)
-    shown = node.shown
-    node.y = (shown[0].y + shown[-1].y) / 2 if shown else MARGIN + ROW * (row + 0.5)
-    return max(taken, 1.0)
+        rows += _set_places(child, depth + 1, row + rows)
+    children = node.shown
+    node.y = (children[0].y + children[-1].y) / 2 if children else MARGIN + ROW * (row + 0.5)
+    return max(rows, 1.0)
 
 
 def _widen(nodes: Sequence[_Node]) -> None:
@@ -151,7 +151,7 @@ def _widen(nodes: Sequence[_Node]) -> None:
 
 
 def _walk(node: _Node) -> list[_Node]:
-    return [node, *(below for child in node.shown for below in _walk(child))]
+    return [node, *(descendant for child in node.shown for descendant in _walk(child))]
 
 
 def _draw_edge(node: _Node, child: _Node) -> str:
@@ -181,8 +181,8 @@ def _draw_dot(node: _Node) -> str:
         return drawing
     description = f"{node.caption}: {', '.join(action or 'no action' for action in node.path) or 'no turn'}"
     width = 2 * DOT + _text_width(node.caption)
-    place = f'x="{node.x - DOT:.0f}" y="{node.y - 12:.1f}" width="{width:.0f}" height="24"'
-    return f'<a href="{escape(node.link)}" aria-label="{escape(description)}"><rect {place}/>{drawing}</a>'
+    box = f'x="{node.x - DOT:.0f}" y="{node.y - 12:.1f}" width="{width:.0f}" height="24"'
+    return f'<a href="{escape(node.link)}" aria-label="{escape(description)}"><rect {box}/>{drawing}</a>'
 
 
 def _colour_of(node: _Node) -> str:

@@ -119,8 +119,8 @@ def create_app(
     ]
 
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        if refused := refusal(request.method, request.headers, hosts):
-            response = _problem(request, *refused)
+        if problem := refusal(request.method, request.headers, hosts):
+            response = _problem(request, *problem)
         elif token and (answer := _admission(request, token)):
             response = answer
         else:
@@ -156,10 +156,10 @@ def _admission(request: Request, token: str) -> Response | None:
 
     A token in the address is moved into the cookie by a redirect to the same address without it.
     """
-    brought = request.query_params.get("token", "")
-    if hmac.compare_digest(brought.encode(), token.encode()):
-        left = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-        response = RedirectResponse(str(request.url.replace_query_params(**dict(left))), 303)
+    query_token = request.query_params.get("token", "")
+    if hmac.compare_digest(query_token.encode(), token.encode()):
+        parameters = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+        response = RedirectResponse(str(request.url.replace_query_params(**dict(parameters))), 303)
         response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return response
     if hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), token.encode()):
@@ -174,16 +174,16 @@ def _events(site: Site) -> Callable[[Request], Awaitable[Response]]:
         run = request.query_params.get("run", "")
 
         async def changes() -> AsyncIterator[str]:
-            told, silent = site.indexer.changes_of(run), 0
-            yield f"retry: 2000\ndata: {told}\n\n"
+            state, silence = site.indexer.changes_of(run), 0
+            yield f"retry: 2000\ndata: {state}\n\n"
             while True:
                 await asyncio.sleep(1.0)
-                silent += 1
-                if (now := site.indexer.changes_of(run)) != told:
-                    told, silent = now, 0
-                    yield f"data: {told}\n\n"
-                elif silent >= _HEARTBEAT:
-                    silent = 0
+                silence += 1
+                if (new_state := site.indexer.changes_of(run)) != state:
+                    state, silence = new_state, 0
+                    yield f"data: {state}\n\n"
+                elif silence >= _HEARTBEAT:
+                    silence = 0
                     yield ": nothing new\n\n"
 
         return StreamingResponse(changes(), media_type="text/event-stream")
@@ -219,8 +219,8 @@ def _problem(request: Request, status: int, sentence: str) -> Response:
 
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = error.detail if error.detail != HTTPStatus(error.status_code).phrase else "There is no such page."
-    return _problem(request, error.status_code, known)
+    message = error.detail if error.detail != HTTPStatus(error.status_code).phrase else "There is no such page."
+    return _problem(request, error.status_code, message)
 
 
 def _bad_file(request: Request, error: Exception) -> Response:
@@ -234,8 +234,8 @@ def _bad_index(request: Request, error: Exception) -> Response:
 def _failed(request: Request, error: Exception) -> Response:
     """Return an error page. FastAPI then raises the error again, so its trace appears in the terminal."""
     kind = type(error).__name__
-    told = f"This page cannot be made ({kind}: {error}): a file does not hold what a run writes, or the site is wrong."
-    response = _problem(request, 500, f"{told} Its terminal says where.")
+    text = f"This page cannot be made ({kind}: {error}): a file does not hold what a run writes, or the site is wrong."
+    response = _problem(request, 500, f"{text} Its terminal says where.")
     response.headers.update(HEADERS)  # this answer does not pass through the middleware that adds them
     return response
 
@@ -246,9 +246,9 @@ def _not_possible(request: Request, error: Exception) -> Response:
 
 def _server_failed(continuing: Continuing | None) -> Callable[[Request, Exception], Response]:
     def answer(request: Request, error: Exception) -> Response:
-        status, told = 400 if isinstance(error, BadArgument) else 503, f"The server of environments says: {error}"
-        if continuing and isinstance(error, Unreachable) and "failed to connect" in told:
-            told = f"Not reached: {no_answer(continuing.games.address, told)}."
-        return _problem(request, status, told)
+        status, message = 400 if isinstance(error, BadArgument) else 503, f"The server of environments says: {error}"
+        if continuing and isinstance(error, Unreachable) and "failed to connect" in message:
+            message = f"Not reached: {no_answer(continuing.games.address, message)}."
+        return _problem(request, status, message)
 
     return answer

@@ -77,8 +77,8 @@ def ui(
         expect_address(address)
     if address and served:
         raise click.UsageError("--serve starts a server, and --address names one: give one of the two")
-    asked = tuple(zip(endpoints * len(models) if len(endpoints) == 1 else endpoints, models, strict=False))
-    if len(asked) != max(len(endpoints), len(models)) or (asked and not (address or served)):
+    model_endpoints = tuple(zip(endpoints * len(models) if len(endpoints) == 1 else endpoints, models, strict=False))
+    if len(model_endpoints) != max(len(endpoints), len(models)) or (model_endpoints and not (address or served)):
         raise click.UsageError(
             "an endpoint plays on with --endpoint URL and --model NAME together, and a server (--serve or --address)"
         )
@@ -92,8 +92,8 @@ def ui(
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
     try:
         with started("the environment service", *_words(served)) if served else nullcontext(address) as server:
-            where = (lambda: servers_of(runs)) if of_run else server
-            continuing = Continuing(Games(where, access), Policies(asked)) if where else None
+            source = (lambda: servers_of(runs)) if of_run else server
+            continuing = Continuing(Games(source, access), Policies(model_endpoints)) if source else None
             asyncio.run(_serve(runs, index, continuing, host=host, port=port, hosts={host, *hosts}, token=token))
     except ServiceRefused as error:
         raise click.UsageError(error.said) from error
@@ -104,7 +104,7 @@ def ui(
 def _words(served: Collection[str]) -> list[str]:
     """Return the arguments of `starpod` that serve these environments and files."""
     files = [name for name in served if name.endswith(".py")]
-    modules = [word for file in files for word in ("--environment-module", file)]
+    modules = [argument for file in files for argument in ("--environment-module", file)]
     return ["serve", *(name for name in served if name not in files), *modules, "--port", "0"]
 
 

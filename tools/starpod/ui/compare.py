@@ -88,16 +88,16 @@ class Line:
 
     def success(self) -> tuple[str, str]:
         """Return the mean success of the runs' evaluations, and words on how many and which evaluations these are."""
-        final = [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"] and run.summary["final"]]
-        known = final or [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"]]
-        if not known:
+        finals = [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"] and run.summary["final"]]
+        evaluations = finals or [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"]]
+        if not evaluations:
             return "-", ""
-        values = [each["success"] for each in known]
-        words = [f"mean of {len(values)}"]
+        values = [evaluation["success"] for evaluation in evaluations]
+        notes = [f"mean of {len(values)}"]
         if len(values) >= INTERVAL_SEEDS and min(values) < max(values):
             low, high = mean_interval(values)
-            words.insert(0, f"{100 * max(low, 0):.0f} to {100 * min(high, 1):.0f} %")
-        return show(fmean(values), "share"), ", ".join([*words, *(["final"] if final else [])])
+            notes.insert(0, f"{100 * max(low, 0):.0f} to {100 * min(high, 1):.0f} %")
+        return show(fmean(values), "share"), ", ".join([*notes, *(["final"] if finals else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +115,21 @@ class View:
     @classmethod
     def asked(cls, request: Request, runs: int) -> View:
         """Read the settings from a request about this many runs. Raises HTTPException 400."""
-        asked = request.query_params
-        over, smoothing = asked.get("over", "step"), asked.get("smooth", "light")
-        seeds = asked.get("seeds", "together" if runs > COLOURS else "apart")
-        for name, value, known in (
+        parameters = request.query_params
+        over, smoothing = parameters.get("over", "step"), parameters.get("smooth", "light")
+        seeds = parameters.get("seeds", "together" if runs > COLOURS else "apart")
+        for name, value, values in (
             ("over", over, AXES),
             ("smooth", smoothing, SMOOTHING),
             ("seeds", seeds, ("apart", "together")),
         ):
-            if value not in known:
-                raise HTTPException(400, f"{name}={value[:20]} is none of {', '.join(known)}.")
+            if value not in values:
+                raise HTTPException(400, f"{name}={value[:20]} is none of {', '.join(values)}.")
         between = (_edge(request, "from", -math.inf), _edge(request, "to", math.inf))
         if between[0] >= between[1]:
             raise HTTPException(400, f"from={between[0]:g} is not below to={between[1]:g}: curves have no part there.")
-        log = tuple(axis for axis in "xy" if axis in asked.getlist("log"))
-        return cls(over, log, smoothing, seeds == "together", between, asked.getlist("metric"))
+        log = tuple(axis for axis in "xy" if axis in parameters.getlist("log"))
+        return cls(over, log, smoothing, seeds == "together", between, parameters.getlist("metric"))
 
     def smooth(self, points: Sequence[Point]) -> list[Point]:
         divisor = SMOOTHING[self.smoothing]
@@ -201,8 +201,8 @@ def _comparison(site: Site, request: Request) -> dict[str, Any]:
 def _run(site: Site, summary: dict[str, Any], metrics: Sequence[str]) -> RunCurves:
     folder = site.folder(summary["path"])
     try:
-        known = (folder / "config.yaml").stat()
-        config = _config(folder / "config.yaml", (known.st_ino, known.st_mtime_ns, known.st_size))
+        stat = (folder / "config.yaml").stat()
+        config = _config(folder / "config.yaml", (stat.st_ino, stat.st_mtime_ns, stat.st_size))
     except OSError:
         config = {}
     return RunCurves(summary, folder, config, site.index.curve(summary["run"], metrics))
@@ -215,28 +215,28 @@ def _config(path: Path, stamp: tuple[int, int, int]) -> dict[str, str]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
+    flat_values: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{name}.")
+            flat_values |= _flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
-    return found
+            flat_values[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return flat_values
 
 
 def _lines(runs: Sequence[RunCurves], together: bool) -> list[Line]:
     """Group runs into lines, in order, with letters and colours. Raises HTTPException 400 for too many lines."""
     groups: dict[Any, list[RunCurves]] = {}
     for run in runs:
-        rest = frozenset((key, value) for key, value in run.config.items() if key != "seed")
-        groups.setdefault(rest if together and rest else run.path, []).append(run)
+        settings = frozenset((key, value) for key, value in run.config.items() if key != "seed")
+        groups.setdefault(settings if together and settings else run.path, []).append(run)
     if len(groups) > COLOURS:
         raise HTTPException(
             400,
             f"These runs are {len(groups)} lines, and {COLOURS} can be told apart. Mark fewer runs; those that differ "
             "in their seed alone are one line with seeds=together.",
         )
-    lines = [Line("ABCDEFGH"[place], place, group) for place, group in enumerate(groups.values())]
+    lines = [Line("ABCDEFGH"[index], index, group) for index, group in enumerate(groups.values())]
     for line in lines:
         for run in line.runs:
             run.colour = line.colour
@@ -248,61 +248,61 @@ def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
     """Replace each point's step by what the run had spent at that step, such as seconds or tokens."""
     if axis == "step":
         return list(points)
-    spent: Mapping[int, float] = {"seconds": curve.seconds, "env_steps": curve.env_steps, "tokens": curve.tokens}[axis]
-    steps = sorted(spent)
-    found = []
+    totals: Mapping[int, float] = {"seconds": curve.seconds, "env_steps": curve.env_steps, "tokens": curve.tokens}[axis]
+    steps = sorted(totals)
+    new_points = []
     for step, value in points:
-        place = bisect_right(steps, step)
-        found.append((spent[steps[place - 1]] if place else 0.0, value))
-    return found
+        index = bisect_right(steps, step)
+        new_points.append((totals[steps[index - 1]] if index else 0.0, value))
+    return new_points
 
 
 def _warnings(runs: Sequence[RunCurves], axis: str) -> list[Mark]:
     """Return the warnings of all runs, each labelled with its run and placed on the x axis."""
-    found = []
+    marks = []
     for run in runs:
-        warned = warning_marks(run.curve.lines)
-        places = _over(run.curve, axis, [(mark.x, 0.0) for mark in warned])
-        found += [
+        run_marks = warning_marks(run.curve.lines)
+        places = _over(run.curve, axis, [(mark.x, 0.0) for mark in run_marks])
+        marks += [
             Mark(x, f"{run.name}, step {mark.x:,.0f}: {mark.label}")
-            for (x, _), mark in zip(places, warned, strict=True)
+            for (x, _), mark in zip(places, run_marks, strict=True)
         ]
-    return found
+    return marks
 
 
 def _metric(lines: Sequence[Line], name: str, view: View, marks: Sequence[Mark]) -> str:
-    known = metric(name)
+    spec = metric(name)
     series = []
     for line in lines:
         curves = [(run.curve, curve_of(run.curve.lines, name)) for run in line.runs]
         if len(line.runs) > 1:
-            series.append(_mean(line, curves, view, known.kind))
+            series.append(_mean(line, curves, view, spec.kind))
             continue
         points = _over(line.runs[0].curve, view.over, curves[0][1])
         faint = [points] if SMOOTHING[view.smoothing] else []
         series.append(Series(line.label, view.smooth(points), line.colour, faint=faint))
-    return _chart(known.label, series, known.kind, view, marks)
+    return _chart(spec.label, series, spec.kind, view, marks)
 
 
 def _evaluations(lines: Sequence[Line], view: View, marks: Sequence[Mark]) -> str:
     series = []
     for line in lines:
-        measured = []
+        evaluations = []
         for run in line.runs:
-            found = [each for each in objects(run.folder / "evaluations.jsonl", []) if each.get("success") is not None]
-            measured.append(spread(found, 200))
+            rows = [row for row in objects(run.folder / "evaluations.jsonl", []) if row.get("success") is not None]
+            evaluations.append(spread(rows, 200))
         curves = [
-            (run.curve, [(each["step"], each["success"]) for each in found])
-            for run, found in zip(line.runs, measured, strict=True)
+            (run.curve, [(row["step"], row["success"]) for row in rows])
+            for run, rows in zip(line.runs, evaluations, strict=True)
         ]
         if len(line.runs) > 1:
             series.append(_mean(line, curves, view, "share", dots=True))
             continue
         points = _over(line.runs[0].curve, view.over, curves[0][1])
         band = [
-            (x, each["success_low"], each["success_high"])
-            for (x, _), each in zip(points, measured[0], strict=True)
-            if each.get("success_low") is not None and each.get("success_high") is not None
+            (x, row["success_low"], row["success_high"])
+            for (x, _), row in zip(points, evaluations[0], strict=True)
+            if row.get("success_low") is not None and row.get("success_high") is not None
         ]
         series.append(Series(line.label, points, line.colour, band=band, dots=True))
     return _chart("Success on selection seeds", series, "share", view, marks)
@@ -338,24 +338,24 @@ def _mean(
     mean, count = values.mean(0), len(measured)
     band: list[tuple[float, float, float]] = []
     if count >= INTERVAL_SEEDS:
-        half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * values.std(0, ddof=1) / math.sqrt(count)
-        least, most = (0.0, 1.0) if kind == "share" else (0.0 if raw.min() >= 0 else -math.inf, math.inf)
-        edges = np.clip(mean - half, least, most), np.clip(mean + half, least, most)
+        half_width = t_quantile((1 + CONFIDENCE) / 2, count - 1) * values.std(0, ddof=1) / math.sqrt(count)
+        low, high = (0.0, 1.0) if kind == "share" else (0.0 if raw.min() >= 0 else -math.inf, math.inf)
+        edges = np.clip(mean - half_width, low, high), np.clip(mean + half_width, low, high)
         band = list(zip(places.tolist(), edges[0].tolist(), edges[1].tolist(), strict=True))
         faint = [] if dots or not SMOOTHING[view.smoothing] else [drawn(raw.mean(0))]
     else:
-        faint = [drawn(each) for each in raw]
+        faint = [drawn(row) for row in raw]
     return Series(line.label, drawn(mean), line.colour, band=band, faint=faint, dots=dots)
 
 
 def _chart(title: str, series: Sequence[Series], kind: Kind, view: View, marks: Sequence[Mark]) -> str:
-    xs = [x for each in series for x, _ in each.points]
-    inside = spread([mark for mark in marks if xs and min(xs) <= mark.x <= max(xs)], MARKS)
+    xs = [x for curve in series for x, _ in curve.points]
+    visible_marks = spread([mark for mark in marks if xs and min(xs) <= mark.x <= max(xs)], MARKS)
     return for_each_width(
         lambda width: line_chart(
             title,
             series,
-            marks=inside,
+            marks=visible_marks,
             kind=kind,
             x_label=AXES[view.over],
             logarithmic="y" in view.log,
@@ -397,23 +397,23 @@ def _pair(first: RunCurves, second: RunCurves, reports: Sequence[dict[str, Any] 
     reports: final evaluation of each run, or why it has none.
     """
     pair: dict[str, Any] = {"first": first, "second": second, "problem": "", "environments": []}
-    one, other = reports
-    if isinstance(one, str) or isinstance(other, str):
-        pair["problem"] = one if isinstance(one, str) else other
+    first_report, second_report = reports
+    if isinstance(first_report, str) or isinstance(second_report, str):
+        pair["problem"] = first_report if isinstance(first_report, str) else second_report
         return pair
     try:
-        compared = compare_evaluations(one, other)
+        comparison = compare_evaluations(first_report, second_report)
     except (NotComparable, *DAMAGED) as error:
         pair["problem"] = str(error)
         return pair
-    for environment, figures in compared.items():
-        results = [_by_seed(report["environments"][environment]["results"]) for report in (one, other)]
-        apart: dict[str, list[tuple[int, str, str]]] = {"first": [], "second": []}
+    for environment, figures in comparison.items():
+        results = [_by_seed(report["environments"][environment]["results"]) for report in (first_report, second_report)]
+        seeds_by_winner: dict[str, list[tuple[int, str, str]]] = {"first": [], "second": []}
         for seed in sorted(results[0].keys() & results[1].keys()):
             solved = results[0][seed]
             if solved != results[1][seed]:
                 here, there = (query("/episodes", run=run.path, kind="final", seed=seed) for run in (first, second))
-                apart["first" if solved else "second"].append((seed, here, there))
+                seeds_by_winner["first" if solved else "second"].append((seed, here, there))
         difference = figures["success_difference"]
         pair["environments"].append(
             {
@@ -423,7 +423,7 @@ def _pair(first: RunCurves, second: RunCurves, reports: Sequence[dict[str, Any] 
                 "interval": f"{_signed_share(difference[1])} to {_signed_share(difference[2])}" if difference else "",
                 "p_value": show(figures["p_value"]) if figures["p_value"] is not None else "-",
                 "verdict": _verdict(difference, first, second),
-                "apart": {name: seeds[:SEEDS] for name, seeds in apart.items()},
+                "apart": {name: seeds[:SEEDS] for name, seeds in seeds_by_winner.items()},
             }
         )
     return pair

@@ -128,10 +128,10 @@ class Continuing:
         self._working = asyncio.Lock()
 
     async def close(self) -> None:
-        works = [job.work for job in self._jobs.values() if job.work is not None]
-        for work in works:
+        tasks = [job.work for job in self._jobs.values() if job.work is not None]
+        for work in tasks:
             work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.policies.close()
         await self.games.close()
 
@@ -139,7 +139,7 @@ class Continuing:
 
     def of(self, game: Game) -> list[Branches]:
         """Return the continuations that were forked from a game, oldest first."""
-        return [each for each in self._trees.values() if each.game is game]
+        return [tree for tree in self._trees.values() if tree.game is game]
 
     def get(self, name: str, number: int) -> tuple[Branches, Branch]:
         """Return one continuation and the set that it belongs to. Raises NotPossible if it is no longer kept."""
@@ -174,7 +174,7 @@ class Continuing:
             branch.episode,
             tree.game.task,
             turns,
-            luck=tuple(each for each in branch.luck if each[0] <= turns),
+            luck=tuple(entry for entry in branch.luck if entry[0] <= turns),
             by=lambda turn: tree.policy if turn >= tree.turn else "the episode",
         )
         game.origin, game.run = tree.game.origin, tree.game.run
@@ -188,12 +188,12 @@ class Continuing:
         game.episode.group = _a_group()
         async with self.policies.playing(policy, game.spec, game.run) as make:
             agent = make(game.session, game.episode)
-            before = len(game.episode.turns)
+            turn_count = len(game.episode.turns)
             try:
                 await game.go_on(agent, self._words(policy, game))
             finally:
                 agent.close()
-                self.games.took(game.session.address, game.episode.turns[before:])
+                self.games.took(game.session.address, game.episode.turns[turn_count:])
 
     async def branch(self, game: Game, policy: str, count: int, watch: Watch = lambda episode: None) -> Branches:
         """Fork the game's state `count` times, reseed each copy, and let a policy continue in each.
@@ -220,8 +220,8 @@ class Continuing:
         finally:
             await close(copies)
         seeds = [copy.dynamics_seed for copy in copies]
-        at = len(game.turns)
-        lines = [Branch(past, at, (*game.luck, (at, seed))) for past, seed in zip(pasts, seeds, strict=True)]
+        turn = len(game.turns)
+        lines = [Branch(past, turn, (*game.luck, (turn, seed))) for past, seed in zip(pasts, seeds, strict=True)]
         return self._keep(self._words(policy, game), game, lines)
 
     def _words(self, policy: str, game: Game) -> str:
@@ -234,11 +234,11 @@ class Continuing:
                 raise NotPossible(f"A continuation failed: {line.episode.error}")
             self.games.took(game.session.address, line.later)
         lines = [replace(line, episode=_without_tokens(line)) for line in lines]
-        kept = Branches(secrets.token_urlsafe(9), words, lines[0].turn, game, lines)
-        self._trees[kept.id] = kept
+        tree = Branches(secrets.token_urlsafe(9), words, lines[0].turn, game, lines)
+        self._trees[tree.id] = tree
         while len(self._trees) > MOST_TREES:
             self._trees.popitem(last=False)
-        return kept
+        return tree
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -252,8 +252,8 @@ class Continuing:
         self._jobs[job.id] = job
         job.work = asyncio.get_running_loop().create_task(self._work(job))
         while len(self._jobs) > MOST_JOBS:
-            _, oldest = self._jobs.popitem(last=False)
-            self.stop(oldest)
+            _, oldest_job = self._jobs.popitem(last=False)
+            self.stop(oldest_job)
         return job
 
     def stop(self, job: TurnValues) -> None:
@@ -327,9 +327,9 @@ class Continuing:
             )
         finally:
             await close(sessions)
-        if any([turn.reply for turn in each.turns[:turns]] != [turn.reply for turn in past] for each in episodes):
+        if any([turn.reply for turn in branch.turns[:turns]] != [turn.reply for turn in past] for branch in episodes):
             raise NotPossible(f"The checkpoint is asked other prompts than the episode had before turn {turns + 1}.")
-        lines = [Branch(replace(each, turns=[*past, *each.turns[turns:]]), turns, ()) for each in episodes]
+        lines = [Branch(replace(branch, turns=[*past, *branch.turns[turns:]]), turns, ()) for branch in episodes]
         return self._keep(job.words, game, lines)
 
 
@@ -348,11 +348,11 @@ def _check_open(game: Game) -> None:
 def _without_tokens(branch: Branch) -> Episode:
     """Return the episode without tokens and pictures, which is enough to show, replay and imitate it."""
     episode = branch.episode
-    later = [
+    later_turns = [
         replace(turn, prompt=[], reply=[], logprobs=[], versions=[], spans=[], image=b"", info={})
         for turn in branch.later
     ]
-    return replace(episode, turns=[*episode.turns[: branch.turn], *later], tail=[], final_image=b"")
+    return replace(episode, turns=[*episode.turns[: branch.turn], *later_turns], tail=[], final_image=b"")
 
 
 def _a_group() -> int:

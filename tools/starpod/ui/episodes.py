@@ -41,33 +41,33 @@ KINDS = {"train": "training", "eval": "evaluation", "final": "final evaluation"}
 
 def episodes_page(site: Site, request: Request) -> Response:
     """List the episodes of a run that match a filter."""
-    asked = request.query_params
-    run = site.run(asked.get("run", ""))
-    step = number(request, "step") if asked.get("step") else None
+    values = request.query_params
+    run = site.run(values.get("run", ""))
+    step = number(request, "step") if values.get("step") else None
     facets = site.index.facets(run["run"])
-    wanted = Filter(
-        run["run"], outcome=asked.get("outcome", ""), kind=asked.get("kind", ""), step=step,
-        environment=asked.get("environment", ""), seed=asked.get("seed", "").strip(), malformed="malformed" in asked,
-        truncated="truncated" in asked, text=asked.get("text", "").strip(), sort=asked.get("sort", "newest"),
-        **_part_bits(facets["parts"], asked.get("part", "")),
+    choice = Filter(
+        run["run"], outcome=values.get("outcome", ""), kind=values.get("kind", ""), step=step,
+        environment=values.get("environment", ""), seed=values.get("seed", "").strip(), malformed="malformed" in values,
+        truncated="truncated" in values, text=values.get("text", "").strip(), sort=values.get("sort", "newest"),
+        **_part_bits(facets["parts"], values.get("part", "")),
     )  # fmt: skip
     page = number(request, "page", 1, least=1)
-    place = {"first": (page - 1) * PAGE, "most": PAGE}
-    if wanted.text:
-        rows, count = site.index.search(wanted, **place)
+    window = {"first": (page - 1) * PAGE, "most": PAGE}
+    if choice.text:
+        rows, count = site.index.search(choice, **window)
     else:
-        count = site.index.count(wanted)
-        rows = site.index.episodes(wanted, **place, count=count)
-    kept = {name: value for name, value in asked.items() if name not in ("page",) and value}
-    newest: list[dict[str, Any]] = []
+        count = site.index.count(choice)
+        rows = site.index.episodes(choice, **window, count=count)
+    fields = {name: value for name, value in values.items() if name not in ("page",) and value}
+    newest_rows: list[dict[str, Any]] = []
     if run["status"] == "running":  # with this the page notices newer episodes
-        first = wanted.sort == "newest" and page == 1
-        newest = rows[:1] if first else site.index.episodes(replace(wanted, sort="newest"), most=1)
+        is_first_page = choice.sort == "newest" and page == 1
+        newest_rows = rows[:1] if is_first_page else site.index.episodes(replace(choice, sort="newest"), most=1)
     return render(
-        "episodes.html", site=site, run=run, rows=rows, count=count, page=page, pages=-(-count // PAGE), wanted=wanted,
-        many=bool(wanted.text) and count > COUNTED, here=query("/episodes", **kept),
-        newest=newest[0]["id"] if newest else 0,
-        pages_url=lambda place: query("/episodes", **kept, page=place), facets=facets, part=asked.get("part", ""),
+        "episodes.html", site=site, run=run, rows=rows, count=count, page=page, pages=-(-count // PAGE), wanted=choice,
+        many=bool(choice.text) and count > COUNTED, here=query("/episodes", **fields),
+        newest=newest_rows[0]["id"] if newest_rows else 0,
+        pages_url=lambda target: query("/episodes", **fields, page=target), facets=facets, part=values.get("part", ""),
         outcomes=OUTCOMES, sorts=SORTS, kinds=KINDS, link=episode_link, group_link=group_link,
     )  # fmt: skip
 
@@ -105,12 +105,12 @@ def with_pictures(page: Page) -> Callable[[Site, Request], Awaitable[Response]]:
     """
 
     async def draw(site: Site, request: Request) -> bytes | None:
-        asked = {"member": "0", **request.query_params, "turn": "0"}
+        parameters = {"member": "0", **request.query_params, "turn": "0"}
         try:
-            first = await picture(site, Request({**request.scope, "query_string": urlencode(asked).encode()}))
+            response = await picture(site, Request({**request.scope, "query_string": urlencode(parameters).encode()}))
         except (HTTPException, NotPossible, StarpodError):
             return None
-        return bytes(first.body)
+        return bytes(response.body)
 
     async def call(site: Site, request: Request) -> Response:
         drawing = asyncio.ensure_future(draw(site, request))
@@ -135,19 +135,19 @@ def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
         read_tokens(update_file(folder / "episodes" / row["name"]), grp, member) if row["kind"] == "train" else None
     )
     turns, total, before = [], 0.0, 0
-    for place, turn in enumerate(episode.turns):
+    for index, turn in enumerate(episode.turns):
         total += turn.reward
-        own = place >= episode.shared  # turns shared with a parent are trained on as the parent's
-        tokens = _tokens(turn, before, tokenizer, learnt if own else None)
-        before += len(turn.reply) if own else 0
-        parts = {part: value for part, value in turn.parts.items() if value}
-        clipped = sum(bool(token["clipped"]) for token in tokens)
+        is_own = index >= episode.shared  # turns shared with a parent are trained on as the parent's
+        tokens = _tokens(turn, before, tokenizer, learnt if is_own else None)
+        before += len(turn.reply) if is_own else 0
+        parts = {name: value for name, value in turn.parts.items() if value}
+        clipped_count = sum(bool(token["clipped"]) for token in tokens)
         turns.append(
             {
                 "turn": turn,
                 "total": total,
                 "tokens": tokens,
-                "clipped": clipped,
+                "clipped": clipped_count,
                 "learnt": bool(tokens) and "ratio" in tokens[0],
                 "parts": parts,
                 "remarks": remarks(turn),
@@ -156,12 +156,12 @@ def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
         )
     siblings = site.index.group(run["run"], name, grp)
     update = "" if row["kind"] != "train" else _update(folder / "episodes" / row["name"], grp, learnt)
-    place = next(index for index, each in enumerate(siblings) if each["member"] == member)
+    index = next(index for index, sibling in enumerate(siblings) if sibling["member"] == member)
     return render(
         "episode.html", site=site, run=run, row=row, episode=episode, turns=turns,
         kind=KINDS.get(row["kind"], row["kind"]),
-        members=len(siblings), before=siblings[place - 1] if place else None,
-        after=siblings[place + 1] if place + 1 < len(siblings) else None, link=episode_link, group_link=group_link,
+        members=len(siblings), before=siblings[index - 1] if index else None,
+        after=siblings[index + 1] if index + 1 < len(siblings) else None, link=episode_link, group_link=group_link,
         picture_link=picture_link,
         readable=tokenizer is not None, update=update, most_tokens=MOST_TOKENS,
         size=None if drawn is None else _size(drawn),
@@ -177,7 +177,7 @@ def _size(png: bytes) -> tuple[int, int]:
 
     An empty picture has not been drawn yet and gets `PICTURE`.
     """
-    width, height = (int.from_bytes(png[place : place + 4]) or PICTURE for place in (16, 20))
+    width, height = (int.from_bytes(png[offset : offset + 4]) or PICTURE for offset in (16, 20))
     scale = min(1.0, PICTURE / max(width, height))
     return round(width * scale), round(height * scale)
 
@@ -208,25 +208,25 @@ def _tokens(turn: Turn, before: int, tokenizer: Any, learnt: TokenRecord | None)
         before: number of tokens in earlier turns of the episode.
         learnt: advantages and ratios that the update computed for the episode; None if unknown.
     """
-    found = []
-    for place, (token, logprob, version) in enumerate(zip(turn.reply, turn.logprobs, turn.versions, strict=False)):
-        known: dict[str, Any] = {
+    tokens = []
+    for index, (token, logprob, version) in enumerate(zip(turn.reply, turn.logprobs, turn.versions, strict=False)):
+        fields: dict[str, Any] = {
             "id": token,
             "text": _decoded([token], tokenizer),
             "probability": math.exp(min(logprob, 0.0)),
             "version": version,
             "clipped": "",
         }
-        if learnt is not None and before + place < len(learnt.marks):
-            marks = int(learnt.marks[before + place])
-            known |= {
-                "advantage": float(learnt.advantages[before + place]),
-                "ratio": float(learnt.ratios[before + place]),
+        if learnt is not None and before + index < len(learnt.marks):
+            marks = int(learnt.marks[before + index])
+            fields |= {
+                "advantage": float(learnt.advantages[before + index]),
+                "ratio": float(learnt.ratios[before + index]),
                 "clipped": "below" if marks & BELOW else "above" if marks & ABOVE else "",
                 "trained": bool(marks & TRAINED),
             }
-        found.append(known)
-    return found
+        tokens.append(fields)
+    return tokens
 
 
 def _decoded(ids: Sequence[int], tokenizer: Any) -> str:

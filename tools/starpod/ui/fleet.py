@@ -68,20 +68,20 @@ def _running(site: Site) -> list[tuple[str, float | None]]:
 
 def _server(replica: Replica, games: Games, seconds: float | None) -> dict[str, Any]:
     """Return what the page shows about a server. seconds: duration of a round trip."""
-    said = replica.description or pb.DescribeResponse()
+    description = replica.description or pb.DescribeResponse()
     steps = games.steps(replica.address)
     return {
         "address": replica.address,
         "state": "draining" if replica.draining else "ready" if replica.ready else "away",
         "why": "" if replica.ready or replica.draining else no_answer(replica.address, str(replica.error)),
         "ready": replica.ready,
-        "name": f"{said.server_name} {said.server_version}",
+        "name": f"{description.server_name} {description.server_version}",
         "load": replica.load,
-        "most": said.limits.max_sessions,
+        "most": description.limits.max_sessions,
         "ours": len(replica.sessions),
         "seconds": seconds,
-        "lease": said.limits.default_lease_seconds,
-        "longest": said.limits.max_lease_seconds,
+        "lease": description.limits.default_lease_seconds,
+        "longest": description.limits.max_lease_seconds,
         "instance": replica.instance_id,
         "steps": len(steps),
         "p50": float(np.percentile(steps, 50)) if steps else None,
@@ -107,21 +107,21 @@ async def _form_page(site: Site, environment: str, given: Mapping[str, str], pro
 
 async def start_game(site: Site, request: Request) -> Response:
     """Open a session with the form's options."""
-    given = await posted(site, request, "play")
+    form = await posted(site, request, "play")
     environment = request.path_params["environment"]
     games = games_of(site)
     spec = await games.spec(environment)
     try:
-        options = forms.chosen(forms.fields(spec.options_schema_json), given)
+        options = forms.chosen(forms.fields(spec.options_schema_json), form)
     except ValueError as error:
-        return await _form_page(site, environment, given, str(error))
-    seed = whole(given.get("seed", "").strip(), _MAX_SEED)
-    if given.get("seed", "").strip() and seed is None:
-        return await _form_page(site, environment, given, "The seed is a whole number from 0 to 2^64 - 1.")
+        return await _form_page(site, environment, form, str(error))
+    seed = whole(form.get("seed", "").strip(), _MAX_SEED)
+    if form.get("seed", "").strip() and seed is None:
+        return await _form_page(site, environment, form, "The seed is a whole number from 0 to 2^64 - 1.")
     try:
         game = await games.open(environment, options=options, seed=seed)
     except BadArgument as error:
-        return await _form_page(site, environment, given, str(error))
+        return await _form_page(site, environment, form, str(error))
     return to_game(await games.keep(game))
 
 
@@ -134,14 +134,14 @@ async def _game_page(site: Site, game: Game, asked: Mapping[str, str], problem: 
     """Show a live session. problem: why the last action was refused; empty if there was none."""
     games, continuing = games_of(site), continuing_of(site)
     picture = await game.picture()
-    seen = game.session.observation.text
+    text = game.session.observation.text
     choices = game.choices
-    keys = {name: KEYS.get(name.lower(), str(place) if place < 10 else "") for place, name in enumerate(choices, 1)}
+    keys = {name: KEYS.get(name.lower(), str(index) if index < 10 else "") for index, name in enumerate(choices, 1)}
     return render(
-        "game.html", site=site, status=409 if problem else 200, game=game, session=game.session, seen=seen,
+        "game.html", site=site, status=409 if problem else 200, game=game, session=game.session, seen=text,
         choices=choices, keys=keys,
         image=base64.b64encode(picture).decode() if isinstance(picture, bytes) else "",
-        drawn=picture if isinstance(picture, str) and picture.rstrip() != seen.rstrip() else "",
+        drawn=picture if isinstance(picture, str) and picture.rstrip() != text.rstrip() else "",
         hint=game.hint if "hint" in asked else "", saved=_saved(site, asked, game),
         notice=problem or _NOTICES.get(asked.get("notice", ""), ""),
         token=site.guard.token(game.id), python=game.python(games.address), counts=COUNTS,
@@ -167,14 +167,14 @@ async def game_action(site: Site, request: Request) -> Response:
     """Carry out a form of the game's page: act, undo, fork, branch, save or close."""
     games = games_of(site)
     game = games.get(request.path_params["game"])
-    given = await posted(site, request, game.id)
+    form = await posted(site, request, game.id)
     async with game.lock:
         # After a double click or the back button, the form belongs to an earlier turn.
-        if given.get("turn") != str(len(game.turns)):
+        if form.get("turn") != str(len(game.turns)):
             return to_game(game, notice="moved")
         what = request.path_params["what"]
         try:
-            return await _do(site, games, game, what, given)
+            return await _do(site, games, game, what, form)
         except (NotPossible, BadArgument) as error:
             return await _game_page(site, game, {}, str(error))
 
@@ -221,10 +221,10 @@ async def _act(game: Game, given: Mapping[str, str]) -> None:
         await game.play(given.get("action", "").replace("\r\n", "\n"))
         return
     fields = {tool.name: forms.arguments(tool.parameters_schema_json) for tool in game.spec.action_space.tools}
-    if (known := fields.get(name)) is None:
+    if (tool_fields := fields.get(name)) is None:
         raise NotPossible(f"{game.spec.id} has no tool {name!r} whose arguments are fields.")
     try:
-        call = ToolCall(name, forms.chosen(known, given))
+        call = ToolCall(name, forms.chosen(tool_fields, given))
     except ValueError as error:
         raise NotPossible(f"{name}: {error}.") from None
     await game.step([call])
@@ -244,11 +244,11 @@ def continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple
 async def sessions_page(site: Site, request: Request) -> Response:
     """List a run's current sessions, with links to watch them. The run reports them while this page is open."""
     run = site.run(request.query_params.get("run", ""))
-    told = in_play(site.folder(run["path"])) if run["status"] == "running" else None
-    call = ["starpod", "ui", str(site.index.folder), "--address", ",".join(told["servers"])] if told else []
-    ours = {replica.address for replica in (await site.games.fleet()).replicas} if site.games and told else set()
+    info = in_play(site.folder(run["path"])) if run["status"] == "running" else None
+    call = ["starpod", "ui", str(site.index.folder), "--address", ",".join(info["servers"])] if info else []
+    ours = {replica.address for replica in (await site.games.fleet()).replicas} if site.games and info else set()
     return render(
-        "sessions.html", site=site, run=run, told=told, reached=bool(told and ours & set(told["servers"])),
+        "sessions.html", site=site, run=run, told=info, reached=bool(info and ours & set(info["servers"])),
         call=shlex.join(call),
     )  # fmt: skip
 
@@ -259,35 +259,35 @@ async def watch_page(site: Site, request: Request) -> Response:
     session = request.query_params.get("session", "").strip()
     if not session:
         return RedirectResponse("/fleet", 303)
-    seen = await watching.look(await games.fleet(), session)
+    look = await watching.look(await games.fleet(), session)
     return render(
-        "watch.html", site=site, seen=seen, token=site.guard.token("watch"),
-        image=base64.b64encode(seen.picture).decode() if seen.picture else "",
-        choices=list(seen.spec.action_space.names) if seen.spec else [],
+        "watch.html", site=site, seen=look, token=site.guard.token("watch"),
+        image=base64.b64encode(look.picture).decode() if look.picture else "",
+        choices=list(look.spec.action_space.names) if look.spec else [],
         notice=_NOTICES.get(request.query_params.get("notice", ""), ""), run=request.query_params.get("run", ""),
     )  # fmt: skip
 
 
 async def watch_action(site: Site, request: Request) -> Response:
     """Carry out a form of the watch page: act in the session, or open a copy of it."""
-    given = await posted(site, request, "watch")
-    games, session = games_of(site), given.get("session", "")
+    form = await posted(site, request, "watch")
+    games, session = games_of(site), form.get("session", "")
     if request.path_params["what"] == "copy":
         return to_game(await games.adopt(await watching.copy(await games.fleet(), session)))
     if request.path_params["what"] != "act":
         raise HTTPException(404)
-    epoch, index = (whole(given.get(name, ""), 2**32 - 1) for name in ("epoch", "index"))
+    epoch, index = (whole(form.get(name, ""), 2**32 - 1) for name in ("epoch", "index"))
     if epoch is None or index is None:
         raise HTTPException(400, "The form does not say where the session stood.")
     notice = ""
     try:
-        actions = [part.strip() for part in given.get("action", "").split(SEPARATOR)]
+        actions = [part.strip() for part in form.get("action", "").split(SEPARATOR)]
         await watching.act(await games.fleet(), session, (epoch, index), actions)
     except OutOfOrder:
         notice = "moved"
     except EpisodeOver:
         notice = "over"
-    return RedirectResponse(query("/watch", session=session, run=given.get("run", ""), notice=notice), 303)
+    return RedirectResponse(query("/watch", session=session, run=form.get("run", ""), notice=notice), 303)
 
 
 # --- from an episode --------------------------------------------------------------------------------------------------
@@ -295,30 +295,30 @@ async def watch_action(site: Site, request: Request) -> Response:
 
 async def fork_episode(site: Site, request: Request) -> Response:
     """Open a live session in the state before a turn of an episode."""
-    given = await posted(site, request, "fork")
-    episode, task, link = named_episode(site, given)
-    turn = whole(given.get("turn", ""), len(episode.turns))
+    form = await posted(site, request, "fork")
+    episode, task, link = named_episode(site, form)
+    turn = whole(form.get("turn", ""), len(episode.turns))
     if turn is None:
         raise HTTPException(400, "The form does not say from which turn.")
     games = games_of(site)
     game = await games.replay(episode, task, turn)
-    game.origin, game.run = f"{link}#t{turn + 1}", site.folder(given["run"])
+    game.origin, game.run = f"{link}#t{turn + 1}", site.folder(form["run"])
     return to_game(await games.keep(game))
 
 
 async def picture(site: Site, request: Request) -> Response:
     """Return a picture of the state before a turn of an episode: one kept by the run, or one drawn by the server."""
-    asked = request.query_params
-    episode, task, link = named_episode(site, asked)
-    place = whole(asked.get("turn", ""), len(episode.turns))
+    parameters = request.query_params
+    episode, task, link = named_episode(site, parameters)
+    index = whole(parameters.get("turn", ""), len(episode.turns))
     frames = await asyncio.to_thread(
-        kept_pictures, site.folder(asked["run"]), asked["file"], episode.group, episode.member
+        kept_pictures, site.folder(parameters["run"]), parameters["file"], episode.group, episode.member
     )
     if not frames:
         frames = await games_of(site).frames(link, episode, task)
-    if place is None or place >= len(frames):
+    if index is None or index >= len(frames):
         raise HTTPException(404, "There is no such turn.")
-    return Response(frames[place], media_type="image/png")
+    return Response(frames[index], media_type="image/png")
 
 
 def named_episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, str]:
@@ -345,10 +345,10 @@ def named_episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, 
 
 async def posted(site: Site, request: Request, purpose: str) -> dict[str, str]:
     """Return the fields of a submitted form. Raises HTTPException 403 if the form is not from a page of this site."""
-    given = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
-    if not site.guard.admits(purpose, given.get("csrf", ""), request.headers):
+    form = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
+    if not site.guard.admits(purpose, form.get("csrf", ""), request.headers):
         raise HTTPException(403, "This form is too old, or it did not come from this site. Open the page again.")
-    return given
+    return form
 
 
 def to_game(game: Game, **values: str) -> Response:

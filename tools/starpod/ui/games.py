@@ -93,8 +93,8 @@ class Game:
     def choices(self) -> list[str]:
         """Actions that the page offers as buttons, at most 60."""
         valid = self.session.observation.valid_actions
-        listed = [text_of(action) for action in valid] if valid is not None else list(self.spec.action_space.names)
-        return list(dict.fromkeys(listed))[:60]
+        actions = [text_of(action) for action in valid] if valid is not None else list(self.spec.action_space.names)
+        return list(dict.fromkeys(actions))[:60]
 
     @property
     def hint(self) -> str:
@@ -107,22 +107,22 @@ class Game:
         if self.copied:
             return ""
         limits = self.session.limits
-        given = {
+        fields = {
             "seed": self.episode.seed,
             "dynamics_seed": self.episode.dynamics_seed,
             "options": self.task.options,
             "limits": f"Limits({limits.max_turns}, {limits.max_actions_per_turn}, {limits.max_actions})",
             "version": repr(f"=={self.session.version}"),
         }
-        arguments = "".join(f", {name}={value}" for name, value in given.items() if value != {})
+        arguments = "".join(f", {name}={value}" for name, value in fields.items() if value != {})
         turns = [[self._action(turn, text) for text in turn.actions] for turn in self.turns]
         ends = [*(at for at, _ in self.luck), len(turns)]
         body = _program(turns[: ends[0]])
         for (at, seed), end in zip(self.luck, ends[1:], strict=True):
             body += f"    (session,) = session.fork(1, reseed=True, dynamics_seeds=[{seed}])\n{_program(turns[at:end])}"
-        used = ["Limits", "SyncFleet", *(["ToolCall"] if "ToolCall(" in body else [])]
+        imports = ["Limits", "SyncFleet", *(["ToolCall"] if "ToolCall(" in body else [])]
         return (
-            f"from starpod.client import {', '.join(used)}\n\n"
+            f"from starpod.client import {', '.join(imports)}\n\n"
             f"with SyncFleet({address!r}) as fleet:\n"
             f"    (session,) = fleet.open({self.spec.id!r}{arguments})\n"
             f"    print(session.observation.text)\n{body}"
@@ -165,13 +165,13 @@ class Game:
         if self.session.done:
             raise NotPossible("The episode is over.")
         snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
-        before = self.session.observation.text
-        began = perf_counter()
+        observation = self.session.observation.text
+        start = perf_counter()
         transition = await self.session.step(list(actions))
-        stepping = perf_counter() - began
+        stepping = perf_counter() - start
         texts = [text_of(action) for action in actions]
         text = f" {SEPARATOR} ".join(texts)
-        record = Turn(fresh=not self.turns, observation=before, text=text, actions=texts, stepping=stepping)
+        record = Turn(fresh=not self.turns, observation=observation, text=text, actions=texts, stepping=stepping)
         record.parts = {"environment": transition.reward}
         record.take(transition)
         self.episode.turns.append(record)
@@ -189,10 +189,10 @@ class Game:
                 break
             snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
             await play(agent, self.session, episode=self.episode, turns=1)
-            ended = self.episode.end
+            end = self.episode.end
             if not self.session.done:  # the agent stopped, but another one may continue
                 self.episode.end, self.episode.success = "", None
-            if ended == "failed":
+            if end == "failed":
                 del self.episode.turns[len(self.turns) :]
                 raise NotPossible(f"It could not play on: {self.episode.error}")
             if len(self.episode.turns) == len(self.turns):
@@ -201,10 +201,10 @@ class Game:
 
     def _note(self, by: str, snapshot: Snapshot | None) -> None:
         """Add the last turn of the record to the turns that the page shows."""
-        last = self.episode.turns[-1]
+        turn = self.episode.turns[-1]
         self.success = self.episode.success
         self.turns.append(
-            GameTurn(by, last.actions, last.observation, last.own_reward, ", ".join(remarks(last)), snapshot)
+            GameTurn(by, turn.actions, turn.observation, turn.own_reward, ", ".join(remarks(turn)), snapshot)
         )
 
 
@@ -323,8 +323,8 @@ class Games:
         """Make a game available by its id, and close the least recently used ones beyond `MOST_GAMES`."""
         self._games[game.id] = game
         while len(self._games) > MOST_GAMES:
-            _, oldest = self._games.popitem(last=False)
-            await close([oldest.session])
+            _, oldest_game = self._games.popitem(last=False)
+            await close([oldest_game.session])
         return game
 
     async def forget(self, game: Game) -> None:
@@ -338,16 +338,16 @@ class Games:
         snapshot = game.turns[-1].snapshot
         if snapshot is None:
             raise NotPossible(f"{game.spec.id} has no snapshots: turns cannot be taken back.")
-        before = game.session
-        session = await (await self.fleet()).restore(snapshot, want=before.want, lease_seconds=LEASE_SECONDS)
+        old_session = game.session
+        session = await (await self.fleet()).restore(snapshot, want=old_session.want, lease_seconds=LEASE_SECONDS)
         game.session = session
         game.turns.pop()
         game.episode.turns.pop()
-        game.luck = tuple(each for each in game.luck if each[0] <= len(game.turns))
+        game.luck = tuple(entry for entry in game.luck if entry[0] <= len(game.turns))
         game.episode.end, game.episode.final_observation = "", session.observation.text
         game.episode.success = None
         game.success = None
-        await close([before])
+        await close([old_session])
 
     async def fork(self, game: Game) -> Game:
         """Return a copy of the game, whose random state is the same. Raises StarpodError."""
@@ -414,14 +414,14 @@ class Games:
             try:
                 if "png" not in game.spec.render_modes:
                     raise NotPossible(f"{game.spec.id} draws no pictures.")
-                drawn = await game.session.render("png")
-                assert isinstance(drawn, bytes)
+                image = await game.session.render("png")
+                assert isinstance(image, bytes)
                 async for turn in _follow(game, episode, len(episode.turns), luck):
-                    frames.append(drawn)
+                    frames.append(image)
                     if turn.actions:
                         # Ask only for the picture, not for valid actions and expert actions.
-                        seen = (await game.session.step(turn.actions, want=Want(image=True))).observation
-                        drawn = seen.image.data if seen.image else drawn
+                        observation = (await game.session.step(turn.actions, want=Want(image=True))).observation
+                        image = observation.image.data if observation.image else image
             finally:
                 await close([game.session])
             self._frames[key] = frames
@@ -435,10 +435,10 @@ async def _follow(game: Game, episode: Episode, turns: int, luck: Luck) -> Async
 
     Raises NotPossible if an observation of the session differs from the episode's observation.
     """
-    reseeded, end = dict(luck), Turn(fresh=False, observation=episode.final_observation)
+    seeds, end = dict(luck), Turn(fresh=False, observation=episode.final_observation)
     for number, turn in enumerate([*episode.turns, end][: turns + 1]):
-        if number in reseeded:
-            await _reseed(game, reseeded[number])
+        if number in seeds:
+            await _reseed(game, seeds[number])
         # Some records lack the final observation.
         if game.session.observation.text != turn.observation and (turn.observation or number < len(episode.turns)):
             raise NotPossible(
@@ -450,24 +450,24 @@ async def _follow(game: Game, episode: Episode, turns: int, luck: Luck) -> Async
 
 async def _reseed(game: Game, seed: int) -> None:
     """Reseed the game's dynamics, by a fork that replaces its session."""
-    before = game.session
-    (game.session,) = await before.fork(1, reseed=True, dynamics_seeds=[seed])
+    old_session = game.session
+    (game.session,) = await old_session.fork(1, reseed=True, dynamics_seeds=[seed])
     game.luck = (*game.luck, (len(game.turns), seed))
-    await close([before])
+    await close([old_session])
 
 
 def remarks(turn: Turn) -> list[str]:
     """Return remarks on what went wrong in a turn, such as "cut by the token limit"."""
-    found = [] if turn.well_formed else ["ill-formed"]
-    found += ["cut by the token limit"] if turn.finish == "length" else []
-    alone = len(turn.actions) == 1
+    texts = [] if turn.well_formed else ["ill-formed"]
+    texts += ["cut by the token limit"] if turn.finish == "length" else []
+    is_single = len(turn.actions) == 1
     if not turn.actions:
-        found.append("no action")
+        texts.append("no action")
     elif turn.valid < len(turn.actions):
-        found.append("invalid" if alone else f"{turn.valid} of {len(turn.actions)} actions valid")
+        texts.append("invalid" if is_single else f"{turn.valid} of {len(turn.actions)} actions valid")
     elif turn.effective < turn.executed:
-        found.append("changed nothing" if alone else f"{turn.effective} of {turn.executed} had an effect")
-    return found
+        texts.append("changed nothing" if is_single else f"{turn.effective} of {turn.executed} had an effect")
+    return texts
 
 
 async def close(sessions: Sequence[Session]) -> None:
@@ -480,11 +480,11 @@ async def close(sessions: Sequence[Session]) -> None:
 
 def _program(turns: Sequence[Sequence[Action]]) -> str:
     """Return the lines of a program that plays these turns."""
-    played = "".join(f"        {list(actions)!r},\n" for actions in turns if actions)
-    if not played:
+    lines = "".join(f"        {list(actions)!r},\n" for actions in turns if actions)
+    if not lines:
         return ""
     return (
-        f"    for actions in [\n{played}    ]:\n"
+        f"    for actions in [\n{lines}    ]:\n"
         "        transition = session.step(actions)\n"
         "        print(transition.observation.text, transition.reward)\n"
     )
@@ -492,16 +492,16 @@ def _program(turns: Sequence[Sequence[Action]]) -> str:
 
 def parse(text: str, spec: pb.EnvironmentSpec) -> Action:
     """Parse a typed action: a tool's name with its arguments as JSON, or else text. Raises NotPossible."""
-    word, _, rest = text.partition(" ")
-    if not any(tool.name == word for tool in spec.action_space.tools):
+    name, _, remainder = text.partition(" ")
+    if not any(tool.name == name for tool in spec.action_space.tools):
         return text
     try:
-        arguments = json.loads(rest.strip() or "{}")
+        arguments = json.loads(remainder.strip() or "{}")
     except ValueError as error:
-        raise NotPossible(f"The arguments of {word} are no JSON: {error}") from None
+        raise NotPossible(f"The arguments of {name} are no JSON: {error}") from None
     if not isinstance(arguments, dict):
-        raise NotPossible(f"The arguments of {word} are no JSON object.")
-    return ToolCall(word, arguments)
+        raise NotPossible(f"The arguments of {name} are no JSON object.")
+    return ToolCall(name, arguments)
 
 
 def text_of(action: Action) -> str:

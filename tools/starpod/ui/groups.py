@@ -106,8 +106,8 @@ class Parting:
     @property
     def shown(self) -> Member:
         """A member that passed the state, preferably one without a parent: its turns can be replayed."""
-        there = (member for branch in self.branches for member in branch.members)
-        return min(there, key=lambda member: member.parent is not None)
+        members = (member for branch in self.branches for member in branch.members)
+        return min(members, key=lambda member: member.parent is not None)
 
 
 def group_page(site: Site, request: Request, drawn: bytes | None) -> Response:
@@ -124,14 +124,14 @@ def group_page(site: Site, request: Request, drawn: bytes | None) -> Response:
     members = [Member(row, read_episode(path, row["start"])) for row in rows]
     partings = part_ways(members)
     lines = [
-        Continuation(each.way, each.row["reward"], each.episode.get("success"), f"member {each.number}")
-        for each in members
+        Continuation(member.way, member.row["reward"], member.episode.get("success"), f"member {member.number}")
+        for member in members
     ]
-    verdict, kept, groups = _filter_verdict(path, grp) if rows[0]["kind"] == "train" else (None, 0, 0)
+    verdict, kept_count, groups = _filter_verdict(path, grp) if rows[0]["kind"] == "train" else (None, 0, 0)
     return render(
         "group.html", site=site, run=run, name=name, grp=grp, members=members, partings=partings, link=episode_link,
         picture_link=picture_link, tree=Markup(draw_tree(lines, "Actions of the members")),
-        drawn=drawn is not None, verdict=verdict, kept=kept, groups=groups,
+        drawn=drawn is not None, verdict=verdict, kept=kept_count, groups=groups,
         kind=KINDS.get(rows[0]["kind"], rows[0]["kind"]),
         deviation=stdev(row["reward"] for row in rows) if len(rows) > 1 else 0.0,
     )  # fmt: skip
@@ -143,11 +143,11 @@ def part_ways(members: Sequence[Member]) -> list[Parting]:
     Members diverge by different actions, or because equal actions led to different states.
     """
     partings: list[Parting] = []
-    together, turn = [list(members)], -1  # -1: members may differ in their first observation
-    while together:
-        parted = [_branches([member for member in alike if turn < len(member.turns)], turn) for alike in together]
-        partings += [Parting(turn, branches) for branches in parted if len(branches) > 1 and turn >= 0]
-        together, turn = [branch.members for branches in parted for branch in branches], turn + 1
+    clusters, turn = [list(members)], -1  # -1: members may differ in their first observation
+    while clusters:
+        splits = [_branches([member for member in cluster if turn < len(member.turns)], turn) for cluster in clusters]
+        partings += [Parting(turn, branches) for branches in splits if len(branches) > 1 and turn >= 0]
+        clusters, turn = [branch.members for branches in splits for branch in branches], turn + 1
     return partings
 
 
@@ -155,31 +155,31 @@ def _branches(going: Sequence[Member], turn: int) -> list[Branch]:
     """Split members that were alike until a turn into branches, and note this in their `way` and `marks`."""
     branches: list[Branch] = []
     for actions, states in _ways(going, turn).items():
-        same = [member for own in states.values() for member in own]
-        for place, own in enumerate(states.values(), 1):
-            several = f" ({place})" if len(states) > 1 else ""
-            for member in own:
-                if turn >= 0 or several:
-                    member.way.append(actions + several)
-                if len(same) < len(going):
-                    member.mark(turn, "another action", _without(going, same), same)
-                if several:
-                    member.mark(turn + 1, "another state", _without(same, own), own)
-            branches.append(Branch(actions + several, own, turn))
+        peers = [member for group in states.values() for member in group]
+        for index, group in enumerate(states.values(), 1):
+            suffix = f" ({index})" if len(states) > 1 else ""
+            for member in group:
+                if turn >= 0 or suffix:
+                    member.way.append(actions + suffix)
+                if len(peers) < len(going):
+                    member.mark(turn, "another action", _without(going, peers), peers)
+                if suffix:
+                    member.mark(turn + 1, "another state", _without(peers, group), group)
+            branches.append(Branch(actions + suffix, group, turn))
     return branches
 
 
 def _ways(members: Sequence[Member], turn: int) -> dict[str, dict[str, list[Member]]]:
     """Group members by their actions at a turn, and then by the observation that followed."""
-    found: dict[str, dict[str, list[Member]]] = {}
+    ways: dict[str, dict[str, list[Member]]] = {}
     for member in members:
         actions = " ".join(member.turns[turn]["actions"]) if turn >= 0 else "start"
-        found.setdefault(actions, {}).setdefault(member.state(turn + 1), []).append(member)
-    return found
+        ways.setdefault(actions, {}).setdefault(member.state(turn + 1), []).append(member)
+    return ways
 
 
 def _without(members: Sequence[Member], left_out: Sequence[Member]) -> list[Member]:
-    return [member for member in members if all(member is not each for each in left_out)]
+    return [member for member in members if all(member is not peer for peer in left_out)]
 
 
 def _named(members: Sequence[Member], but: Member | None = None) -> str:
@@ -195,15 +195,15 @@ def _filter_verdict(path: Path, grp: int) -> tuple[Verdict | None, int, int]:
 
     These were recorded in training. If the run was cut off during the update, they are computed again.
     """
-    found = read_verdicts(update_file(path))
+    by_group = read_verdicts(update_file(path))
     try:
-        if not found:
+        if not by_group:
             config = FilterConfig(**mapping(path.parent.parent / "config.yaml", [])["algorithm"]["filter"])
             groups: dict[int, Group] = {}
             for episode in read_episodes(path):
                 group = groups.setdefault(episode.group, Group(episode.group, []))
                 (group.failed if episode.failed else group.episodes).append(episode)
-            found = verdicts(config, list(groups.values()), filter_groups(config, list(groups.values())))
+            by_group = verdicts(config, list(groups.values()), filter_groups(config, list(groups.values())))
     except (BadEpisodes, KeyError, TypeError, ValueError):
         return None, 0, 0
-    return found.get(grp), sum(verdict.kept for verdict in found.values()), len(found)
+    return by_group.get(grp), sum(verdict.kept for verdict in by_group.values()), len(by_group)

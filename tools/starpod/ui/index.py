@@ -102,11 +102,11 @@ class Filter:
         """Return an SQL condition and its values."""
         parts: list[str] = ["run = ?"]
         values: list[Any] = [self.run]
-        wanted: list[tuple[str, Any]] = [
+        conditions: list[tuple[str, Any]] = [
             ("outcome", self.outcome), ("kind", self.kind), ("environment", self.environment), ("seed", self.seed),
             ("step", self.step),
         ]  # fmt: skip
-        for column, value in wanted:
+        for column, value in conditions:
             if value not in ("", None):
                 parts.append(f"{column} = ?")
                 values.append(value)
@@ -184,7 +184,7 @@ class Index:
 
     def _prepare(self) -> None:
         """Create the file. One that is damaged, has another version or is mostly waste is replaced."""
-        for again in (False, True):
+        for is_retry in (False, True):
             try:
                 with closing(self.connect()) as database:
                     version = database.execute("PRAGMA user_version").fetchone()[0]
@@ -196,7 +196,7 @@ class Index:
                         self._create(database)
                         return
             except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError) or again:
+                if isinstance(error, sqlite3.OperationalError) or is_retry:
                     raise
             for suffix in ("", "-wal", "-shm"):
                 with suppress(FileNotFoundError):
@@ -211,8 +211,8 @@ class Index:
         """Return the summaries of all runs, newest first. Each has `run`, its id in the index, and `path`."""
         with self.reading() as database:
             rows = database.execute("SELECT id, path, summary FROM runs").fetchall()
-        found = [_summary(row) for row in rows]
-        return sorted(found, key=lambda summary: summary.get("started") or 0, reverse=True)
+        summaries = [_summary(row) for row in rows]
+        return sorted(summaries, key=lambda summary: summary.get("started") or 0, reverse=True)
 
     def run(self, path: str) -> dict[str, Any] | None:
         """Return the summary of one run; None if it is unknown."""
@@ -229,24 +229,24 @@ class Index:
     def curve(self, run: int, names: Sequence[str] | None = None) -> Curve:
         """Return the run's curves and warnings. names: only these metrics, which is faster; None: all."""
         curve = Curve()
-        chosen = [name for name in names or () if '"' not in name]  # SQLite's JSON paths cannot contain quotes
-        places = [f'$."{name}"[0]' for name in chosen]
-        wanted = "metrics" if names is None else ", ".join(["NULL", *("json_extract(metrics, ?)" for _ in places)])
+        valid_names = [name for name in names or () if '"' not in name]  # SQLite's JSON paths cannot contain quotes
+        places = [f'$."{name}"[0]' for name in valid_names]
+        columns = "metrics" if names is None else ", ".join(["NULL", *("json_extract(metrics, ?)" for _ in places)])
         with self.reading() as database:
-            found = f"SELECT step, time, seconds, env_steps, tokens, {wanted} FROM points WHERE run = ? ORDER BY bucket"
-            for row in database.execute(found, (*places, run)):
+            sql = f"SELECT step, time, seconds, env_steps, tokens, {columns} FROM points WHERE run = ? ORDER BY bucket"
+            for row in database.execute(sql, (*places, run)):
                 step = row["step"]
                 if names is None:
                     metrics = {name: mean for name, (mean, _) in json.loads(row["metrics"]).items()}
                 else:
-                    metrics = {name: mean for name, mean in zip(chosen, row[6:], strict=True) if mean is not None}
+                    metrics = {name: mean for name, mean in zip(valid_names, row[6:], strict=True) if mean is not None}
                 curve.lines.append({"step": step, "time": row["time"], "metrics": metrics})
                 curve.seconds[step], curve.env_steps[step] = row["seconds"], row["env_steps"]
                 curve.tokens[step] = row["tokens"]
-            warned = database.execute("SELECT step, text FROM warnings WHERE run = ? ORDER BY step", (run,)).fetchall()
-        last = curve.lines[-1]["time"] if curve.lines else 0.0
-        for step, text in warned:
-            curve.lines.append({"step": step, "time": last, "metrics": {}, "warnings": [text]})
+            events = database.execute("SELECT step, text FROM warnings WHERE run = ? ORDER BY step", (run,)).fetchall()
+        last_time = curve.lines[-1]["time"] if curve.lines else 0.0
+        for step, text in events:
+            curve.lines.append({"step": step, "time": last_time, "metrics": {}, "warnings": [text]})
         curve.lines.sort(key=lambda line: line["step"])
         return curve
 
@@ -267,15 +267,15 @@ class Index:
             count: number of matching episodes, if known. Pages of the second half are then read from the end.
         """
         where, values = wanted.where()
-        order = nearer = SORTS.get(wanted.sort, SORTS["newest"])
+        order = inner_order = SORTS.get(wanted.sort, SORTS["newest"])
         if count is not None and 2 * first > count:
-            nearer, most = _reversed(order), max(min(most, count - first), 0)
+            inner_order, most = _reversed(order), max(min(most, count - first), 0)
             first = count - first - most
         with self.reading() as database:
             # The inner query reads only an index, so late pages of a long list are fast, too.
             rows = database.execute(
                 "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name FROM episodes WHERE id IN "
-                f"(SELECT id FROM episodes WHERE {where} ORDER BY {nearer} LIMIT ? OFFSET ?) ORDER BY {order}",
+                f"(SELECT id FROM episodes WHERE {where} ORDER BY {inner_order} LIMIT ? OFFSET ?) ORDER BY {order}",
                 (*values, most, first),
             ).fetchall()
         return [dict(row) for row in rows]
@@ -292,9 +292,9 @@ class Index:
             ).fetchall()
         if not rows and first:
             return [], self.count(wanted)
-        found = [dict(row) for row in rows]
-        counts = [row.pop("found") for row in found]
-        return found, min(counts[0], COUNTED + 1) if counts else 0
+        episodes = [dict(row) for row in rows]
+        counts = [row.pop("found") for row in episodes]
+        return episodes, min(counts[0], COUNTED + 1) if counts else 0
 
     def count(self, wanted: Filter) -> int:
         """Return the number of matching episodes. A filter with words counts up to `COUNTED` + 1."""
@@ -313,7 +313,7 @@ class Index:
             row = database.execute("SELECT summary FROM runs WHERE id = ?", (run,)).fetchone()
             parts = database.execute("SELECT bit, name FROM parts WHERE run = ? ORDER BY name", (run,)).fetchall()
         return {
-            "parts": [(each["name"], each["bit"]) for each in parts],
+            "parts": [(part["name"], part["bit"]) for part in parts],
             "kinds": sorted({file["kind"] for file in files}),
             "steps": sorted({file["step"] for file in files}, reverse=True),
             "environments": json.loads(row["summary"]).get("environments", []) if row else [],
@@ -352,14 +352,14 @@ def episode_id(step: int, file: int, place: int) -> int:
 
 def _reversed(order: str) -> str:
     columns = order.split(", ")
-    return ", ".join(each.removesuffix(" DESC") if each.endswith(" DESC") else f"{each} DESC" for each in columns)
+    return ", ".join(term.removesuffix(" DESC") if term.endswith(" DESC") else f"{term} DESC" for term in columns)
 
 
 def _wasteful(database: sqlite3.Connection) -> bool:
     """Return whether most indexed words belong to removed episodes: SQLite before 3.43 cannot delete single entries."""
-    given = database.execute("SELECT count(*) FROM words_docsize").fetchone()[0]
-    left = database.execute("SELECT count(*) FROM episodes").fetchone()[0]
-    return bool(given > 100_000 + 4 * left)
+    word_rows = database.execute("SELECT count(*) FROM words_docsize").fetchone()[0]
+    episode_rows = database.execute("SELECT count(*) FROM episodes").fetchone()[0]
+    return bool(word_rows > 100_000 + 4 * episode_rows)
 
 
 def _summary(row: sqlite3.Row) -> dict[str, Any]:
@@ -370,4 +370,4 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     """Return at most `most` (2 or more) of the items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return list(items)
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]

@@ -99,37 +99,37 @@ class Indexer(threading.Thread):
     def _pass(self, database: sqlite3.Connection) -> str:
         """Read everything that is new. Returns sentences about runs that cannot be read; empty if there are none."""
         runs = find_runs(self._index.folder)
-        self._unreadable = {path: known for path, known in self._unreadable.items() if path in runs}
+        self._unreadable = {path: entry for path, entry in self._unreadable.items() if path in runs}
         locks = held_locks()
         rows = database.execute("SELECT id, path, stamps FROM runs").fetchall()
-        stored, known = ({row["path"]: row[name] for row in rows} for name in ("id", "stamps"))
-        for path in stored.keys() - runs.keys():
+        run_ids, run_stamps = ({row["path"]: row[name] for row in rows} for name in ("id", "stamps"))
+        for path in run_ids.keys() - runs.keys():
             with _transaction(database):
                 for table in ("points", "warnings", "files", "episodes", "parts"):
-                    database.execute(f"DELETE FROM {table} WHERE run = ?", (stored[path],))
-                database.execute("DELETE FROM runs WHERE id = ?", (stored[path],))
+                    database.execute(f"DELETE FROM {table} WHERE run = ?", (run_ids[path],))
+                database.execute("DELETE FROM runs WHERE id = ?", (run_ids[path],))
             self._changed(path)
-        due = []
+        changed_runs = []
         for number, (path, folder) in enumerate(runs.items(), 1):
-            now = json.dumps(_stamps(folder, locks))
-            if now in (known.get(path), self._unreadable.get(path, ("", ""))[0]):
+            stamps = json.dumps(_stamps(folder, locks))
+            if stamps in (run_stamps.get(path), self._unreadable.get(path, ("", ""))[0]):
                 continue
             self._unreadable.pop(path, None)
             self.progress = f"reading run {number:,} of {len(runs):,}"
             try:
                 while not self._stopping.is_set() and _read_run(database, path, folder, locks):
                     self._changed(path)
-                due.append((path, folder, now))
+                changed_runs.append((path, folder, stamps))
             except DAMAGED as error:
-                self._set_aside(path, now, error)
+                self._set_aside(path, stamps, error)
             self._changed(path)
-        for number, (path, folder, now) in enumerate(due, 1):
+        for number, (path, folder, stamps) in enumerate(changed_runs, 1):
             try:
-                self._episodes(database, path, folder, f"run {number:,} of {len(due):,}")
+                self._episodes(database, path, folder, f"run {number:,} of {len(changed_runs):,}")
                 if not self._stopping.is_set():
-                    database.execute("UPDATE runs SET stamps = ? WHERE path = ?", (now, path))
+                    database.execute("UPDATE runs SET stamps = ? WHERE path = ?", (stamps, path))
             except DAMAGED as error:
-                self._set_aside(path, now, error)
+                self._set_aside(path, stamps, error)
         return " ".join(sentence for _, sentence in list(self._unreadable.values())[:3])
 
     def _set_aside(self, path: str, stamps: str, error: Exception) -> None:
@@ -141,25 +141,25 @@ class Indexer(threading.Thread):
     def _episodes(self, database: sqlite3.Connection, path: str, folder: Path, whose: str) -> None:
         """Add a run's new files of episodes to the index, and remove deleted and changed ones."""
         run = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
-        there = _episode_files(folder / "episodes")
-        known = {
+        files = _episode_files(folder / "episodes")
+        known_files = {
             row["name"]: (row["id"], (row["size"], row["changed"]))
             for row in database.execute("SELECT id, name, size, changed FROM files WHERE run = ?", (run,))
         }
-        for name, (file, stamp) in known.items():
-            if there.get(name) != stamp:
+        for name, (file, stamp) in known_files.items():
+            if files.get(name) != stamp:
                 with _transaction(database):
                     _forget(database, file)
                 self._changed(path)
-        new = [name for name in there if known.get(name, (0, None))[1] != there[name]]
-        new.sort(key=lambda name: there[name][1], reverse=True)
+        names = [name for name in files if known_files.get(name, (0, None))[1] != files[name]]
+        names.sort(key=lambda name: files[name][1], reverse=True)
         environments: set[str] = set()
-        for number, name in enumerate(new, 1):
+        for number, name in enumerate(names, 1):
             if self._stopping.is_set():
                 return
-            self.progress = f"reading episodes: file {number:,} of {len(new):,}, {whose}"
+            self.progress = f"reading episodes: file {number:,} of {len(names):,}, {whose}"
             with _transaction(database):
-                environments |= _read_episodes(database, run, folder / "episodes" / name, there[name])
+                environments |= _read_episodes(database, run, folder / "episodes" / name, files[name])
             self._changed(path)
         if environments:
             with _transaction(database):
@@ -191,22 +191,22 @@ def _stamps(folder: Path, locks: set[int]) -> list[Any]:
 
     They are inode, size and time of each file, whether a trainer holds the run's lock, and whether metrics are recent.
     """
-    found: list[Any] = []
+    stamps: list[Any] = []
     for name in (*_SUMMARISED, "episodes"):
         try:
-            known = os.stat(folder / name)
-            found.append((known.st_ino, known.st_size, known.st_mtime_ns))
+            stat = os.stat(folder / name)
+            stamps.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
         except OSError:
-            found.append(None)
+            stamps.append(None)
     try:
-        held = os.stat(folder / ".lock").st_ino in locks
+        is_held = os.stat(folder / ".lock").st_ino in locks
     except OSError:
-        held = False
+        is_held = False
     try:
-        recent = is_recent(os.stat(folder / "metrics.jsonl").st_mtime)
+        is_fresh = is_recent(os.stat(folder / "metrics.jsonl").st_mtime)
     except OSError:
-        recent = False
-    return [*found, held, recent]
+        is_fresh = False
+    return [*stamps, is_held, is_fresh]
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
@@ -271,13 +271,13 @@ def _read_run(database: sqlite3.Connection, path: str, folder: Path, locks: set[
             database.execute("INSERT INTO runs (path, summary, state) VALUES (?, '{}', '{}')", (path,))
             row = database.execute("SELECT id, summary, state FROM runs WHERE path = ?", (path,)).fetchone()
         run = row["id"]
-        place, more = _read_metrics(database, run, folder / "metrics.jsonl", _Place(**json.loads(row["state"])))
+        place, has_more = _read_metrics(database, run, folder / "metrics.jsonl", _Place(**json.loads(row["state"])))
         summary = _summarise(database, run, folder, place, locks)
         summary["environments"] = json.loads(row["summary"]).get("environments", [])
         database.execute(
             "UPDATE runs SET summary = ?, state = ? WHERE id = ?", (json.dumps(summary), json.dumps(asdict(place)), run)
         )
-    return more
+    return has_more
 
 
 def _read_metrics(database: sqlite3.Connection, run: int, path: Path, place: _Place) -> tuple[_Place, bool]:
@@ -300,10 +300,10 @@ def _read_metrics(database: sqlite3.Connection, run: int, path: Path, place: _Pl
     except OSError as error:
         place.problems = [f"{path.name} cannot be read: {error.strerror}"]
         return place, False
-    whole = data[: data.rfind(b"\n") + 1]
-    if not whole and len(data) == CHUNK:
+    full_lines = data[: data.rfind(b"\n") + 1]
+    if not full_lines and len(data) == CHUNK:
         place.problems = [f"{path.name}: line {place.lines + 1} is longer than {CHUNK // 2**20} MiB, and not read"]
-    data = whole
+    data = full_lines
     if data:
         _add_lines(database, run, path.name, place, data)
     return place, bool(data) and place.offset + CHUNK // 2 < size
@@ -313,33 +313,33 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
     """Add complete lines of metrics to the curves. Points are merged in pairs when there are more than `POINTS`."""
     buckets = {row["bucket"]: _Bucket.of(row) for row in database.execute("SELECT * FROM points WHERE run = ?", (run,))}
     stride = place.stride
-    touched: set[int] = set()
-    last = buckets[max(buckets)] if buckets else _Bucket()
-    warned: list[tuple[int, int, str]] = []
+    numbers: set[int] = set()
+    last_bucket = buckets[max(buckets)] if buckets else _Bucket()
+    warnings: list[tuple[int, int, str]] = []
     for row, line in parse_lines(data, name, place.problems, before=place.lines):
-        bucket = _bucket_of(line, last)
+        bucket = _bucket_of(line, last_bucket)
         if bucket is None:
             place.problems = [*place.problems, f"{name}, line {row}, is no iteration and left out"][:MOST_PROBLEMS]
             continue
-        warned += [(run, bucket.step, str(text)) for text in line.get("warnings") or ()]
+        warnings += [(run, bucket.step, str(text)) for text in line.get("warnings") or ()]
         number = place.kept // place.stride
-        last = buckets.setdefault(number, _Bucket())
-        last.merge(bucket)
-        touched.add(number)
+        last_bucket = buckets.setdefault(number, _Bucket())
+        last_bucket.merge(bucket)
+        numbers.add(number)
         place.kept += 1
         if len(buckets) > POINTS:
             buckets = _halved(buckets)
             place.stride *= 2
-            last = buckets[max(buckets)]
+            last_bucket = buckets[max(buckets)]
     if place.stride != stride:
         database.execute("DELETE FROM points WHERE run = ?", (run,))
-        touched = set(buckets)
-    place.names = sorted({*place.names, *(name for number in touched for name in buckets[number].sums)})
+        numbers = set(buckets)
+    place.names = sorted({*place.names, *(name for number in numbers for name in buckets[number].sums)})
     database.executemany(
         "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [buckets[number].row(run, number) for number in sorted(touched)],
+        [buckets[number].row(run, number) for number in sorted(numbers)],
     )
-    database.executemany("INSERT INTO warnings VALUES (?, ?, ?)", warned)
+    database.executemany("INSERT INTO warnings VALUES (?, ?, ?)", warnings)
     place.offset += len(data)
     place.lines += data.count(b"\n")
     place.tail = data[-64:].hex()
@@ -350,16 +350,16 @@ def _bucket_of(line: Mapping[str, Any], last: _Bucket) -> _Bucket | None:
     metrics, step, time = line.get("metrics"), line.get("step"), line.get("time", 0.0)
     if not isinstance(metrics, dict) or not isinstance(step, int) or _number(step) is None or _number(time) is None:
         return None
-    known = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and _fits(value)}
-    spent = spent_in(known)
+    values = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and _fits(value)}
+    costs = spent_in(values)
     return _Bucket(
         1,
         step,
         time,
-        last.seconds + known.get("time/step", 0.0),
-        last.env_steps + spent["environment_steps"],
-        last.tokens + spent["sampled_tokens"],
-        {name: [value, 1] for name, value in known.items()},
+        last.seconds + values.get("time/step", 0.0),
+        last.env_steps + costs["environment_steps"],
+        last.tokens + costs["sampled_tokens"],
+        {name: [value, 1] for name, value in values.items()},
     )
 
 
@@ -368,10 +368,10 @@ def _fits(value: float) -> bool:
 
 
 def _halved(buckets: Mapping[int, _Bucket]) -> dict[int, _Bucket]:
-    halved: dict[int, _Bucket] = {}
+    halves: dict[int, _Bucket] = {}
     for number in sorted(buckets):
-        halved.setdefault(number // 2, _Bucket()).merge(buckets[number])
-    return halved
+        halves.setdefault(number // 2, _Bucket()).merge(buckets[number])
+    return halves
 
 
 def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Place, locks: set[int]) -> dict[str, Any]:
@@ -383,18 +383,18 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     points = database.execute(
         "SELECT count, step, time, seconds, metrics FROM points WHERE run = ? ORDER BY bucket", (run,)
     ).fetchall()
-    warned = standing(database.execute("SELECT step, text FROM warnings WHERE run = ?", (run,)).fetchall())
+    warnings = standing(database.execute("SELECT step, text FROM warnings WHERE run = ?", (run,)).fetchall())
     success = [
         (row["step"], mean)
         for row in points
         if (mean := json.loads(row["metrics"]).get("collect/success", [None])[0]) is not None
     ]
-    began = _number(facts.get("time"))
-    written = points[-1]["time"] if points else began or 0.0
+    start_time = _number(facts.get("time"))
+    written = points[-1]["time"] if points else start_time or 0.0
     tasks = _part(config, "environments")
     environment, stop = _part(config, "environment"), _part(config, "stop")
     environments = ", ".join(str(_part(tasks, name).get("id") or name) for name in tasks)
-    shown = final or (evaluations[-1] if evaluations else {})
+    evaluation = final or (evaluations[-1] if evaluations else {})
     last = after_the_best(final, evaluations)
     state = status(folder, facts, locks, written)
     seconds = points[-1]["seconds"] if points else 0.0
@@ -404,7 +404,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         "environment": environments or str(environment.get("id") or ""),
         "algorithm": str(_part(config, "algorithm").get("preset") or ""),
         "model": str(facts.get("model") or ""),
-        "started": began or written,
+        "started": start_time or written,
         "written": written,
         "status": state,
         "outcome": str(_part(facts, "ended").get("outcome") or ""),
@@ -413,23 +413,23 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         "seconds": seconds,
         "left": _left(facts, stop, points, written) if state == "running" else None,
         "evaluation": {
-            name: _number(shown.get(name))
+            name: _number(evaluation.get(name))
             for name in ("step", "success", "success_low", "success_high", "return_mean", "episodes")
         }
-        if _number(shown.get("success")) is not None
+        if _number(evaluation.get("success")) is not None
         else None,
         "final": bool(final),
         "last": last and {name: _number(last[name]) for name in ("step", "success")},
         "spark": [round(y, 4) for _, y in smooth([(x, y) for x, y in spread(success, SPARK)])],
-        "warnings": len(warned),
-        "last_warning": list(warned[-1]) if warned else None,
+        "warnings": len(warnings),
+        "last_warning": list(warnings[-1]) if warnings else None,
         "problems": problems,
     }
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = values.get(name)
-    return part if isinstance(part, dict) else {}
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _number(value: Any) -> float | None:
@@ -443,15 +443,15 @@ def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite
     """
     limits = []
     steps, minutes = stop.get("iterations"), stop.get("minutes")
-    resumed = facts.get("resumed") or [facts]
-    if isinstance(minutes, int | float) and isinstance(began := resumed[-1].get("time"), int | float):
+    starts = facts.get("resumed") or [facts]
+    if isinstance(minutes, int | float) and isinstance(began := starts[-1].get("time"), int | float):
         limits.append(60 * minutes - (written - began))
     if isinstance(steps, int) and len(points) > 1:
-        recent = points[-max(len(points) // 10, 2) :]
-        pace = (recent[-1]["time"] - recent[0]["time"]) / max(recent[-1]["step"] - recent[0]["step"], 1)
-        limits.append(pace * (steps - recent[-1]["step"]))
-    left = min(limits, default=0.0)
-    return left if left > 0 else None
+        window = points[-max(len(points) // 10, 2) :]
+        pace = (window[-1]["time"] - window[0]["time"]) / max(window[-1]["step"] - window[0]["step"], 1)
+        limits.append(pace * (steps - window[-1]["step"]))
+    seconds = min(limits, default=0.0)
+    return seconds if seconds > 0 else None
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------
@@ -459,17 +459,17 @@ def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite
 
 def _episode_files(folder: Path) -> dict[str, tuple[int, int]]:
     """Return the size and modification time of each file of episodes, by name."""
-    found = {}
+    files = {}
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 regular = entry.is_file(follow_symlinks=False)
                 if regular and entry.name.endswith((".jsonl", ".jsonl.gz")) and not entry.name.startswith("."):
-                    known = entry.stat()
-                    found[entry.name] = (known.st_size, known.st_mtime_ns)
+                    stat = entry.stat()
+                    files[entry.name] = (stat.st_size, stat.st_mtime_ns)
     except OSError:
-        return found
-    return found
+        return files
+    return files
 
 
 def _forget(database: sqlite3.Connection, file: int) -> None:
@@ -487,7 +487,7 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
     ).lastrowid
     assert file is not None
     bits = {row["name"]: row["bit"] for row in database.execute("SELECT bit, name FROM parts WHERE run = ?", (run,))}
-    known = len(bits)
+    old_count = len(bits)
     rows: list[tuple[Any, ...]] = []
     texts, problems = [], []
     environments: set[str] = set()
@@ -508,10 +508,10 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
     database.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", texts)
     database.executemany(
         "INSERT INTO parts (run, bit, name) VALUES (?, ?, ?)",
-        [(run, bit, name) for name, bit in list(bits.items())[known:]],
+        [(run, bit, name) for name, bit in list(bits.items())[old_count:]],
     )
-    told = (len(rows), problems[0] if problems else "", file)
-    database.execute("UPDATE files SET episodes = ?, problem = ? WHERE id = ?", told)
+    values = (len(rows), problems[0] if problems else "", file)
+    database.execute("UPDATE files SET episodes = ?, problem = ? WHERE id = ?", values)
     return environments
 
 

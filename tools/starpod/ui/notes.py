@@ -23,9 +23,9 @@ _writing = threading.Lock()
 
 async def save_notes(site: Site, request: Request) -> Response:
     """Save the tags and the note from the form of a run's page."""
-    given = await posted(site, request, "notes")
-    path, note = given.get("run", ""), given.get("note", "").replace("\r\n", "\n").strip()
-    tags = [" ".join(tag.split()) for tag in given.get("tags", "").split(",") if tag.strip()]
+    form = await posted(site, request, "notes")
+    path, note = form.get("run", ""), form.get("note", "").replace("\r\n", "\n").strip()
+    tags = [" ".join(tag.split()) for tag in form.get("tags", "").split(",") if tag.strip()]
     if len(tags) > MOST_TAGS or any(len(tag) > LONGEST_TAG for tag in tags):
         raise HTTPException(
             400, f"A run has at most {MOST_TAGS} tags of {LONGEST_TAG} characters, with commas between them."

@@ -50,10 +50,10 @@ class Site:
 
     def run(self, path: str) -> dict[str, Any]:
         """Return the summary of the run at a path. Raises HTTPException 404."""
-        found = self.index.run(path)
-        if found is None:
+        summary = self.index.run(path)
+        if summary is None:
             raise HTTPException(404, f"There is no run {path!r} here: it was deleted, renamed, or is not read yet.")
-        return found
+        return summary
 
     def folder(self, path: str) -> Path:
         """Return the folder of a run. Raises HTTPException 404 if it is gone."""
@@ -94,8 +94,8 @@ def run_link(path: str) -> str:
 
 def query(path: str, **values: Any) -> str:
     """Return a path with a query string. Empty values are left out."""
-    given = {name: value for name, value in values.items() if value not in ("", None)}
-    return f"{path}?{urlencode(given, True)}"
+    parameters = {name: value for name, value in values.items() if value not in ("", None)}
+    return f"{path}?{urlencode(parameters, True)}"
 
 
 def headings(content: str) -> list[tuple[str, str]]:

@@ -36,24 +36,24 @@ SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def runs_page(site: Site, request: Request) -> Response:
     """List all runs, or those with a given status or a given text in their path, title or tags."""
-    known = site.index.runs()
-    wanted, text = request.query_params.get("status", ""), request.query_params.get("text", "").strip()
+    all_runs = site.index.runs()
+    choice, text = request.query_params.get("status", ""), request.query_params.get("text", "").strip()
     order = request.query_params.get("sort", "")
-    found = [
+    runs = [
         run
-        for run in known
-        if wanted in ("", run["status"])
+        for run in all_runs
+        if choice in ("", run["status"])
         and text.lower() in " ".join([*(run[name] for name in SEARCHED), *run["tags"]]).lower()
     ]
     if order in SORTS:
-        found.sort(key=SORTS[order])
+        runs.sort(key=SORTS[order])
     page = number(request, "page", 1, least=1)
-    shown = found[(page - 1) * SHOWN_RUNS : page * SHOWN_RUNS]
-    counts = {status: sum(run["status"] == status for run in known) for status in STATUSES}
+    page_runs = runs[(page - 1) * SHOWN_RUNS : page * SHOWN_RUNS]
+    counts = {status: sum(run["status"] == status for run in all_runs) for status in STATUSES}
     return render(
-        "runs.html", site=site, runs=shown, found=len(found), known=len(known), counts=counts, wanted=wanted,
-        text=text, page=page, pages=-(-len(found) // SHOWN_RUNS), sorts=SORTS, order=order,
-        pages_url=lambda place: query("/", status=wanted, text=text, sort=order, page=place),
+        "runs.html", site=site, runs=page_runs, found=len(runs), known=len(all_runs), counts=counts, wanted=choice,
+        text=text, page=page, pages=-(-len(runs) // SHOWN_RUNS), sorts=SORTS, order=order,
+        pages_url=lambda target: query("/", status=choice, text=text, sort=order, page=target),
         folder=shlex.quote(str(site.index.folder)), most=MOST,
     )  # fmt: skip
 
@@ -66,9 +66,9 @@ def run_page(site: Site, request: Request) -> Response:
     facts, final = mapping(folder / "run.json", problems), mapping(folder / "final.json", problems)
     evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
     curve, files = site.index.curve(run["run"]), site.index.files(run["run"])
-    measured = [line for line in curve.lines if line["metrics"]]
-    kept = checkpoints(folder)
-    best = next((each["step"] for each in kept if "best" in each["marks"]), None)
+    metric_lines = [line for line in curve.lines if line["metrics"]]
+    checkpoint_rows = checkpoints(folder)
+    best = next((row["step"] for row in checkpoint_rows if "best" in row["marks"]), None)
     shown = spread(evaluations, EVALUATIONS)
     body = [
         sections.evaluation(shown, curve.lines),
@@ -83,9 +83,9 @@ def run_page(site: Site, request: Request) -> Response:
         "run.html", site=site, run=run,
         problems=[*run["problems"], *(file["problem"] for file in files if file["problem"])],
         headline=Markup(sections.headline(run["title"] or run["path"], facts, curve.lines, shown, final or None, best)),
-        metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=kept,
+        metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=checkpoint_rows,
         configuration=Markup(sections.configuration(facts)), config=shown_text(folder / "config.yaml"),
-        provenance=Markup(sections.provenance(facts, measured)),
+        provenance=Markup(sections.provenance(facts, metric_lines)),
         commands=commands(folder, mapping(folder / "config.yaml", [])), kinds=_kinds(files),
         doing=doing_of(folder) if run["status"] == "running" else "",
         notes=read_notes(folder, problems), token=site.guard.token("notes"),
@@ -94,22 +94,22 @@ def run_page(site: Site, request: Request) -> Response:
 
 def metrics_table(curve: Curve) -> list[dict[str, Any]]:
     """Return a row for each metric, with its newest value, formatted as on the terminal's screen."""
-    measured = [line["metrics"] for line in curve.lines if line["metrics"]]
-    if not measured:
+    points = [line["metrics"] for line in curve.lines if line["metrics"]]
+    if not points:
         return []
-    last = measured[-1]
+    row = points[-1]
     rows = []
-    for name in [*(name for name in SHOWN if name in last), *sorted(name for name in last if name not in SHOWN)]:
-        values = [metrics[name] for metrics in measured if name in metrics]
-        known, arrow = metric(name), trend(values)
-        good = {"↗": 1, "↘": -1}.get(arrow, 0) * known.better
+    for name in [*(name for name in SHOWN if name in row), *sorted(name for name in row if name not in SHOWN)]:
+        values = [metrics[name] for metrics in points if name in metrics]
+        spec, arrow = metric(name), trend(values)
+        sign = {"↗": 1, "↘": -1}.get(arrow, 0) * spec.better
         rows.append(
             {
                 "name": name,
-                "label": known.label,
-                "value": show(last[name], known.kind),
+                "label": spec.label,
+                "value": show(row[name], spec.kind),
                 "trend": arrow.strip(),
-                "tone": "plus" if good > 0 else "minus" if good < 0 else "muted",
+                "tone": "plus" if sign > 0 else "minus" if sign < 0 else "muted",
                 "spark": spread(values, 60),
                 "main": name in SHOWN,
             }

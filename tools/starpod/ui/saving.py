@@ -75,18 +75,18 @@ async def save(games: Games, folder: Path, kind: str, game: Game) -> None:
 def save_demonstration(folder: Path, episode: Episode, run: Path | None) -> None:
     """Add an episode to the demonstrations of its environment. run: run of the original episode. Raises NotPossible."""
     # Demonstrations are numbered by their position in the file, like the groups of a run.
-    before = saved(folder, "demonstrations", episode.environment)
-    episode = replace(episode, group=before.count if before else 0)
+    collection = saved(folder, "demonstrations", episode.environment)
+    episode = replace(episode, group=collection.count if collection else 0)
     line = json.dumps(episode.to_json(), ensure_ascii=False) + "\n"
     _append(folder, "demonstrations", episode, run, line)
 
 
 def _append(folder: Path, kind: str, episode: Episode, run: Path | None, line: str) -> None:
-    held, other = held_out(episode.seed, run)
-    if held:
+    owner, free_seed = held_out(episode.seed, run)
+    if owner:
         raise NotPossible(
-            f"Seed {episode.seed} is held out by {held}: a run that is given the file would refuse all of it. Play "
-            f"from another seed, such as {other}, and save that."
+            f"Seed {episode.seed} is held out by {owner}: a run that is given the file would refuse all of it. Play "
+            f"from another seed, such as {free_seed}, and save that."
         )
     path = folder / kind / f"{episode.environment}.jsonl"
     try:
@@ -105,8 +105,8 @@ async def _confirm(games: Games, game: Game, *, typed: bool) -> None:
     if game.copied:
         raise NotPossible("This is a copy of another's session: what led to its state is not known.")
     try:
-        again = await games.replay(game.episode, game.task, len(game.turns))
+        replay = await games.replay(game.episode, game.task, len(game.turns))
     except NotPossible as error:
-        why = "calls of tools that are sent as texts" if typed else "these actions with the luck of its seeds"
-        raise NotPossible(f"A run would not come to this by {why}: {error}") from None
-    await close([again.session])
+        cause = "calls of tools that are sent as texts" if typed else "these actions with the luck of its seeds"
+        raise NotPossible(f"A run would not come to this by {cause}: {error}") from None
+    await close([replay.session])

@@ -21,13 +21,13 @@ from starpod.v1.serving import whole
 
 async def start_job(site: Site, request: Request) -> Response:
     """Start continuations from each turn of an episode. Their page fills while they are played."""
-    given = await posted(site, request, "fork")
-    episode, task, link = named_episode(site, given)
-    continuing, folder = continuing_of(site), site.folder(given["run"])
+    form = await posted(site, request, "fork")
+    episode, task, link = named_episode(site, form)
+    continuing, folder = continuing_of(site), site.folder(form["run"])
     policies = continuing.policies.choices(run=folder)
-    policy, count = continuation(given, policies)
+    policy, count = continuation(form, policies)
     job = TurnValues(
-        secrets.token_urlsafe(9), episode, task, link, given["run"], folder, policy, policies[policy], count
+        secrets.token_urlsafe(9), episode, task, link, form["run"], folder, policy, policies[policy], count
     )
     return RedirectResponse(job_link(continuing.start(job)), 303)
 
@@ -45,9 +45,9 @@ async def jobs_page(site: Site, request: Request) -> Response:
 async def job_page(site: Site, request: Request) -> Response:
     """Show the success of continuations from each turn of an episode, while they are played and afterwards."""
     job = continuing_of(site).job(request.path_params["job"])
-    verdict, worst = _verdict(job) if job.done and job.found else ("", -1)
+    verdict, worst_turn = _verdict(job) if job.done and job.found else ("", -1)
     return render(
-        "turns.html", site=site, job=job, verdict=verdict, worst=worst, token=site.guard.token("turns"),
+        "turns.html", site=site, job=job, verdict=verdict, worst=worst_turn, token=site.guard.token("turns"),
         luck="with the episode's own luck" if job.policy.startswith(CHECKPOINT) else "each with luck of its own",
     )  # fmt: skip
 
@@ -68,22 +68,22 @@ def _verdict(job: TurnValues) -> tuple[str, int]:
 
     After the last turn, the episode's own outcome counts as the success.
     """
-    found, episode = job.found, job.episode
-    if not any(each.solved for each in found):
+    states, episode = job.found, job.episode
+    if not any(state.solved for state in states):
         return "No continuation solved it, wherever it began: try another policy, or more of them.", 0
-    after = [(each.share, each.interval[1]) for each in found[1:]]
+    next_shares = [(state.share, state.interval[1]) for state in states[1:]]
     if not job.problem:
-        after.append((float(episode.success is True),) * 2)
+        next_shares.append((float(episode.success is True),) * 2)
     falls = [
-        (before.share - share, place) for place, (before, (share, _)) in enumerate(zip(found, after, strict=False))
+        (state.share - share, index) for index, (state, (share, _)) in enumerate(zip(states, next_shares, strict=False))
     ]
-    fall, place = max(falls, key=lambda each: (each[0], -each[1]), default=(0.0, 0))
+    fall, index = max(falls, key=lambda pair: (pair[0], -pair[1]), default=(0.0, 0))
     if fall <= 0:
         return "No turn made success less likely.", 0
-    action = " ".join(episode.turns[place].actions) or "no action"
-    apart = found[place].interval[0] > after[place][1]
-    sure = "The intervals do not overlap." if apart else "The intervals overlap: it may be chance; ask for more."
-    return f"Success falls most at turn {place + 1} ({action}), by {100 * fall:.0f} points. {sure}", place
+    action = " ".join(episode.turns[index].actions) or "no action"
+    is_apart = states[index].interval[0] > next_shares[index][1]
+    note = "The intervals do not overlap." if is_apart else "The intervals overlap: it may be chance; ask for more."
+    return f"Success falls most at turn {index + 1} ({action}), by {100 * fall:.0f} points. {note}", index
 
 
 # --- one continuation -------------------------------------------------------------------------------------------------
@@ -116,12 +116,12 @@ async def continuation_picture(site: Site, request: Request) -> Response:
 
 async def continuation_action(site: Site, request: Request) -> Response:
     """Open a live session in the state before a turn of a continuation, or save the continuation as a demonstration."""
-    given = await posted(site, request, "continuation")
+    form = await posted(site, request, "continuation")
     continuing = continuing_of(site)
     tree, number, branch = _named(continuing, request)
     match request.path_params["what"]:
         case "open":
-            turn = whole(given.get("turn", ""), len(branch.episode.turns))
+            turn = whole(form.get("turn", ""), len(branch.episode.turns))
             if turn is None:
                 raise HTTPException(400, "The form does not say at which turn.")
             return to_game(await continuing.games.keep(await continuing.open(tree.id, number, turn)))
@@ -137,7 +137,7 @@ def _named(continuing: Continuing, request: Request) -> tuple[Branches, int, Bra
     number = whole(request.path_params["number"], max(COUNTS))
     if number is None:
         raise HTTPException(404)
-    return (found := continuing.get(request.path_params["tree"], number))[0], number, found[1]
+    return (pair := continuing.get(request.path_params["tree"], number))[0], number, pair[1]
 
 
 def _origin(continuing: Continuing, tree: Branches) -> tuple[str, str]:

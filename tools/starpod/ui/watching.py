@@ -44,30 +44,30 @@ async def round_trips(fleet: Fleet) -> dict[str, float]:
     async def probe(replica: Replica) -> float:
         seconds = []
         for _ in range(PROBES):
-            began = perf_counter()
+            start = perf_counter()
             await replica.call(RENEW, pb.RenewRequest(), _until(fleet))
-            seconds.append(perf_counter() - began)
+            seconds.append(perf_counter() - start)
         return median(seconds)
 
     ready = [replica for replica in fleet.replicas if replica.ready]
-    found = await asyncio.gather(*map(probe, ready), return_exceptions=True)
+    results = await asyncio.gather(*map(probe, ready), return_exceptions=True)
     return {
-        replica.address: seconds for replica, seconds in zip(ready, found, strict=True) if isinstance(seconds, float)
+        replica.address: seconds for replica, seconds in zip(ready, results, strict=True) if isinstance(seconds, float)
     }
 
 
 async def look(fleet: Fleet, session: str) -> Look:
     """Return the state of a session. This renews its lease, but changes nothing. Raises NotPossible, StarpodError."""
     replica = await _find(fleet, session)
-    spec, place = None, None
+    spec, position = None, None
     with suppress(Unsupported, BadArgument):
-        kept = await replica.call(SNAPSHOT, pb.SnapshotRequest(session_id=session), _until(fleet))
-        place = (kept.epoch, kept.step_index)
-        wanted = (kept.snapshot.environment_id, kept.snapshot.environment_version)
-        spec = next((each for each in replica.specs if (each.id, each.version) == wanted), None)
+        reply = await replica.call(SNAPSHOT, pb.SnapshotRequest(session_id=session), _until(fleet))
+        position = (reply.epoch, reply.step_index)
+        identity = (reply.snapshot.environment_id, reply.snapshot.environment_version)
+        spec = next((spec for spec in replica.specs if (spec.id, spec.version) == identity), None)
     picture = await _render(fleet, replica, session, "png") if spec is None or "png" in spec.render_modes else None
     text = await _render(fleet, replica, session, "text") or b""
-    return Look(session, replica.address, text.decode("utf-8", "replace"), picture, spec, place)
+    return Look(session, replica.address, text.decode("utf-8", "replace"), picture, spec, position)
 
 
 async def act(fleet: Fleet, session: str, place: tuple[int, int], actions: list[str]) -> None:
@@ -85,10 +85,10 @@ async def copy(fleet: Fleet, session: str) -> Session:
     """Open a copy of a session, unnoticed by its owner. Raises NotPossible, StarpodError."""
     replica = await _find(fleet, session)
     try:
-        kept = await replica.call(SNAPSHOT, pb.SnapshotRequest(session_id=session), _until(fleet))
+        reply = await replica.call(SNAPSHOT, pb.SnapshotRequest(session_id=session), _until(fleet))
     except Unsupported:
         raise NotPossible("The environment has no snapshots: its sessions cannot be copied.") from None
-    return await fleet.restore(Snapshot.from_proto(kept.snapshot), want=Want(), lease_seconds=LEASE_SECONDS)
+    return await fleet.restore(Snapshot.from_proto(reply.snapshot), want=Want(), lease_seconds=LEASE_SECONDS)
 
 
 async def _find(fleet: Fleet, session: str) -> Replica:

@@ -136,8 +136,8 @@ def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     function = value.get("function")
     if value.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_request("`tools` must be functions with a name", "invalid_type")
-    kept = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
-    return {"type": "function", "function": kept}
+    fields = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
+    return {"type": "function", "function": fields}
 
 
 def _write_call(call: Call) -> dict[str, Any]:

@@ -79,8 +79,8 @@ class Messages:
         }
 
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
-        begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        head = {**self._head(ask, answer), **begun, "usage": _write_usage(answer, 0)}
+        start_fields: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        head = {**self._head(ask, answer), **start_fields, "usage": _write_usage(answer, 0)}
         yield _event("message_start", message=head)
         for index, block in enumerate(_write_blocks(answer)):
             yield _event("content_block_start", index=index, content_block=_without_content(block))
@@ -155,8 +155,8 @@ def _parse_object(arguments: str) -> dict[str, Any]:
 
 
 def _without_content(block: Mapping[str, Any]) -> dict[str, Any]:
-    empty: dict[str, Any] = {"thinking": {"thinking": ""}, "text": {"text": ""}, "tool_use": {"input": {}}}
-    return {**block, **empty[block["type"]]}
+    blanks: dict[str, Any] = {"thinking": {"thinking": ""}, "text": {"text": ""}, "tool_use": {"input": {}}}
+    return {**block, **blanks[block["type"]]}
 
 
 def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -90,22 +90,22 @@ class Responses:
         yield numbered_event("response.created", response=begun)
         yield numbered_event("response.in_progress", response=begun)
         for index, item in enumerate(_write_items(answer)):
-            place = {"output_index": index, "item_id": item["id"]}
+            position = {"output_index": index, "item_id": item["id"]}
             yield numbered_event("response.output_item.added", output_index=index, item=_without_content(item))
             if item["type"] == "function_call":
-                yield numbered_event("response.function_call_arguments.delta", **place, delta=item["arguments"])
+                yield numbered_event("response.function_call_arguments.delta", **position, delta=item["arguments"])
                 yield numbered_event(
-                    "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
+                    "response.function_call_arguments.done", **position, name=item["name"], arguments=item["arguments"]
                 )
             else:
                 (part,) = item["content"]
-                kind, place["content_index"] = part["type"], 0
+                kind, position["content_index"] = part["type"], 0
                 extra: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
-                yield numbered_event("response.content_part.added", **place, part={**part, "text": ""})
+                yield numbered_event("response.content_part.added", **position, part={**part, "text": ""})
                 for piece in pieces(part["text"]):
-                    yield numbered_event(f"response.{kind}.delta", **place, delta=piece, **extra)
-                yield numbered_event(f"response.{kind}.done", **place, text=part["text"], **extra)
-                yield numbered_event("response.content_part.done", **place, part=part)
+                    yield numbered_event(f"response.{kind}.delta", **position, delta=piece, **extra)
+                yield numbered_event(f"response.{kind}.done", **position, text=part["text"], **extra)
+                yield numbered_event("response.content_part.done", **position, part=part)
             yield numbered_event("response.output_item.done", output_index=index, item=item)
         response = self.write(ask, answer)
         yield numbered_event(f"response.{response['status']}", response=response)
@@ -141,17 +141,17 @@ def _parse_items(items: list[dict[str, Any]]) -> list[Message]:
 def _append_reply(messages: list[Message], reply: Message) -> None:
     """Append a reply, or join it with the assistant's item before it, because both are parts of one reply."""
     if messages and messages[-1].role == "assistant":
-        before = messages.pop()
-        text = "\n".join(text for text in (before.text, reply.text) if text)
-        reply = Message("assistant", text, (*before.calls, *reply.calls))
+        last_message = messages.pop()
+        text = "\n".join(text for text in (last_message.text, reply.text) if text)
+        reply = Message("assistant", text, (*last_message.calls, *reply.calls))
     messages.append(reply)
 
 
 def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if value.get("type") != "function" or not isinstance(value.get("name"), str):
         raise bad_request("`tools` must be functions with a name: this gateway runs no tools itself", "invalid_type")
-    kept = {name: value[name] for name in ("name", "description", "parameters") if value.get(name) is not None}
-    return {"type": "function", "function": kept}
+    fields = {name: value[name] for name in ("name", "description", "parameters") if value.get(name) is not None}
+    return {"type": "function", "function": fields}
 
 
 def _was_cut(answer: Answer) -> bool:
@@ -159,7 +159,7 @@ def _was_cut(answer: Answer) -> bool:
 
 
 def _write_response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    over = status != "in_progress"
+    is_over = status != "in_progress"
     return {
         "id": f"resp_{answer.id}",
         "object": "response",
@@ -178,7 +178,7 @@ def _write_response(ask: Ask, answer: Answer, output: list[dict[str, Any]], stat
         "top_p": None,
         "tool_choice": {"type": "function", "name": ask.choice.name} if ask.choice.name else ask.choice.kind,
         "tools": [{"strict": False, **tool["function"], "type": "function"} for tool in ask.tools],
-        "usage": _write_usage(answer) if over else None,
+        "usage": _write_usage(answer) if is_over else None,
     }
 
 
