@@ -55,14 +55,14 @@ def begin(arrived: float) -> Timing:
 @contextmanager
 def environment_works() -> Iterator[None]:
     """Count the time in this context as the environment's work for the current call."""
-    timing, started = _present.get(), clock()
+    timing, start = _present.get(), clock()
     if timing is not None and not timing.began:
-        timing.began = started
+        timing.began = start
     try:
         yield
     finally:
         if timing is not None:
-            timing.environment += clock() - started
+            timing.environment += clock() - start
 
 
 def measured(function: Callable[[], R]) -> Callable[[], R]:
@@ -72,12 +72,12 @@ def measured(function: Callable[[], R]) -> Callable[[], R]:
         return function
 
     def run() -> R:
-        started = clock()
+        start = clock()
         if not timing.began:
-            timing.began = started
+            timing.began = start
         try:
             return function()
         finally:
-            timing.environment += clock() - started
+            timing.environment += clock() - start
 
     return run

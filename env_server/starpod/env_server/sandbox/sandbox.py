@@ -93,9 +93,9 @@ class Report:
 
 def close_inherited(keep: int) -> None:
     """Close every descriptor except `keep` and the standard ones, which are redirected to /dev/null."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for standard in range(3):
-        os.dup2(nowhere, standard)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
     os.closerange(3, keep)
     os.closerange(keep + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
@@ -114,15 +114,15 @@ def confine(sandbox: Sandbox, module_file: str | None) -> Report:
     if sys.platform != "linux":
         _limit(sandbox, None)
         report.note(["memory", "CPU time", "descriptors", "file sizes"], "")
-        absent = ("privileges", "files", "names of files", "signals", "network", "processes", "threads")
-        report.note(absent, f"not on {sys.platform}")
+        protections = ("privileges", "files", "names of files", "signals", "network", "processes", "threads")
+        report.note(protections, f"not on {sys.platform}")
         return report
-    own_files = [os.path.dirname(os.path.abspath(module_file))] if module_file else []
-    libraries = [*_SYSTEM_FILES, *_python_paths(), *own_files] if sandbox.libraries else [_ITSELF]
-    readable = [*libraries, *sandbox.readable]
-    others = len(os.listdir("/proc/self/task")) - 1
-    began = f"{others} threads that began before it" if others else ""
-    threads = _own_namespaces(report, [*readable, os.devnull], began)
+    module_folders = [os.path.dirname(os.path.abspath(module_file))] if module_file else []
+    libraries = [*_SYSTEM_FILES, *_python_paths(), *module_folders] if sandbox.libraries else [_ITSELF]
+    readable_paths = [*libraries, *sandbox.readable]
+    other_threads = len(os.listdir("/proc/self/task")) - 1
+    thread_problem = f"{other_threads} threads that began before it" if other_threads else ""
+    threads = _own_namespaces(report, [*readable_paths, os.devnull], thread_problem)
     own_user = _leave_root(report)
     _limit(sandbox, _MAX_THREADS if own_user or not threads else None)
     report.note(["memory", "CPU time", "descriptors", "file sizes"], "")
@@ -131,11 +131,11 @@ def confine(sandbox: Sandbox, module_file: str | None) -> Report:
     if ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
         report.note(["files", "signals", "network", "processes"], "the system knows no PR_SET_NO_NEW_PRIVS")
         return report
-    given_up, problem = landlock.confine(readable, [os.devnull])
-    if not problem and began:
-        given_up, problem = [], began
-    report.note(given_up or ["files"], problem)
-    filtered = ["network", "processes", "metadata of files"] + [name for name in ("signals",) if name not in given_up]
+    rights, problem = landlock.confine(readable_paths, [os.devnull])
+    if not problem and thread_problem:
+        rights, problem = [], thread_problem
+    report.note(rights or ["files"], problem)
+    filtered = ["network", "processes", "metadata of files"] + [name for name in ("signals",) if name not in rights]
     report.note(filtered, seccomp.confine())
     return report
 
@@ -191,10 +191,10 @@ def _leave_root(report: Report) -> bool:
             except OSError as error:
                 problem = str(error)
         report.note(["own user"], problem)
-    nothing = struct.pack("<6I", 0, 0, 0, 0, 0, 0)
+    empty_sets = struct.pack("<6I", 0, 0, 0, 0, 0, 0)
     header = struct.pack("<Ii", 0x20080522, 0)
     libc = ctypes.CDLL(None, use_errno=True)
-    problem = "" if libc.capset(header, nothing) == 0 else os.strerror(ctypes.get_errno())
+    problem = "" if libc.capset(header, empty_sets) == 0 else os.strerror(ctypes.get_errno())
     report.note(["no capabilities"], problem)
     return own_user
 
@@ -202,10 +202,10 @@ def _leave_root(report: Report) -> bool:
 def _free_user() -> int:
     user = _FIRST_USER + os.getpid()
     with open("/proc/self/uid_map") as file:
-        *_, (first, _, count) = (map(int, line.split()) for line in file)
-    if user < first + count:
+        *_, (first_user, _, count) = (map(int, line.split()) for line in file)
+    if user < first_user + count:
         return user
-    return _FIRST_USER_OF_CONTAINER + os.getpid() % max(1, first + count - _FIRST_USER_OF_CONTAINER)
+    return _FIRST_USER_OF_CONTAINER + os.getpid() % max(1, first_user + count - _FIRST_USER_OF_CONTAINER)
 
 
 def _has_capability(number: int) -> bool:
@@ -216,13 +216,13 @@ def _has_capability(number: int) -> bool:
 
 def _problem_of_reading(user: int) -> str:
     """Return why another user could not import modules that are not loaded yet, or ""."""
-    places = _python_paths()
+    folders = _python_paths()
     try:
         os.seteuid(user)
     except OSError as error:
         return f"user {user}: {error.strerror}"
     try:
-        unreadable = [place for place in places if not os.access(place, os.R_OK | os.X_OK, effective_ids=True)]
+        unreadable = [folder for folder in folders if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True)]
     finally:
         os.seteuid(0)
     return f"other users cannot read {unreadable[0]}" if unreadable else ""
@@ -231,8 +231,8 @@ def _problem_of_reading(user: int) -> str:
 def _limit(sandbox: Sandbox, threads: int | None) -> None:
     if sys.platform == "linux":
         with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        _lower(resource.RLIMIT_AS, used + sandbox.memory_bytes)
+            used_bytes = int(file.read().split()[0]) * resource.getpagesize()
+        _lower(resource.RLIMIT_AS, used_bytes + sandbox.memory_bytes)
     if threads is not None:
         _lower(resource.RLIMIT_NPROC, threads)  # counted per user, so only if no other process has the same user
     _lower(resource.RLIMIT_CPU, sandbox.cpu_seconds)
@@ -249,5 +249,5 @@ def _lower(which: int, value: int) -> None:
 
 def _python_paths() -> list[str]:
     """Return the folders of modules, without the working folder, which may hold anything."""
-    places = {sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path))}
-    return sorted(place for place in places if os.path.exists(place) and place not in ("/", os.getcwd()))
+    folders = {sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path))}
+    return sorted(folder for folder in folders if os.path.exists(folder) and folder not in ("/", os.getcwd()))

@@ -211,19 +211,19 @@ def _program(architecture: int, column: int, pid: int) -> bytes:
         when(numbers[column], refuse)
     for numbers in _ABSENT_CALLS.values():
         when(numbers[column], absent)
-    first, second = ((_LOAD, 0, 0, place) for place in _ARGUMENTS[:2])
+    first, second = ((_LOAD, 0, 0, offset) for offset in _ARGUMENTS[:2])
     when(_CLONE[column], first, (_ANY_BIT, 0, 1, _NEW_THREAD), allow, refuse)
-    for opening in _OPENING.values():
-        flags = (_LOAD, 0, 0, _ARGUMENTS[opening[2]])
+    for open_call in _OPENING.values():
+        flags = (_LOAD, 0, 0, _ARGUMENTS[open_call[2]])
         truncates = (_EQUAL, 0, 1, _TRUNCATE)
-        when(opening[column], flags, (_AND, 0, 0, _ACCESS_MODE | _TRUNCATE), truncates, refuse, allow)
+        when(open_call[column], flags, (_AND, 0, 0, _ACCESS_MODE | _TRUNCATE), truncates, refuse, allow)
     for call in _ON_ITSELF.values():
-        itself = ((_EQUAL, 1, 0, pid), (_EQUAL, 0, 1, 0 if call[2] else pid))
-        when(call[column], first, *itself, allow, refuse)
+        own_process = ((_EQUAL, 1, 0, pid), (_EQUAL, 0, 1, 0 if call[2] else pid))
+        when(call[column], first, *own_process, allow, refuse)
     when(_PRCTL[column], first, (_EQUAL, 0, 1, _PARENT_DEATH_SIGNAL), refuse, allow)
-    others = [step for command in _OTHERS_BY_FCNTL for step in ((_EQUAL, 0, 1, command), refuse)]
-    when(_FCNTL[column], second, *others, allow)
-    known = [step for command in _IOCTLS for step in ((_EQUAL, 0, 1, command), allow)]
-    when(_IOCTL[column], second, *known, refuse)
+    refused_commands = [step for command in _OTHERS_BY_FCNTL for step in ((_EQUAL, 0, 1, command), refuse)]
+    when(_FCNTL[column], second, *refused_commands, allow)
+    allowed_commands = [step for command in _IOCTLS for step in ((_EQUAL, 0, 1, command), allow)]
+    when(_IOCTL[column], second, *allowed_commands, refuse)
     code.append(allow)
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)

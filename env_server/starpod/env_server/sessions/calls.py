@@ -54,26 +54,26 @@ class Calls:
         want = self._check_want(environment, convert.want_from(request.want))
         lease = self._lease(request.lease_seconds)
         seed = request.seed if request.HasField("seed") else secrets.randbits(48)
-        common = ResetPlan(options, limits, seed, request.dynamics_seed, want)
+        group_plan = ResetPlan(options, limits, seed, request.dynamics_seed, want)
         response = pb.OpenResponse()
         pictures: Pictures = {}
-        first: LocalHost | None = None
+        first_host: LocalHost | None = None
 
         async def make(member: int, made: list[Session]) -> pb.Observation:
-            nonlocal first
-            plan = common
+            nonlocal first_host
+            plan = group_plan
             if not request.HasField("dynamics_seed"):
-                plan = common._replace(dynamics_seed=derive_seed(seed, "member", member))
+                plan = group_plan._replace(dynamics_seed=derive_seed(seed, "member", member))
             host = self.worker.host(environment, want)
             session = Session(environment, host, plan, lease, member)
             made.append(session)
-            if first is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
+            if first_host is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
                 # The start depends only on the seed, so the other members copy the first one instead of repeating a
                 # slow reset.
-                session.host = await self._guard(session, first.fork(plan.dynamics_seed), "Open")
+                session.host = await self._guard(session, first_host.fork(plan.dynamics_seed), "Open")
                 return await self._guard(session, session.host.observe(want, pictures), "Open")
             started = await self._guard(session, host.reset(plan._replace(pictures=pictures)), "Open")
-            first = host if isinstance(host, LocalHost) else None
+            first_host = host if isinstance(host, LocalHost) else None
             if not made[1:]:
                 self._describe_created(response, environment, started.instructions, limits, lease)
             return started.observation
@@ -84,9 +84,9 @@ class Calls:
         return await table.once(request.key, request, pb.ForkResponse, functools.partial(self._fork, table, request))
 
     async def _fork(self, table: SessionTable, request: pb.ForkRequest) -> pb.ForkResponse:
-        original = table.find(request.session_id)
-        if not original.environment.spec.fork:
-            raise unsupported(original.environment, "fork", "cannot be copied in the middle of an episode")
+        parent = table.find(request.session_id)
+        if not parent.environment.spec.fork:
+            raise unsupported(parent.environment, "fork", "cannot be copied in the middle of an episode")
         reseed = request.randomness == pb.FORK_RANDOMNESS_RESEED
         if request.randomness not in pb.ForkRandomness.values():
             raise bad_argument("randomness", f"is {request.randomness}; use KEEP or RESEED")
@@ -98,21 +98,21 @@ class Calls:
             raise bad_argument("dynamics_seeds", f"has {len(seeds)} entries for {len(members)} copies")
 
         async def make(member: int, made: list[Session]) -> pb.Observation:
-            plan = original.plan
+            plan = parent.plan
             if seeds:
                 plan = plan._replace(dynamics_seed=seeds[len(made)])
             elif reseed:
-                plan = plan._replace(dynamics_seed=derive_seed(plan.dynamics_seed, "fork", original.next_index, member))
-            self.worker.make_room(original.environment)
-            host = await self._guard(original, original.host.fork(plan.dynamics_seed if reseed else None), "Fork")
-            turns, over = original.next_index, original.over
-            made.append(Session(original.environment, host, plan, original.lease, member, turns, over))
-            return await self._guard(original, _observe_copy(host, plan.want, pictures), "Fork")
+                plan = plan._replace(dynamics_seed=derive_seed(plan.dynamics_seed, "fork", parent.next_index, member))
+            self.worker.make_room(parent.environment)
+            host = await self._guard(parent, parent.host.fork(plan.dynamics_seed if reseed else None), "Fork")
+            turns, over = parent.next_index, parent.over
+            made.append(Session(parent.environment, host, plan, parent.lease, member, turns, over))
+            return await self._guard(parent, _observe_copy(host, plan.want, pictures), "Fork")
 
-        async with original.turn_taking():
-            original.check()
-            if (request.epoch, request.step_index) != (original.epoch, original.next_index):
-                raise original.out_of_order(request.epoch, request.step_index)
+        async with parent.turn_taking():
+            parent.check()
+            if (request.epoch, request.step_index) != (parent.epoch, parent.next_index):
+                raise parent.out_of_order(request.epoch, request.step_index)
             pictures: Pictures = {}
             return await self._create(table, members, pb.ForkResponse(), make)
 
@@ -135,23 +135,23 @@ class Calls:
         try:
             state = self.worker.seal.unseal(snapshot.environment_id, snapshot.environment_version, snapshot.state)
             # The session needs seeds, options and limits here. The rest is read where the episode will run.
-            saved = SavedEpisode.read(environment, state)
+            episode = SavedEpisode.read(environment, state)
         except StateError as error:
             raise bad_argument("snapshot.state", str(error)) from error
-        plan = ResetPlan(saved.options, saved.limits, saved.seed, saved.dynamics_seed, want)
+        plan = ResetPlan(episode.options, episode.limits, episode.seed, episode.dynamics_seed, want)
         response = pb.RestoreResponse()
         pictures: Pictures = {}
 
         async def make(member: int, made: list[Session]) -> pb.Observation:
             host = self.worker.host(environment, want)
-            session = Session(environment, host, plan, lease, member, saved.turns, bool(saved.end_reason))
+            session = Session(environment, host, plan, lease, member, episode.turns, bool(episode.end_reason))
             load = _load(host, state, rehearse=not (self.worker.seal.keyed or made))
             made.append(session)
             await self._guard(session, self._of_snapshot(load), "Restore")
             observation = await self._guard(session, self._of_snapshot(host.observe(want, pictures)), "Restore")
             if not made[1:]:
                 instructions = await self._guard(session, self._of_snapshot(host.instructions()), "Restore")
-                self._describe_created(response, environment, instructions, saved.limits, lease)
+                self._describe_created(response, environment, instructions, episode.limits, lease)
             return observation
 
         return await self._create(table, members, response, make)
@@ -166,24 +166,24 @@ class Calls:
                 because nobody could use or close the sessions without their ids.
         """
         self.worker.admit(table, len(members))
-        made: list[Session] = []
-        began = clock()
+        sessions: list[Session] = []
+        start = clock()
         try:
             for member in members:
-                if clock() - began > SLICE_SECONDS:
+                if clock() - start > SLICE_SECONDS:
                     await self.worker.share.pause(table.tenant)  # others run meanwhile
-                    began = clock()
-                observation = await make(member, made)
-                made[-1].describe(response.sessions.add(), observation)
+                    start = clock()
+                observation = await make(member, sessions)
+                sessions[-1].describe(response.sessions.add(), observation)
             limit = self._limits.max_message_bytes
             if limit and (size := response.ByteSize() + ENVELOPE_BYTES) > limit:
                 raise too_large(size, limit)
         except BaseException:
             self.worker.discount(table, len(members))
-            for session in made:
+            for session in sessions:
                 session.host.close()
             raise
-        for session in made:
+        for session in sessions:
             session.touched = time.monotonic()
             table[session.id] = session
             self.worker.metrics.live(session.environment.spec.id, 1)
@@ -218,8 +218,8 @@ class Calls:
     async def reset(self, table: SessionTable, request: pb.ResetRequest) -> pb.ResetResponse:
         session = table.find(request.session_id)
         async with session.turn_taking():
-            if (earlier := session.earlier_reset(request)) is not None:
-                return earlier
+            if (last_reply := session.earlier_reset(request)) is not None:
+                return last_reply
             environment, before = session.environment, session.plan
             options = before.options
             if request.HasField("options"):
@@ -284,14 +284,14 @@ class Calls:
             CallError: the turn is out of order, the session is gone, or the environment failed.
         """
         async with session.turn_taking():
-            if (earlier := session.earlier_reply(epoch, index, actions)) is not None:
-                return earlier
-            given = convert.actions_from(actions)
-            started = time.perf_counter()
+            if (last_reply := session.earlier_reply(epoch, index, actions)) is not None:
+                return last_reply
+            action_list = convert.actions_from(actions)
+            start = time.perf_counter()
             transition: Transition | pb.Transition = await self._guard(
-                session, session.host.turn(given, want or session.want), "Step"
+                session, session.host.turn(action_list, want or session.want), "Step"
             )
-            self.worker.metrics.step(session.environment.spec.id, time.perf_counter() - started)
+            self.worker.metrics.step(session.environment.spec.id, time.perf_counter() - start)
             if isinstance(transition, Transition) and not transition.is_immutable:
                 message = pb.Transition()
                 self.write_transition(message, session, transition)
@@ -303,15 +303,15 @@ class Calls:
         session = table.find(request.session_id)
         mode = request.mode or "text"
         if mode not in session.environment.spec.render_modes:
-            known = ", ".join(session.environment.spec.render_modes)
-            raise bad_argument("mode", f"is {mode!r}; {session.environment.spec.id} renders {known}")
+            modes = ", ".join(session.environment.spec.render_modes)
+            raise bad_argument("mode", f"is {mode!r}; {session.environment.spec.id} renders {modes}")
         async with session.turn_taking():
             session.check()
             picture = await self._guard(session, session.host.render(mode), "Render")
         if isinstance(picture, bytes):
             return pb.RenderResponse(mime="image/png", data=picture)
-        kind = "text/html" if mode == "html" else "text/plain"
-        return pb.RenderResponse(mime=f"{kind}; charset=utf-8", data=picture.encode())
+        mime = "text/html" if mode == "html" else "text/plain"
+        return pb.RenderResponse(mime=f"{mime}; charset=utf-8", data=picture.encode())
 
     async def snapshot(self, table: SessionTable, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
         session = table.find(request.session_id)
@@ -335,14 +335,14 @@ class Calls:
     async def renew(self, table: SessionTable, request: pb.RenewRequest) -> pb.RenewResponse:
         self._check_ids(request.session_ids)
         now = time.monotonic()
-        missing = []
+        missing_ids = []
         for session_id in request.session_ids:
             session = table.get(session_id)
             if session is None or session.lost:
-                missing.append(session_id)
+                missing_ids.append(session_id)
             else:
                 session.touched = now
-        return pb.RenewResponse(missing=missing)
+        return pb.RenewResponse(missing=missing_ids)
 
     async def close(self, table: SessionTable, request: pb.CloseRequest) -> pb.CloseResponse:
         self._check_ids(request.session_ids)

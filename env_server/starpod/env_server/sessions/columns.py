@@ -73,12 +73,12 @@ class Rows:
         ids = self.session_ids[start:stop]
         if len(set(ids)) == len(ids):
             return stop
-        seen: set[str] = set()
+        seen_ids: set[str] = set()
         for row, session_id in enumerate(ids, start):
-            if session_id in seen:
+            if session_id in seen_ids:
                 return row
             if session_id in sessions:
-                seen.add(session_id)
+                seen_ids.add(session_id)
         return stop
 
 
@@ -127,16 +127,16 @@ class Transitions:
         except Exception:
             self.message.ClearField("transitions")
             del self.message.replies[before:]
-        wrong: dict[int, Exception] = {}
-        for place, (call_id, index, transition) in enumerate(zip(call_ids, indices, transitions, strict=True)):
+        errors: dict[int, Exception] = {}
+        for position, (call_id, index, transition) in enumerate(zip(call_ids, indices, transitions, strict=True)):
             reply = pb.Reply()
             try:
-                _fill_reply(reply, call_id, transition, index + 1, session_at(place))
+                _fill_reply(reply, call_id, transition, index + 1, session_at(position))
             except Exception as error:
-                wrong[place] = error
+                errors[position] = error
             else:
                 self.message.replies.append(reply)
-        return wrong
+        return errors
 
     def _write(
         self,
@@ -151,15 +151,15 @@ class Transitions:
         texts, keys, extras, rewards, outcomes, ends, successes, details = zip(*transitions, strict=True)
         count = len(texts)
         if not (extras.count(None) == details.count(None) == count and set(map(type, texts)) == {str}):
-            fit = [each.is_immutable for each in transitions]
-            steps = zip(call_ids, transitions, indices, fit, strict=True)
-            for place, (call_id, transition, index, fits) in enumerate(steps):
-                if not fits:
-                    _fill_reply(self.message.replies.add(), call_id, transition, index + 1, session_at(place))
+            immutable_flags = [transition.is_immutable for transition in transitions]
+            steps = zip(call_ids, transitions, indices, immutable_flags, strict=True)
+            for position, (call_id, transition, index, is_immutable) in enumerate(steps):
+                if not is_immutable:
+                    _fill_reply(self.message.replies.add(), call_id, transition, index + 1, session_at(position))
             self._write(
-                list(compress(call_ids, fit)),
-                list(compress(indices, fit)),
-                list(compress(transitions, fit)),
+                list(compress(call_ids, immutable_flags)),
+                list(compress(indices, immutable_flags)),
+                list(compress(transitions, immutable_flags)),
                 session_at,
             )
             return
@@ -179,10 +179,10 @@ class Transitions:
             [7 if each is not None and each[4] and each[5] else outcome_flags(each) for each in flat]  # the common case
         )
         if any(ends):
-            over = [row for row, end in enumerate(ends) if end]
-            columns.ended_rows.extend(over)
-            columns.end_reasons.extend([ends[row].value for row in over])
-            columns.end_successes.extend([_SUCCESSES[successes[row]] for row in over])
+            ended_rows = [row for row, end in enumerate(ends) if end]
+            columns.ended_rows.extend(ended_rows)
+            columns.end_reasons.extend([ends[row].value for row in ended_rows])
+            columns.end_successes.extend([_SUCCESSES[successes[row]] for row in ended_rows])
 
 
 _SUCCESSES = {None: 0, False: 1, True: 2}
@@ -213,13 +213,13 @@ def step_rows(
         The rows that need the slow path (repeated, late, malformed, of another concurrency class or of a busy session),
         the rows that broke their session, and the row at which to continue.
     """
-    others: list[int] = []
-    broken: list[Broken] = []
+    other_rows: list[int] = []
+    broken_rows: list[Broken] = []
     get, clock, now = table.get, time.perf_counter, time.monotonic()
-    done: list[Transition] = []
-    late, long = clock() + SLICE_SECONDS, rows.long
+    results: list[Transition] = []
+    deadline, has_long = clock() + SLICE_SECONDS, rows.long
     environment: type[Environment] | None = None
-    stepped = 0
+    step_count = 0
     seconds: list[float] = []
     columns = (rows.session_ids, rows.epochs, rows.indices, rows.actions)
     if (start, stop) != (0, len(rows)):
@@ -237,16 +237,16 @@ def step_rows(
         ):
             if session.environment is not environment:
                 if environment is not None:
-                    metrics.steps(environment.spec.id, stepped, seconds)
-                    transitions.environment_seconds += _scaled(seconds, stepped)
-                    stepped, seconds = 0, []
+                    metrics.steps(environment.spec.id, step_count, seconds)
+                    transitions.environment_seconds += _scaled(seconds, step_count)
+                    step_count, seconds = 0, []
                 environment = session.environment
             try:
-                if stepped % SAMPLED:
+                if step_count % SAMPLED:
                     transition = episode.turn(actions, session.want)
                 else:
                     before = clock()
-                    if before > late:
+                    if before > deadline:
                         break
                     transition = episode.turn(actions, session.want)
                     seconds.append(clock() - before)
@@ -254,37 +254,37 @@ def step_rows(
                 pass  # nothing has changed; the slow path retries and reports
             except (Exception, SystemExit) as error:
                 session.host.close()  # no later row may step the state that the exception left
-                broken.append(Broken(start + len(done) + len(others) + len(broken), session, error))
+                broken_rows.append(Broken(start + len(results) + len(other_rows) + len(broken_rows), session, error))
                 continue
             else:
-                stepped += 1
+                step_count += 1
                 session.next_index = index + 1
-                session.last_request = digest_actions(actions) if long else actions
+                session.last_request = digest_actions(actions) if has_long else actions
                 session.last_reply = transition
                 session.touched = now
                 if episode.end_reason:
                     session.over = True
-                done.append(transition)
+                results.append(transition)
                 continue
-        others.append(start + len(done) + len(others) + len(broken))
+        other_rows.append(start + len(results) + len(other_rows) + len(broken_rows))
     if environment is not None:
-        metrics.steps(environment.spec.id, stepped, seconds)
-        transitions.environment_seconds += _scaled(seconds, stepped)
-    stop = start + len(done) + len(others) + len(broken)
+        metrics.steps(environment.spec.id, step_count, seconds)
+        transitions.environment_seconds += _scaled(seconds, step_count)
+    stop = start + len(results) + len(other_rows) + len(broken_rows)
     stepped_rows: Sequence[int] = range(start, stop)
     call_ids, indices = rows.call_ids[start:stop], rows.indices[start:stop]
-    if others or broken:
-        left = {*others, *(each.row for each in broken)}
-        stayed = [row not in left for row in stepped_rows]
-        call_ids, indices = list(compress(call_ids, stayed)), list(compress(indices, stayed))
-        stepped_rows = list(compress(stepped_rows, stayed))
+    if other_rows or broken_rows:
+        skipped_rows = {*other_rows, *(failure.row for failure in broken_rows)}
+        is_stepped = [row not in skipped_rows for row in stepped_rows]
+        call_ids, indices = list(compress(call_ids, is_stepped)), list(compress(indices, is_stepped))
+        stepped_rows = list(compress(stepped_rows, is_stepped))
 
     def session_at(place: int) -> Session:
         return table[rows.session_ids[stepped_rows[place]]]
 
-    for place, problem in transitions.take(call_ids, indices, done, session_at).items():
-        broken.append(Broken(stepped_rows[place], session_at(place), problem))
-    return others, broken, stop
+    for position, problem in transitions.take(call_ids, indices, results, session_at).items():
+        broken_rows.append(Broken(stepped_rows[position], session_at(position), problem))
+    return other_rows, broken_rows, stop
 
 
 def _fill_reply(reply: pb.Reply, call_id: int, transition: Transition, next_index: int, session: Session) -> None:

@@ -51,19 +51,19 @@ def check_size(kind: type[Message], size: int, limits: ServerLimits) -> None:
     """Raise BAD_ARGUMENT or TOO_LARGE if a unary request has more bytes than its fields' limits allow."""
     if size <= OTHER_BYTES:
         return
-    most, field = OTHER_BYTES, "request"
+    size_limit, field = OTHER_BYTES, "request"
     if kind is pb.StepRequest:
-        most, field = most + limits.max_step_bytes, "actions"
+        size_limit, field = size_limit + limits.max_step_bytes, "actions"
     elif kind in (pb.OpenRequest, pb.ResetRequest):
-        most, field = most + limits.max_options_bytes, "options"
+        size_limit, field = size_limit + limits.max_options_bytes, "options"
     elif kind is pb.RestoreRequest:
-        most += limits.max_snapshot_bytes
+        size_limit += limits.max_snapshot_bytes
     elif kind in (pb.RenewRequest, pb.CloseRequest):
-        most, field = most + limits.max_sessions * _ID_BYTES, "session_ids"
-    if size > most:
+        size_limit, field = size_limit + limits.max_sessions * _ID_BYTES, "session_ids"
+    if size > size_limit:
         if kind is pb.RestoreRequest:
             raise snapshot_too_large(size, limits)
-        raise bad_argument(field, f"the request has {size} bytes; this server takes at most {most} of it")
+        raise bad_argument(field, f"the request has {size} bytes; this server takes at most {size_limit} of it")
 
 
 def snapshot_too_large(size: int, limits: ServerLimits) -> CallError:
@@ -90,40 +90,40 @@ def is_large(data: bytes) -> bool:
 
 def measure(kind: type[Message], data: bytes) -> Iterator[None]:
     """Scan a large request, yielding every 16,384 fields. Raises BAD_ARGUMENT if it has more than MAX_FIELDS fields."""
-    left = MAX_FIELDS
-    pause = left - _SLICE
+    budget = MAX_FIELDS
+    pause = budget - _SLICE
     spans = [(0, len(data), _fields(kind.DESCRIPTOR))]
     while spans:
-        place, end, fields = spans.pop()
-        while place < end:
-            left -= 1
-            if left < pause:
-                if left < 0:
+        position, end, fields = spans.pop()
+        while position < end:
+            budget -= 1
+            if budget < pause:
+                if budget < 0:
                     raise bad_argument("request", f"holds more than {MAX_FIELDS} fields; send less at once")
-                pause = left - _SLICE
+                pause = budget - _SLICE
                 yield
-            tag = data[place]
-            place += 1
+            tag = data[position]
+            position += 1
             if tag >= 128:
-                tag, place = _varint(data, place - 1, end)
+                tag, position = _varint(data, position - 1, end)
             match tag & 7:
                 case 2:
-                    length = data[place] if place < end else 0
-                    place += 1
+                    length = data[position] if position < end else 0
+                    position += 1
                     if length >= 128:
-                        length, place = _varint(data, place - 1, end)
-                    inside = fields.get(tag >> 3)
-                    if inside is _PACKED:
-                        left -= length // 8
-                    elif inside is not None and length:
-                        spans.append((place, min(place + length, end), _fields(inside)))
-                    place += length
+                        length, position = _varint(data, position - 1, end)
+                    nested = fields.get(tag >> 3)
+                    if nested is _PACKED:
+                        budget -= length // 8
+                    elif nested is not None and length:
+                        spans.append((position, min(position + length, end), _fields(nested)))
+                    position += length
                 case 0:
-                    _, place = _varint(data, place, end)
+                    _, position = _varint(data, position, end)
                 case 1:
-                    place += 8
+                    position += 8
                 case 5:
-                    place += 4
+                    position += 4
                 case _:
                     return  # groups are not used by the contract, and protobuf refuses them
 
@@ -134,13 +134,13 @@ _PACKED = object()
 @functools.cache
 def _fields(descriptor: Descriptor) -> dict[int, Any]:
     """Return the descriptors of nested messages by field number, and _PACKED for repeated numbers."""
-    known: dict[int, Any] = {}
+    descriptors: dict[int, Any] = {}
     for field in descriptor.fields:
         if field.type == FieldDescriptor.TYPE_MESSAGE:
-            known[field.number] = field.message_type
+            descriptors[field.number] = field.message_type
         elif field.is_repeated and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
-            known[field.number] = _PACKED
-    return known
+            descriptors[field.number] = _PACKED
+    return descriptors
 
 
 def _varint(data: bytes, place: int, end: int) -> tuple[int, int]:
@@ -171,20 +171,20 @@ def check_options(options: struct_pb2.Struct, limits: ServerLimits) -> None:
         raise bad_argument("options", f"have {size} bytes; this server takes at most {limits.max_options_bytes}")
     if size <= limits.max_values * _LEAST_BYTES:
         return
-    left = limits.max_values
+    budget = limits.max_values
     level: list[struct_pb2.Value] = list(options.fields.values())
     while level:
-        left -= len(level)
-        if left < 0:
+        budget -= len(level)
+        if budget < 0:
             raise bad_argument("options", f"hold more than the {limits.max_values} values that this server takes")
-        below: list[struct_pb2.Value] = []
+        next_level: list[struct_pb2.Value] = []
         for value in level:
             match value.WhichOneof("kind"):
                 case "struct_value":
-                    below += value.struct_value.fields.values()
+                    next_level += value.struct_value.fields.values()
                 case "list_value":
-                    below += value.list_value.values
-        level = below
+                    next_level += value.list_value.values
+        level = next_level
 
 
 def parse_options(environment: type[Environment], values: dict[str, Any]) -> EnvironmentOptions:
@@ -197,24 +197,24 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
         return _default_options(environment)
     try:
         options = environment.Options.model_validate(values)
-        rounded = [name for name, value in values.items() if _is_rounded(value, getattr(options, name, None))]
-        if rounded:
-            raise bad_argument(f"options.{rounded[0]}", INEXACT)
+        rounded_names = [name for name, value in values.items() if _is_rounded(value, getattr(options, name, None))]
+        if rounded_names:
+            raise bad_argument(f"options.{rounded_names[0]}", INEXACT)
         return options
     except ValidationError as error:
-        known = ", ".join(environment.Options.model_fields) or "none"
+        option_names = ", ".join(environment.Options.model_fields) or "none"
         violations = []
         problems = error.errors(include_url=False, include_input=False, include_context=False)
-        more = len(problems) - MAX_VIOLATIONS
+        extra_count = len(problems) - MAX_VIOLATIONS
         for problem in problems[:MAX_VIOLATIONS]:
             path = "options." + ".".join(map(str, problem["loc"])) if problem["loc"] else "options"
             text = problem["msg"]
             if problem["type"] == "extra_forbidden":
-                text = f"is not an option of {environment.spec.id}; it has: {known}"
+                text = f"is not an option of {environment.spec.id}; it has: {option_names}"
             violations.append((path, text))
     message = "; ".join(f"{path}: {text}" for path, text in violations)
-    if more > 0:
-        message = f"{message}; and {more} more"
+    if extra_count > 0:
+        message = f"{message}; and {extra_count} more"
     raise CallError("BAD_ARGUMENT", message, violations=violations)
 
 
@@ -237,14 +237,14 @@ def check_actions(actions: Sequence[pb.Action], limits: ServerLimits) -> None:
     _check_sizes(len(actions), size, limits)
     if size <= limits.max_values:
         return
-    left = limits.max_values
+    budget = limits.max_values
     for action in actions:
         match action.WhichOneof("kind"):
             case "json":
-                left -= count_json(action.json, left)
+                budget -= count_json(action.json, budget)
             case "tool_call":
-                left -= count_json(action.tool_call.arguments_json, left)
-        if left < 0:
+                budget -= count_json(action.tool_call.arguments_json, budget)
+        if budget < 0:
             raise bad_argument("actions", f"hold more than the {limits.max_values} JSON values that this server takes")
 
 
@@ -273,13 +273,13 @@ def count_json(text: str, most: int) -> int:
     if (count := _marks(text, 0, len(text), most)) < most:
         return 1 + count
     # Too many marks: count again without those in strings. Valid JSON has no more strings than values.
-    count = place = 0
+    count = position = 0
     for strings, string in enumerate(_STRING.finditer(text)):
-        count += _marks(text, place, string.start(), most)
-        place = string.end()
+        count += _marks(text, position, string.start(), most)
+        position = string.end()
         if count >= most or strings > most:
             return most + 1
-    return 1 + count + _marks(text, place, len(text), most)
+    return 1 + count + _marks(text, position, len(text), most)
 
 
 def _marks(text: str, first: int, last: int, most: int) -> int:

@@ -55,19 +55,19 @@ def _halves(columns: pb.TransitionColumns) -> Iterator[pb.TransitionColumns]:
     middle = rows // 2
     flags_before = sum(columns.outcome_counts[:middle]) if columns.outcome_counts else middle
     ends_before = sum(row < middle for row in columns.ended_rows)
-    for first, last, flags, ends in (
+    for start, stop, flag_slice, end_slice in (
         (0, middle, slice(None, flags_before), slice(None, ends_before)),
         (middle, rows, slice(flags_before, None), slice(ends_before, None)),
     ):
         yield pb.TransitionColumns(
-            call_ids=columns.call_ids[first:last],
-            texts=columns.texts[first:last],
-            rewards=columns.rewards[first:last],
-            state_keys=columns.state_keys[first:last],
-            outcome_counts=columns.outcome_counts[first:last],
-            outcome_flags=columns.outcome_flags[flags],
-            outcome_rewards=columns.outcome_rewards[flags],
-            ended_rows=[row - first for row in columns.ended_rows[ends]],
-            end_reasons=columns.end_reasons[ends],
-            end_successes=columns.end_successes[ends],
+            call_ids=columns.call_ids[start:stop],
+            texts=columns.texts[start:stop],
+            rewards=columns.rewards[start:stop],
+            state_keys=columns.state_keys[start:stop],
+            outcome_counts=columns.outcome_counts[start:stop],
+            outcome_flags=columns.outcome_flags[flag_slice],
+            outcome_rewards=columns.outcome_rewards[flag_slice],
+            ended_rows=[row - start for row in columns.ended_rows[end_slice]],
+            end_reasons=columns.end_reasons[end_slice],
+            end_successes=columns.end_successes[end_slice],
         )

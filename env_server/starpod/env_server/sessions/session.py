@@ -160,8 +160,8 @@ class Session:
         self.check()
         if request.epoch == self.epoch:
             return None
-        repeated = request.epoch == self.epoch - 1 and self.next_index == 0
-        if repeated and isinstance(self.last_reply, bytes) and self.last_request == digest_request(request):
+        is_repeat = request.epoch == self.epoch - 1 and self.next_index == 0
+        if is_repeat and isinstance(self.last_reply, bytes) and self.last_request == digest_request(request):
             return pb.ResetResponse.FromString(self.last_reply)
         raise self.out_of_order(request.epoch, self.next_index)
 
@@ -181,14 +181,14 @@ class Session:
 
     def out_of_order(self, epoch: int, index: int) -> CallError:
         """Return EPISODE_OVER if these are the next turn's numbers, else OUT_OF_ORDER with the expected numbers."""
-        expected = {"expected_epoch": str(self.epoch), "expected_step_index": str(self.next_index)}
+        numbers = {"expected_epoch": str(self.epoch), "expected_step_index": str(self.next_index)}
         if (epoch, index) == (self.epoch, self.next_index):
-            return CallError("EPISODE_OVER", "the episode is over; reset the session first", expected)
+            return CallError("EPISODE_OVER", "the episode is over; reset the session first", numbers)
         if (epoch, index) == (self.epoch, self.next_index - 1):
             problem = f"step {index} was already made with other actions"
         else:
             problem = f"got epoch {epoch}, step {index}"
-        return CallError("OUT_OF_ORDER", f"{problem}; expected epoch {self.epoch}, step {self.next_index}", expected)
+        return CallError("OUT_OF_ORDER", f"{problem}; expected epoch {self.epoch}, step {self.next_index}", numbers)
 
     def describe(self, message: pb.Session, observation: pb.Observation) -> None:
         """Write the session into an empty message."""
@@ -228,12 +228,12 @@ def digest_actions(actions: Sequence[pb.Action | str]) -> tuple[str, ...] | byte
         if isinstance(action, str) or action.WhichOneof("kind") == "text"
     ]
     if len(texts) < len(actions):
-        whole: Message = pb.StepRequest(actions=actions)  # type: ignore[arg-type]
+        message: Message = pb.StepRequest(actions=actions)  # type: ignore[arg-type]
     elif sum(map(len, texts)) <= SHORT_TEXT:
         return tuple(texts)
     else:
-        whole = pb.StepColumns(actions=texts)
-    return hashlib.blake2b(whole.SerializeToString(), digest_size=16).digest()
+        message = pb.StepColumns(actions=texts)
+    return hashlib.blake2b(message.SerializeToString(), digest_size=16).digest()
 
 
 def digest_request(request: Message) -> bytes:

@@ -68,8 +68,8 @@ class SessionTable(dict[str, Session]):
         One sweep is not enough: after a stall of this process, a renewal may still be unread in the socket.
         """
         ended = [session for session in self.values() if now - session.touched > session.lease and not session.pending]
-        seen, self._ended = self._ended, {session.id: session.touched for session in ended}
-        return [session for session in ended if seen.get(session.id) == session.touched]
+        last_sweep, self._ended = self._ended, {session.id: session.touched for session in ended}
+        return [session for session in ended if last_sweep.get(session.id) == session.touched]
 
     def forget_reservations(self, now: float) -> None:
         """Drop keys whose sessions ended a lease ago. It runs every 10 seconds only, because there can be many keys."""
@@ -103,31 +103,31 @@ class SessionTable(dict[str, Session]):
         if len(key.encode()) > _MAX_KEY_BYTES:
             raise bad_argument("key", f"is longer than {_MAX_KEY_BYTES} bytes")
         fingerprint = request.DESCRIPTOR.name.encode() + digest_request(request)
-        known = self.reservations.get(key)
-        if known is not None:
-            if known.request != fingerprint:
+        old_reservation = self.reservations.get(key)
+        if old_reservation is not None:
+            if old_reservation.request != fingerprint:
                 raise CallError("KEY_REUSED", f"key {key!r} was used for another request; choose a new one per request")
-            if known.pending is not None:
-                await asyncio.shield(known.pending)
-            return response_type.FromString(known.reply)
+            if old_reservation.pending is not None:
+                await asyncio.shield(old_reservation.pending)
+            return response_type.FromString(old_reservation.reply)
         if self._remembered > _REMEMBERED_BYTES:
             raise overloaded("keys", "too many keys are remembered; let leases run out, or ask for shorter ones", 1.0)
-        pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        reservation = Reservation(fingerprint, pending)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reservation = Reservation(fingerprint, future)
         self.reservations[key] = reservation
         try:
             response = await create()
         except BaseException as error:
             # Nothing was created: free the key, and pass the error to calls that wait for it.
             del self.reservations[key]
-            broke_off = CallError("SERVER_BUG", f"the call broke off: {type(error).__name__}")
-            failure = error if isinstance(error, CallError) else broke_off
-            pending.set_exception(failure)
-            pending.exception()  # mark as retrieved: often no call waits
+            interruption = CallError("SERVER_BUG", f"the call broke off: {type(error).__name__}")
+            failure = error if isinstance(error, CallError) else interruption
+            future.set_exception(failure)
+            future.exception()  # mark as retrieved: often no call waits
             raise
         reservation.session_ids = tuple(session.session_id for session in response.sessions)
         reservation.lease = max((self[id].lease for id in reservation.session_ids if id in self), default=0.0)
         reservation.reply, reservation.pending = response.SerializeToString(), None
         self._remembered += len(reservation.reply) + _RESERVATION_BYTES
-        pending.set_result(None)
+        future.set_result(None)
         return response

@@ -180,8 +180,8 @@ class Worker:
         except StateTooLarge as error:
             raise CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"}) from error
         except HostDied as death:
-            kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
-            session.lose(f"its environment {kind} {death}")
+            host_kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
+            session.lose(f"its environment {host_kind} {death}")
             self.metrics.lost(session.environment.spec.id)
             logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
             session.check()

@@ -156,12 +156,12 @@ class ContractAdmission(grpc.GenericRpcHandler):
 
         async def serve(_: object, context: Context) -> None:
             try:
-                received = [await self._calls.read(tenant, context.read)]
+                holder = [await self._calls.read(tenant, context.read)]
             except CallError as error:
                 await _abort(context, error)
-            if received[0] is not grpc.aio.EOF:
+            if holder[0] is not grpc.aio.EOF:
                 # Keep no name for the request: the frames of an aborted call are held for a while.
-                await context.write(await behaviour(received.pop(), context))
+                await context.write(await behaviour(holder.pop(), context))
 
         return grpc.stream_stream_rpc_method_handler(serve, None, write)
 
@@ -202,14 +202,14 @@ class OpenAdmission(grpc.GenericRpcHandler):
             yield
 
     def _handler(self, method: MethodDescriptor, servicer: Any) -> Handler:
-        bound = self._waiting if method.server_streaming else self._passing
+        call_limit = self._waiting if method.server_streaming else self._passing
         behaviour = getattr(servicer, method.name)
 
         async def serve(_: object, context: Context) -> None:
             peer = context.peer()
-            requests = _Requests(kind, context, self._slot(peer))
+            requests = _Requests(request_class, context, self._slot(peer))
             try:
-                with bound.hold(peer):
+                with call_limit.hold(peer):
                     if method.client_streaming:
                         async for response in behaviour(requests, context):
                             await context.write(response)
@@ -223,9 +223,9 @@ class OpenAdmission(grpc.GenericRpcHandler):
                 await _abort(context, error)
 
         # Register every call as a stream, because a stream's handler runs before anything is read.
-        kind = message_factory.GetMessageClass(method.input_type)
-        write = message_factory.GetMessageClass(method.output_type).SerializeToString
-        return grpc.stream_stream_rpc_method_handler(serve, None, write)
+        request_class = message_factory.GetMessageClass(method.input_type)
+        serialize = message_factory.GetMessageClass(method.output_type).SerializeToString
+        return grpc.stream_stream_rpc_method_handler(serve, None, serialize)
 
     def _slot(self, peer: str) -> asyncio.Semaphore:
         """Return the semaphore that bounds how many requests of this address are read at once."""
@@ -273,11 +273,11 @@ class _Bound:
     def hold(self, peer: str) -> Iterator[None]:
         """Count a call while the context lasts. `peer` is gRPC's peer name. Raises OVERLOADED."""
         keys = ("all", address_of(peer)[0], peer)
-        for key, limit, whose in zip(
+        for key, limit, callers in zip(
             keys, self._limits, ("all callers", "your address", "your connection"), strict=True
         ):
             if self._held[key] >= limit:
-                problem = f"{limit} calls of {whose} that need no token are open; end some, or try again later"
+                problem = f"{limit} calls of {callers} that need no token are open; end some, or try again later"
                 raise overloaded("max_health_calls", problem, _RETRY_SECONDS)
         self._held.update(keys)
         try:

@@ -69,22 +69,22 @@ class Connections:
                         ((network, remote[1]) not in kept, first_seen[key], descriptor, remote)
                     )
         self._first_seen = first_seen
-        shut = 0
+        shut_count = 0
         for connections in by_address.values():
             for _, _, descriptor, remote in sorted(connections)[limit:]:
                 with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
                     if connection.getpeername()[:2] == remote:
                         connection.shutdown(socket.SHUT_RDWR)
-                        shut += 1
-        return shut
+                        shut_count += 1
+        return shut_count
 
 
 def _spare_descriptors() -> list[int]:
-    spare = []
+    descriptors = []
     with contextlib.suppress(OSError):
-        spare = [os.open(os.devnull, os.O_RDONLY)]
-        spare.append(os.open(os.devnull, os.O_RDONLY))
-    return spare
+        descriptors = [os.open(os.devnull, os.O_RDONLY)]
+        descriptors.append(os.open(os.devnull, os.O_RDONLY))
+    return descriptors
 
 
 def _duplicate(descriptor: int) -> socket.socket:
@@ -105,11 +105,11 @@ def _duplicate(descriptor: int) -> socket.socket:
 
 def _network(address: str) -> str:
     try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped:
-            return str(parsed.ipv4_mapped)
-        return str(ipaddress.ip_network((parsed, 64), strict=False).network_address)
-    return str(parsed)
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped:
+            return str(ip.ipv4_mapped)
+        return str(ipaddress.ip_network((ip, 64), strict=False).network_address)
+    return str(ip)

@@ -24,27 +24,27 @@ def run_eagerly(coroutine: Coroutine[Any, Any, R], tenant: Tenant) -> tuple[R, N
     """
     try:
         waiting_for = coroutine.send(None)
-    except StopIteration as finished:
-        return finished.value, None
+    except StopIteration as stop:
+        return stop.value, None
 
     @types.coroutine
     def resume() -> Generator[Any, Any, R]:
-        yielded = waiting_for
+        future = waiting_for
         while True:
             try:
                 try:
-                    sent = yield yielded
+                    value = yield future
                 except BaseException as error:
-                    started = loop_time()
-                    yielded = coroutine.throw(error)
+                    start = loop_time()
+                    future = coroutine.throw(error)
                 else:
-                    started = loop_time()
-                    yielded = coroutine.send(sent)
-            except StopIteration as finished:
-                result: R = finished.value
+                    start = loop_time()
+                    future = coroutine.send(value)
+            except StopIteration as stop:
+                result: R = stop.value
                 return result
             finally:
-                tenant.spent += loop_time() - started
+                tenant.spent += loop_time() - start
 
     async def go_on() -> R:
         return await resume()

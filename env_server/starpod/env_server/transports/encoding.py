@@ -100,8 +100,8 @@ def _check_enum(text: str, kind: type[Message]) -> None:
 
     A parser that ignores unknown fields also ignores unknown enum names, and would create other copies than requested.
     """
-    given = json.loads(text)
-    forks = [given] if kind is pb.ForkRequest else [call.get("fork") for call in given.get("calls") or ()]
+    document = json.loads(text)
+    forks = [document] if kind is pb.ForkRequest else [call.get("fork") for call in document.get("calls") or ()]
     for fork in forks:
         randomness = fork and fork.get("randomness")
         if isinstance(randomness, str) and randomness not in pb.ForkRandomness.keys():  # noqa: SIM118 - no mapping
@@ -128,8 +128,8 @@ def _spell_numbers(message: Message) -> None:
         if field.message_type is None:
             continue
         if field.message_type.GetOptions().map_entry:
-            inside = value.values() if field.message_type.fields_by_name["value"].message_type else ()
+            children = value.values() if field.message_type.fields_by_name["value"].message_type else ()
         else:
-            inside = value if field.is_repeated else (value,)
-        for each in inside:
-            _spell_numbers(each)
+            children = value if field.is_repeated else (value,)
+        for child in children:
+            _spell_numbers(child)

@@ -76,11 +76,11 @@ class ORSService(Carried):
         self._worker.count_received(tenant, len(body))
         tenant.take_calls(1, len(body))
         check_values(body.decode(errors="replace"))
-        given = _object(body)
+        fields = _object(body)
         environment, _, last = exchange.path.strip("/").rpartition("/")
         match exchange.method, last:
             case "POST", "call":
-                await self._call(exchange, tenant, given)
+                await self._call(exchange, tenant, fields)
                 return
             case "POST", "create_session":
                 await exchange.start_events()
@@ -88,7 +88,7 @@ class ORSService(Carried):
                 await exchange.send_event(b"", "end")
                 await exchange.end_events()
                 return
-        await exchange.respond(json.dumps(await self._found(exchange, tenant, environment, last, given)).encode())
+        await exchange.respond(json.dumps(await self._found(exchange, tenant, environment, last, fields)).encode())
 
     async def _found(self, exchange: Exchange, tenant: Tenant, environment: str, last: str, given: Json) -> Any:
         """Return the reply to a request other than `call` and `create_session`."""
@@ -123,8 +123,8 @@ class ORSService(Carried):
                 return {"status": "ok"}
             case "POST", "delete" | "delete_session":
                 id = _session_id(exchange)
-                if last == "delete" and (gone := self._played.pop((tenant.id, id), None)) is not None:
-                    await self._service.ask(tenant, pb.CloseRequest(session_ids=[gone.session_id]))
+                if last == "delete" and (old_session := self._played.pop((tenant.id, id), None)) is not None:
+                    await self._service.ask(tenant, pb.CloseRequest(session_ids=[old_session.session_id]))
                 return {"sid": id}
         problem = f"there is no {exchange.method} {exchange.path[:80]} here"
         raise Refused(HTTPStatus.NOT_FOUND, bad_argument("path", problem))
@@ -172,15 +172,15 @@ class ORSService(Carried):
         environment = self._id(name or "")
         # The id is the key of Open, so a repeated request gets the same session.
         fields = {"environment_id": environment, "seed": whole_number("seed", task.get("seed", 0), 2**64), "key": id}
-        opening = json.dumps({**fields, "options": task.get("options", {})}).encode()
+        open_json = json.dumps({**fields, "options": task.get("options", {})}).encode()
         reply: pb.OpenResponse = await self._service.ask(
-            tenant, read_json(pb.OpenRequest, opening, self._worker.limits)
+            tenant, read_json(pb.OpenRequest, open_json, self._worker.limits)
         )
         session = reply.sessions[0]
         if session.session_id not in self._service.tables[tenant.id]:  # keys outlive their sessions
             raise CallError("UNKNOWN_SESSION", "the session of this id was deleted, or its lease expired: use a new id")
-        known = self._played.get((tenant.id, id))
-        if known is None or known.session_id != session.session_id:
+        old_session = self._played.get((tenant.id, id))
+        if old_session is None or old_session.session_id != session.session_id:
             self._forget()
             texts = filter(None, [reply.instructions])
             prompt = [*({"type": "text", "text": text} for text in texts), *_blocks(session.observation)]
@@ -192,20 +192,20 @@ class ORSService(Carried):
         """Forget ids whose session has ended, once there are as many as `max_sessions`."""
         if len(self._played) < self._worker.limits.max_sessions:
             return
-        alive = {session_id for table in self._service.tables.values() for session_id in table}
-        self._played = {key: played for key, played in self._played.items() if played.session_id in alive}
+        live_ids = {session_id for table in self._service.tables.values() for session_id in table}
+        self._played = {key: played for key, played in self._played.items() if played.session_id in live_ids}
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
     async def _call(self, exchange: Exchange, tenant: Tenant, given: Json) -> None:
         played = self._session(exchange, tenant)
-        name, arguments, asked = given.get("name"), given.get("input"), _index(given)
+        name, arguments, call_index = given.get("name"), given.get("input"), _index(given)
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise bad_argument("name, input", "are no call of a tool: a name and an object")
         await exchange.start_events()
         try:
             async with played.turn:
-                index = played.step_index if asked is None else asked
+                index = played.step_index if call_index is None else call_index
                 await exchange.send_event(str(index).encode(), "task_id")
                 work = asyncio.get_running_loop().create_task(self._play(tenant, played, index, name, arguments))
                 self._worker.keep(work)  # a caller that gives up cancels its wait, not the work
@@ -213,11 +213,11 @@ class ORSService(Carried):
                     await exchange.send_event(b"", "ping")
             pieces = _CHUNK.findall(json.dumps(work.result()))
         except Exception as error:  # the response has begun, so the error is an event, which is a single line
-            told = " ".join(str(self._service.failure("ORS", error)).splitlines())
-            await exchange.send_event(told.encode(errors="replace"), "error")
+            error_text = " ".join(str(self._service.failure("ORS", error)).splitlines())
+            await exchange.send_event(error_text.encode(errors="replace"), "error")
         else:
-            for place, piece in enumerate(pieces, 1):
-                await exchange.send_event(piece.encode(), "end" if place == len(pieces) else "chunk")
+            for number, piece in enumerate(pieces, 1):
+                await exchange.send_event(piece.encode(), "end" if number == len(pieces) else "chunk")
         await exchange.end_events()
 
     async def _play(self, tenant: Tenant, played: _Played, index: int, name: str, arguments: Mapping[str, Any]) -> Json:
@@ -268,19 +268,19 @@ def _session_id(exchange: Exchange) -> str:
 
 def _object(body: bytes) -> Json:
     try:
-        given = json.loads(body or b"{}")
+        fields = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
         raise bad_argument("request", f"is no JSON: {error}") from error
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         raise bad_argument("request", "is no JSON object")
-    return given
+    return fields
 
 
 def _split(given: Json) -> range:
     name = given.get("split")
     if not isinstance(name, str) or name not in SPLITS:
-        shown = repr(name[:80]) if isinstance(name, str) else "no text"
-        raise bad_argument("split", f"is {shown}; there are {', '.join(SPLITS)}")
+        name_text = repr(name[:80]) if isinstance(name, str) else "no text"
+        raise bad_argument("split", f"is {name_text}; there are {', '.join(SPLITS)}")
     return SPLITS[name]
 
 

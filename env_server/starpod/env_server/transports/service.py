@@ -73,19 +73,19 @@ class EnvironmentService:
         contract = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
         by_name: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in contract.methods:
-            write = message_factory.GetMessageClass(method.output_type).SerializeToString
+            serialize = message_factory.GetMessageClass(method.output_type).SerializeToString
             if method.client_streaming:
-                by_name[method.name] = grpc.stream_stream_rpc_method_handler(self._stream, None, write)
+                by_name[method.name] = grpc.stream_stream_rpc_method_handler(self._stream, None, serialize)
             else:
-                kind = message_factory.GetMessageClass(method.input_type)
-                behaviour = functools.partial(self._unary, method.name, kind)
-                by_name[method.name] = grpc.unary_unary_rpc_method_handler(behaviour, None, write)
+                request_class = message_factory.GetMessageClass(method.input_type)
+                behaviour = functools.partial(self._unary, method.name, request_class)
+                by_name[method.name] = grpc.unary_unary_rpc_method_handler(behaviour, None, serialize)
         return grpc.method_handlers_generic_handler(contract.full_name, by_name)
 
     async def describe(self, _: SessionTable, request: pb.DescribeRequest) -> pb.DescribeResponse:
         registry = self._worker.registry
-        hosted = registry.versions(request.environment_id) if request.environment_id else registry
-        specs = [convert.spec_to(environment) for environment in hosted]
+        environments = registry.versions(request.environment_id) if request.environment_id else registry
+        specs = [convert.spec_to(environment) for environment in environments]
         limits = self._worker.limits
         response = pb.DescribeResponse(
             protocol_version=PROTOCOL_VERSION,
@@ -111,7 +111,7 @@ class EnvironmentService:
             live_sessions=self._worker.live_sessions,
             draining=self._worker.draining,
         )
-        for environment, spec in zip(hosted, response.environments, strict=True):
+        for environment, spec in zip(environments, response.environments, strict=True):
             self._describe_confinement(environment, spec)
             if environment.spec.effects and not self._worker.journal.durable:
                 spec.capabilities.deterministic = False  # recorded replies are lost with this process

@@ -115,24 +115,24 @@ class StreamServer:
             problem = f"one message holds {count} calls; send at most {CALLS_AT_ONCE}"
             raise CallError("TOO_LARGE", problem, {"limit": "calls_per_message"})
         calls: list[tuple[pb.Call, str | None]] = []
-        extra = 0
+        extra_count = 0
         if message.calls:
             with self._tenant.working:
                 calls = [(call, call.WhichOneof("request")) for call in message.calls]
-                extra = sum(extra_members(getattr(call, verb)) for call, verb in calls if verb in _CREATING)
+                extra_count = sum(extra_members(getattr(call, verb)) for call, verb in calls if verb in _CREATING)
         try:
-            self._tenant.take_calls(count + extra, size)
+            self._tenant.take_calls(count + extra_count, size)
         except CallError as error:
             await self._refuse(message, error, arrived)
             return
-        begun = 0
-        while begun < len(calls):
-            if begun:
+        index = 0
+        while index < len(calls):
+            if index:
                 await self._pause()
             if self._unsent > _UNSENT_BYTES:
                 await self._keep_up()
             with self._tenant.working:
-                begun = self._start_slice(calls, begun, arrived, transitions)
+                index = self._start_slice(calls, index, arrived, transitions)
             # Collect slices, because a message for each would cost more than the slice. But send before the tenant has
             # to wait for its next turn.
             if (
@@ -153,38 +153,38 @@ class StreamServer:
                 raise
             await self._refuse(pb.StreamRequest(steps=message.steps), error, arrived)
             return
-        total = len(rows)
-        if not total:
+        row_count = len(rows)
+        if not row_count:
             await self._write(transitions, arrived)  # calls that came with empty columns
         limits = self._worker.limits
         # Measure rows only if the message is long enough for one of them to exceed the limit.
-        large = size > limits.max_step_bytes
-        most = min(ROWS_AT_ONCE, 1 + total * _MESSAGE_BYTES // max(1, size))
-        stop, late = 0, clock() + SLICE_SECONDS
-        while (start := stop) < total:
-            stop = rows.until_repeated(start, min(start + self._rows_at_once, start + most, total), self._table)
-            broken = list[Broken]()
+        may_exceed = size > limits.max_step_bytes
+        max_rows = min(ROWS_AT_ONCE, 1 + row_count * _MESSAGE_BYTES // max(1, size))
+        stop, deadline = 0, clock() + SLICE_SECONDS
+        while (start := stop) < row_count:
+            stop = rows.until_repeated(start, min(start + self._rows_at_once, start + max_rows, row_count), self._table)
+            broken_rows = list[Broken]()
             with self._tenant.working:
-                most_bytes = limits.max_step_bytes
-                if large and any(count_bytes(each, most_bytes) > most_bytes for each in rows.actions[start:stop]):
-                    others = list(range(start, stop))
+                max_bytes = limits.max_step_bytes
+                if may_exceed and any(count_bytes(turn, max_bytes) > max_bytes for turn in rows.actions[start:stop]):
+                    single_rows = list(range(start, stop))
                 else:
-                    others, broken, stop = step_rows(
+                    single_rows, broken_rows, stop = step_rows(
                         rows, start, stop, self._table, limits.max_step_actions, self._worker.metrics, transitions
                     )
-                for row, session, cause in broken:
+                for row, session, cause in broken_rows:
                     status = self._status("Step", self._worker.break_off(session, cause))
                     transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
-                for row in others:
+                for row in single_rows:
                     self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
-            over = clock() > late
+            is_late = clock() > deadline
             # Rows that repeat a session run one by one, and a message for each would cost more than the rows.
-            if over or stop == total or transitions.columns or len(transitions) >= ROWS_AT_ONCE:
+            if is_late or stop == row_count or transitions.columns or len(transitions) >= ROWS_AT_ONCE:
                 await self._write(transitions, arrived)
                 transitions = Transitions()
-            if over and stop < total:
+            if is_late and stop < row_count:
                 await self._pause()
-                late = clock() + SLICE_SECONDS
+                deadline = clock() + SLICE_SECONDS
 
     async def _pause(self) -> None:
         """Yield the event loop in the middle of a long batch."""
@@ -213,15 +213,15 @@ class StreamServer:
         self, calls: Sequence[tuple[pb.Call, str | None]], start: int, arrived: float, transitions: Transitions
     ) -> int:
         """Start calls for SLICE_SECONDS or until their replies fill a message. Return the index to continue at."""
-        late, size = clock() + SLICE_SECONDS, 0
-        for place in range(start, len(calls)):
-            call, verb = calls[place]
-            bulky = verb in _BULKY
-            self._start(call.call_id, call.timeout_ms, self._serve(call, verb), arrived, transitions, bulky)
-            if bulky and transitions.message.replies:
+        deadline, size = clock() + SLICE_SECONDS, 0
+        for index in range(start, len(calls)):
+            call, verb = calls[index]
+            is_bulky = verb in _BULKY
+            self._start(call.call_id, call.timeout_ms, self._serve(call, verb), arrived, transitions, is_bulky)
+            if is_bulky and transitions.message.replies:
                 size += transitions.message.replies[-1].ByteSize()
-            if size > _MESSAGE_BYTES or len(transitions) >= ROWS_AT_ONCE or clock() > late:
-                return place + 1
+            if size > _MESSAGE_BYTES or len(transitions) >= ROWS_AT_ONCE or clock() > deadline:
+                return index + 1
         return len(calls)
 
     def _start(
@@ -308,16 +308,16 @@ class StreamServer:
 
     async def _write_finished(self) -> None:
         async with self._writing:
-            finished, self._finished = self._finished, []
-            if finished:
+            entries, self._finished = self._finished, []
+            if entries:
                 now = clock()
                 timing = pb.ServerTiming(
-                    environment_ms=1e3 * sum(timing.environment for _, timing, _ in finished),
-                    total_ms=1e3 * sum(now - timing.arrived for _, timing, _ in finished),
+                    environment_ms=1e3 * sum(timing.environment for _, timing, _ in entries),
+                    total_ms=1e3 * sum(now - timing.arrived for _, timing, _ in entries),
                 )
-                replies = [reply for reply, _, _ in finished]
+                replies = [reply for reply, _, _ in entries]
                 await self._send(pb.StreamResponse(replies=replies, timing=timing))
-                self._unsent -= sum(size for _, _, size in finished)
+                self._unsent -= sum(size for _, _, size in entries)
                 self._room.set()
 
     async def _write(self, transitions: Transitions, arrived: float) -> None:
@@ -335,8 +335,8 @@ class StreamServer:
         if not limit or size <= limit:
             await self._connection.write(response)
             return size
-        for part in split_response(response, size, limit):
-            await self._connection.write(part)
+        for message in split_response(response, size, limit):
+            await self._connection.write(message)
         return size
 
 

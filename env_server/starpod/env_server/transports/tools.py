@@ -23,11 +23,11 @@ def turn_tools(spec: pb.EnvironmentSpec, taken: Collection[str] = (STEP,)) -> It
     """
     space = spec.action_space
     if space.names or space.grammar or not space.tools:
-        item: Schema = {"type": "string"}
+        item_schema: Schema = {"type": "string"}
         if space.names and not space.grammar:
-            item["enum"] = list(space.names)
-        most = spec.limits.max_actions_per_turn
-        actions: Schema = {"type": "array", "items": item, **({"maxItems": most} if most else {})}
+            item_schema["enum"] = list(space.names)
+        max_actions = spec.limits.max_actions_per_turn
+        actions: Schema = {"type": "array", "items": item_schema, **({"maxItems": max_actions} if max_actions else {})}
         schema = {"type": "object", "properties": {"actions": actions}, "required": ["actions"]}
         yield STEP, f"Play one turn: actions in their order. {space.grammar}".strip(), schema
     for tool in space.tools:
@@ -40,13 +40,13 @@ def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]
     """Return the actions of the turn that a tool call represents. Raises BAD_ARGUMENT, also for an unknown tool."""
     if tool == STEP:
         actions = arguments.get("actions")
-        if not isinstance(actions, list) or not all(isinstance(each, str) for each in actions):
+        if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
             raise bad_argument("actions", "is no list of texts")
         try:
-            return [pb.Action(text=each) for each in actions]
+            return [pb.Action(text=action) for action in actions]
         except UnicodeEncodeError as error:  # JSON, and so a model, can spell it
             raise bad_argument("actions", "holds half of a surrogate pair") from error
-    if tool in (each.name for each in spec.action_space.tools):
+    if tool in (own_tool.name for own_tool in spec.action_space.tools):
         return [pb.Action(tool_call=pb.ToolCall(name=tool, arguments_json=json.dumps(dict(arguments))))]
     raise bad_argument("name", f"is {tool[:80]!r}, which is no tool of {spec.id}")
 

@@ -97,8 +97,8 @@ def _operation(route: Route, schemas: dict[str, Schema]) -> Schema:
 
 def _reference(message: Descriptor, schemas: dict[str, Schema]) -> Schema:
     """Return a reference to a message's schema, and add the schema and its dependencies to `schemas`."""
-    if known := _WELL_KNOWN.get(message.full_name):
-        return known
+    if schema := _WELL_KNOWN.get(message.full_name):
+        return schema
     name = message.full_name.removeprefix(f"{pb.DESCRIPTOR.package}.")
     if name not in schemas:
         schemas[name] = {"type": "object"}  # messages may be recursive
@@ -109,11 +109,11 @@ def _reference(message: Descriptor, schemas: dict[str, Schema]) -> Schema:
 def _of_field(field: FieldDescriptor, schemas: dict[str, Schema]) -> Schema:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return {"type": "object", "additionalProperties": _of_field(field.message_type.fields[1], schemas)}
-    single: Schema
+    item_schema: Schema
     if field.message_type is not None:
-        single = _reference(field.message_type, schemas)
+        item_schema = _reference(field.message_type, schemas)
     elif field.enum_type is not None:
-        single = {"type": "string", "enum": [value.name for value in field.enum_type.values]}
+        item_schema = {"type": "string", "enum": [value.name for value in field.enum_type.values]}
     else:
-        single = _SCALARS[field.type]
-    return {"type": "array", "items": single} if field.is_repeated else single
+        item_schema = _SCALARS[field.type]
+    return {"type": "array", "items": item_schema} if field.is_repeated else item_schema

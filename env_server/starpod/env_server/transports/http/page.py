@@ -40,9 +40,9 @@ class Page:
 
 def _write(environments: Sequence[type[Environment]]) -> str:
     document = json.loads(openapi())
-    listed = " ".join(f'<a href="/v1/environments/{each.spec.id}">{each.spec.id}</a>' for each in environments)
-    first = environments[0].spec
-    episode = _EPISODE.format(url=_URL, id=first.id, action=first.actions[0] if first.actions else "...")
+    links = " ".join(f'<a href="/v1/environments/{env.spec.id}">{env.spec.id}</a>' for env in environments)
+    spec = environments[0].spec
+    episode = _EPISODE.format(url=_URL, id=spec.id, action=spec.actions[0] if spec.actions else "...")
     operations = [
         _operation(verb, path, operation)
         for path, verbs in document["paths"].items()
@@ -55,7 +55,7 @@ def _write(environments: Sequence[type[Environment]]) -> str:
     parts = [
         f"<h1>{document['info']['title']} over HTTP</h1><p>{escape(document['info']['description'])}</p>",
         '<p>For programs: <a href="/openapi.json">/openapi.json</a>.</p>',
-        f"<h2>Environments</h2><p>{listed}</p>",
+        f"<h2>Environments</h2><p>{links}</p>",
         f"<h2>An episode</h2><pre>{escape(episode)}</pre>",
         f"<h2>Calls</h2>{''.join(operations)}<h2>Messages</h2>{''.join(messages)}",
     ]
@@ -66,11 +66,11 @@ def _write(environments: Sequence[type[Environment]]) -> str:
 
 def _operation(verb: str, path: str, operation: dict[str, Any]) -> str:
     body = operation.get("requestBody")
-    given = f"<p>Takes {_type(_schema(body))}.</p>" if body else ""
+    request_html = f"<p>Takes {_type(_schema(body))}.</p>" if body else ""
     reply, error = (_type(_schema(operation["responses"][status])) for status in ("200", "default"))
-    gives = f"<p>Gives {reply}, or {error}.</p>"
+    response_html = f"<p>Gives {reply}, or {error}.</p>"
     summary = f"<code>{verb.upper()} {escape(path)}</code> {operation['operationId']}"
-    return f"<details><summary>{summary}</summary>{given}{gives}</details>"
+    return f"<details><summary>{summary}</summary>{request_html}{response_html}</details>"
 
 
 def _schema(holder: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +100,6 @@ def _type(schema: dict[str, Any]) -> str:
         return f"map of {_type(schema['additionalProperties'])}"
     if "anyOf" in schema:
         return _type(schema["anyOf"][0])
-    kind = schema["type"]
-    told = kind if isinstance(kind, str) else " or ".join(kind)
-    return f"{told} ({schema['contentEncoding']})" if "contentEncoding" in schema else told
+    types = schema["type"]
+    text = types if isinstance(types, str) else " or ".join(types)
+    return f"{text} ({schema['contentEncoding']})" if "contentEncoding" in schema else text

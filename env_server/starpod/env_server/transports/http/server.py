@@ -52,9 +52,9 @@ class _Protocol(IdleBoundProtocol):
             self.on_hang_up(len(self._unanswered))
 
     def data_received(self, data: bytes) -> None:
-        goes_on, self._began = self._in_headers, False
+        continues_headers, self._began = self._in_headers, False
         super().data_received(data)
-        if goes_on and self._in_headers and not self._began:
+        if continues_headers and self._in_headers and not self._began:
             self._headers_bytes += len(data)
             if self._headers_bytes > _HEADERS_BYTES:
                 self.transport.abort()
@@ -108,8 +108,8 @@ class HTTPServer(Server):
 
 def _listen(host: str, port: int) -> Iterator[socket.socket]:
     """Yield a listening socket for each address of the host, on the same port (0: any free port). Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    for family, _, _, _, address in dict.fromkeys(found):
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, _, _, _, address in dict.fromkeys(infos):
         listener = socket.create_server((address[0], port), family=family, backlog=1_024)
         port = listener.getsockname()[1]
         yield listener

@@ -56,8 +56,8 @@ class HTTPService:
         self._calls = calls
         self._open = strangers
         self._endpoints = endpoints
-        others = next((each for each in carried if not each.paths), None)
-        default = _Endpoint(self._call_carried, others) if others else _Endpoint(self._refuse_path)
+        default_protocol = next((protocol for protocol in carried if not protocol.paths), None)
+        default = _Endpoint(self._call_carried, default_protocol) if default_protocol else _Endpoint(self._refuse_path)
         # Not a whole Starlette application: its handling of exceptions would cost several percent of a step.
         router = routing.Router(list(self._routes(carried)), redirect_slashes=False, default=default)
         self._app = KnownHosts(router, hosts, _Endpoint(self._refuse_host))
@@ -68,7 +68,7 @@ class HTTPService:
 
     def _routes(self, carried: Sequence[Carried]) -> Iterator[routing.BaseRoute]:
         """Yield the routes in the order in which they are tried: those of sessions first, because steps are most."""
-        for route in sorted(ROUTES, key=lambda each: each.field != "session_id"):
+        for route in sorted(ROUTES, key=lambda route: route.field != "session_id"):
             call = self._stream if route.method.server_streaming else functools.partial(self._unary, route)
             yield self._route(route.path, route.verb, functools.partial(self._call, route.name, call))
         for path, answer in ((HEALTH, self._health), (OPENAPI, self._describe), (PAGE, self._show)):
@@ -93,8 +93,8 @@ class HTTPService:
         try:
             async with self._open.take_turn(exchange.peer):
                 await answer(exchange)
-        except CallError as beyond:
-            await exchange.fail(beyond)
+        except CallError as error:
+            await exchange.fail(error)
 
     def _refuse(
         self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
@@ -134,8 +134,8 @@ class HTTPService:
                 return
             except ClientDisconnect:
                 return
-            except Refused as refused:
-                failure, status = refused.error, refused.status
+            except Refused as refusal:
+                failure, status = refusal.error, refusal.status
                 self._worker.metrics.error(name, failure.reason)
             except Exception as error:
                 failure = self._service.failure(name, error)

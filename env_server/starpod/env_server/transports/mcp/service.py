@@ -128,15 +128,15 @@ class MCPService(Carried):
             raise bad_argument("name", f"has {len(name)} characters; use at most {_NAME_CHARACTERS}")
         if not environment and len(ids := self._worker.registry.ids) == 1:
             environment = ids[0]
-        found = self._worker.registry.find(environment, "")
-        scope[_CALLER] = _Caller(tenant, found.spec.id, name, mcp_session)
-        sent = False
+        environment_class = self._worker.registry.find(environment, "")
+        scope[_CALLER] = _Caller(tenant, environment_class.spec.id, name, mcp_session)
+        is_sent = False
 
         async def receive() -> dict[str, Any]:
-            nonlocal sent
-            if sent:
+            nonlocal is_sent
+            if is_sent:
                 await asyncio.Event().wait()  # until cancelled: the connection is not watched
-            sent = True
+            is_sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send_named(message: Sent) -> None:
@@ -146,8 +146,8 @@ class MCPService(Carried):
 
         # A client of the older protocol gets a session id at the start and sends it with later requests. The id serves
         # as the session's name if the URL has no NAME.
-        beginning = not mcp_session and _INITIALIZE in body and _method(body) == "initialize"
-        await self._manager.handle_request(scope, receive, send_named if beginning else send)
+        is_start = not mcp_session and _INITIALIZE in body and _method(body) == "initialize"
+        await self._manager.handle_request(scope, receive, send_named if is_start else send)
 
     # --- handlers of the SDK -----------------------------------------------------------------------------------------
 
@@ -173,13 +173,13 @@ class MCPService(Carried):
                 )
             played = self._find(caller.tenant, caller.environment, caller.name)
             async with played.turn:
-                asked = hashlib.sha256(repr((caller.mcp_session, request_id, tool, arguments, more)).encode()).digest()
-                if caller.mcp_session and asked == played.last and played.result is not None:
+                digest = hashlib.sha256(repr((caller.mcp_session, request_id, tool, arguments, more)).encode()).digest()
+                if caller.mcp_session and digest == played.last and played.result is not None:
                     return played.result
                 reply, result = await self._call(caller, played, tool, arguments, more or {})
                 if more is not None:
                     result.meta = meta_of(reply)
-                played.last, played.result = asked, result
+                played.last, played.result = digest, result
                 return result
         except Exception as error:
             return failure_of(self._service.failure("MCP", error))
@@ -200,11 +200,11 @@ class MCPService(Carried):
             case "fork":
                 return await self._fork(caller, played, arguments, more)
             case "close":
-                closed = await self._ask(caller, pb.CloseRequest(session_ids=[played.session_id]))
+                close_reply = await self._ask(caller, pb.CloseRequest(session_ids=[played.session_id]))
                 played.session_id = ""
-                return closed, result_of(None, {"closed": True})
-        given = {name: value for name, value in arguments.items() if name != "step_index"}
-        actions = [] if "actions" in more else actions_of(self._spec(caller), tool, given)
+                return close_reply, result_of(None, {"closed": True})
+        tool_arguments = {name: value for name, value in arguments.items() if name != "step_index"}
+        actions = [] if "actions" in more else actions_of(self._spec(caller), tool, tool_arguments)
         index = whole_number("step_index", arguments.get("step_index", played.step_index), 2**32)
         step = self._read(pb.StepRequest, played, {"epoch": played.epoch, "step_index": index, **more})
         step.actions.extend(actions)
@@ -233,14 +233,14 @@ class MCPService(Carried):
             if not isinstance(options, dict):
                 raise bad_argument("options", "is no object")
             fields["options"] = options
-        alive = "epoch" in more or await self._alive(caller, played)
-        if alive:
+        is_alive = "epoch" in more or await self._alive(caller, played)
+        if is_alive:
             request: Message = self._read(pb.ResetRequest, played, {"epoch": played.epoch, **fields})
         else:
             request = self._read(pb.OpenRequest, played, {**fields, "environment_id": caller.environment})
             _expect_one(request)
         reply = await self._ask(caller, request)
-        session = reply.session if alive else reply.sessions[0]
+        session = reply.session if is_alive else reply.sessions[0]
         self._take(played, session)
         facts = {"seed": str(session.seed), "next_step_index": session.step_index}
         return reply, result_of(session.observation, facts, text=reply.instructions)
@@ -252,17 +252,17 @@ class MCPService(Carried):
         if not isinstance(name, str) or not name or "/" in name or len(name) > _NAME_CHARACTERS:
             raise bad_argument("name", f"is no name of at most {_NAME_CHARACTERS} characters without a slash")
         copy = self._find(caller.tenant, caller.environment, name)
-        place = {"epoch": played.epoch, "step_index": played.step_index}
-        fork = _expect_one(self._read(pb.ForkRequest, played, {**place, **more}))
+        position = {"epoch": played.epoch, "step_index": played.step_index}
+        fork_request = _expect_one(self._read(pb.ForkRequest, played, {**position, **more}))
         if copy is played or await self._alive(caller, copy):
             # A repeated Fork, for example after a lost reply, returns the existing copy while nobody has played it.
-            if copy.forked is None or copy.forked[0] != fork or not copy.stands_at(copy.forked[1].sessions[0]):
+            if copy.forked is None or copy.forked[0] != fork_request or not copy.stands_at(copy.forked[1].sessions[0]):
                 raise bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
             reply = copy.forked[1]
         else:
-            reply = await self._ask(caller, fork)
+            reply = await self._ask(caller, fork_request)
             self._take(copy, reply.sessions[0])
-            copy.forked = fork, reply
+            copy.forked = fork_request, reply
         return reply, result_of(
             None, {"url": f"{PATH}/{caller.environment}/{name}", "next_step_index": copy.step_index}
         )
@@ -294,9 +294,9 @@ class MCPService(Carried):
 
     def _forget(self) -> None:
         """Forget names whose session has ended. There are no more names than sessions."""
-        alive = {session_id for table in self._service.tables.values() for session_id in table}
+        live_ids = {session_id for table in self._service.tables.values() for session_id in table}
         self._played = {
-            key: played for key, played in self._played.items() if played.session_id in alive or played.turn.locked()
+            key: played for key, played in self._played.items() if played.session_id in live_ids or played.turn.locked()
         }
         if len(self._played) >= self._worker.limits.max_sessions:
             raise CallError("OVERLOADED", "all sessions are in use", {"limit": "max_sessions"}, retry_after=0.5)

@@ -31,15 +31,15 @@ def list_tools(spec: pb.EnvironmentSpec) -> list[Tool]:
     options = json.loads(spec.options_schema_json or "{}")
     definitions = options.pop("$defs", {})  # options refer to them from the schema's root
     pictures = "png" in spec.render_modes
-    beginning: Schema = {
+    properties: Schema = {
         "seed": {"type": "integer", "minimum": 0, "description": "Fixes the start."},
         "options": options,
         **({"image": {"type": "boolean", "description": "Show pictures, too."}} if pictures else {}),
     }
-    looking: Schema = {"image": {"type": "boolean", "description": "As a picture."}} if pictures else {}
+    image_properties: Schema = {"image": {"type": "boolean", "description": "As a picture."}} if pictures else {}
     tools = [
-        _tool(_RESET, f"Begin a new episode of {spec.title}. {spec.instructions}", beginning, definitions=definitions),
-        _tool(_OBSERVE, "Show the present state.", looking),
+        _tool(_RESET, f"Begin a new episode of {spec.title}. {spec.instructions}", properties, definitions=definitions),
+        _tool(_OBSERVE, "Show the present state.", image_properties),
         _tool(_CLOSE, "End the session and free what it holds.", {}),
     ]
     tools += [
@@ -64,8 +64,8 @@ def result_of(
         facts.pop("observation", None)
     content: list[ContentBlock] = [TextContent(text=text)] if text else []
     content += [_content(part) for part in observation.parts] if observation else []
-    told = {key: value for key, value in facts.items() if value not in ([], {}, "")}
-    content.append(TextContent(text=json.dumps(told)))
+    shown_facts = {key: value for key, value in facts.items() if value not in ([], {}, "")}
+    content.append(TextContent(text=json.dumps(shown_facts)))
     return CallToolResult(content=content, structured_content=facts)
 
 
