@@ -7,8 +7,8 @@ from pathlib import Path
 def _keep_temporary_folder_clean() -> None:
     """Move torch's folder for compiled code to the user's cache. By default, importing torch creates one in /tmp."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute()
-    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    if there.is_dir() and os.access(there, os.W_OK):
+    parent = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    if parent.is_dir() and os.access(parent, os.W_OK):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "starpod" / "torchinductor"))
 
 

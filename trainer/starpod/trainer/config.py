@@ -161,8 +161,8 @@ class Config(Section):
                     f"algorithm.advantage {self.algorithm.advantage} ignores fewer than {term.min_peers} peers, and "
                     f"groups have {size}: give collect.group_size at least {term.min_peers}"
                 )
-        chosen = self.algorithm.filter
-        compares = chosen.strategy != "none" or self.algorithm.dynamic_sampling.enabled
+        filter_config = self.algorithm.filter
+        compares = filter_config.strategy != "none" or self.algorithm.dynamic_sampling.enabled
         if self.collect.group_size < 2 and compares:
             raise ValueError(
                 "algorithm.filter and algorithm.dynamic_sampling choose groups by how their members differ, and would "
@@ -212,23 +212,23 @@ class Config(Section):
             )
         if name == "attempts" and any(task.environment.expert_moves_left for task in self.tasks):
             raise ValueError("script attempts begins at a start state: drop environment.expert_moves_left")
-        for key, wanted in (
+        for key, script in (
             ("verdict", "solver_verifier"),
             ("improvement", "attempts"),
             ("zero_sum", "self_play"),
         ):
-            if name != wanted and any(getattr(task.rewards, key) for task in self.tasks):
-                raise ValueError(f"rewards.{key} belongs to {wanted}, and script.name is {name}: set it, or drop it")
+            if name != script and any(getattr(task.rewards, key) for task in self.tasks):
+                raise ValueError(f"rewards.{key} belongs to {script}, and script.name is {name}: set it, or drop it")
         return self
 
     @model_validator(mode="after")
     def _each_agent_can_have_a_policy(self) -> Config:
         if not self.script.policies:
             return self
-        what = "script.policies gives each agent a policy"
+        fact = "script.policies gives each agent a policy"
         if self.algorithm.needs_critic:
             raise ValueError(
-                f"{what}, and algorithm.advantage {self.algorithm.advantage} needs a critic, which these do not have: "
+                f"{fact}, and algorithm.advantage {self.algorithm.advantage} needs a critic, which these do not have: "
                 "choose one without, such as dr_mas"
             )
         for key, value, wanted in (
@@ -238,29 +238,29 @@ class Config(Section):
             ("monitor.information.every", self.monitor.information.every, 0),
         ):
             if value != wanted:
-                raise ValueError(f"{what}, and {key} {value} is for one policy: set it to {wanted}")
+                raise ValueError(f"{fact}, and {key} {value} is for one policy: set it to {wanted}")
         return self
 
     @model_validator(mode="after")
     def _images_are_seen(self) -> Config:
-        shown = next((task.prompt.observation for task in self.tasks if task.prompt.shows_images), None)
-        if shown is None:
+        observation = next((task.prompt.observation for task in self.tasks if task.prompt.shows_images), None)
+        if observation is None:
             return self
-        what = f"prompt.observation {shown} shows images"
+        fact = f"prompt.observation {observation} shows images"
         if self.model.name == TINY and not self.model.tiny.image.rows:
             raise ValueError(
-                f"{what}, and the model has no eyes: give model.tiny.image.rows and columns, or set prompt.observation "
+                f"{fact}, and the model has no eyes: give model.tiny.image.rows and columns, or set prompt.observation "
                 "to text"
             )
-        for key, value, *known in (
+        for key, value, *options in (
             ("engine.name", self.engine.name, "torch", *(() if self.model.name == TINY else ("vllm",))),
             ("script.name", self.script.name, "solo"),
             ("algorithm.order", self.algorithm.order, "together"),
         ):
-            if value not in known:
-                raise ValueError(f"{what}, which {key} {value} does not pass on: set it to {' or '.join(known)}")
+            if value not in options:
+                raise ValueError(f"{fact}, which {key} {value} does not pass on: set it to {' or '.join(options)}")
         if self.collect.agent.command:
-            raise ValueError(f"{what}, which programs are not shown: drop collect.agent.command")
+            raise ValueError(f"{fact}, which programs are not shown: drop collect.agent.command")
         return self
 
     @model_validator(mode="after")
@@ -276,9 +276,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _critic_is_weighed(self) -> Config:
-        apart = self.model.detach_critic or self.model.critic == "separate"
+        detached = self.model.detach_critic or self.model.critic == "separate"
         critic = self.algorithm.critic
-        if critic and apart and critic.value_coefficient != type(critic).model_fields["value_coefficient"].default:
+        if critic and detached and critic.value_coefficient != type(critic).model_fields["value_coefficient"].default:
             raise ValueError(
                 "algorithm.value_coefficient weighs the critic's loss beside the policy's, and this critic trains no "
                 "weight that the policy has: drop it (optimizer.critic_lr says how fast the critic learns), or set "
@@ -288,14 +288,14 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_are_paid(self) -> Config:
-        scored = {part for term in self.algorithm.credit_terms for part in (*term.parts, *term.without, *term.strata)}
-        for task in self.tasks if scored else ():
-            if PROCESS in scored and self.scorer.kind == "off":
+        parts = {name for term in self.algorithm.credit_terms for name in (*term.parts, *term.without, *term.strata)}
+        for task in self.tasks if parts else ():
+            if PROCESS in parts and self.scorer.kind == "off":
                 raise ValueError(
                     f"algorithm.advantage {self.algorithm.advantage} scores the reward part {PROCESS}, which a turn "
                     "scorer pays, and there is none: set scorer.kind to implicit or q"
                 )
-            if unpaid := sorted(scored - task.rewards.names - {PROCESS} - self.script.parts):
+            if unpaid := sorted(parts - task.rewards.names - {PROCESS} - self.script.parts):
                 raise ValueError(
                     f"algorithm.advantage {self.algorithm.advantage} scores the reward part {unpaid[0]}, which nothing "
                     f"pays{nearest(unpaid[0], sorted(task.rewards.names))}; a part is paid where rewards.{unpaid[0]} "
@@ -306,17 +306,17 @@ class Config(Section):
     @model_validator(mode="after")
     def _blocks_are_asked_for(self) -> Config:
         for task in self.tasks:
-            asked = {*task.prompt.blocks, "answer", *(["think"] if task.prompt.thinking else [])}
-            if missing := sorted(self.algorithm.blocks - asked):
-                needed = (
+            blocks = {*task.prompt.blocks, "answer", *(["think"] if task.prompt.thinking else [])}
+            if missing := sorted(self.algorithm.blocks - blocks):
+                advice = (
                     "set prompt.thinking to true" if missing[0] == "think" else f"add {missing[0]} to prompt.blocks"
                 )
                 raise ValueError(
                     f"algorithm.advantage {self.algorithm.advantage} credits the block {missing[0]}, which replies do "
-                    f"not have: {needed}"
+                    f"not have: {advice}"
                 )
-            paid = [block for block in ("description", "prediction") if getattr(task.rewards.relations, block)]
-            if block := next((each for each in paid if each not in asked), None):
+            names = [block for block in ("description", "prediction") if getattr(task.rewards.relations, block)]
+            if block := next((name for name in names if name not in blocks), None):
                 raise ValueError(
                     f"rewards.relations.{block} pays for the block {block}, which replies do not have: add it to "
                     "prompt.blocks"
@@ -340,14 +340,14 @@ class Config(Section):
         return tuple(
             TaskConfig(
                 name,
-                own.weight,
-                own,
-                merged(self.prompt, name, "prompt", own.prompt),
-                merged(self.rewards, name, "rewards", own.rewards),
-                merged(self.warm_start, name, "warm_start", own.warm_start),
-                merged(self.evaluation, name, "evaluation", own.evaluation),
+                environment.weight,
+                environment,
+                merged(self.prompt, name, "prompt", environment.prompt),
+                merged(self.rewards, name, "rewards", environment.rewards),
+                merged(self.warm_start, name, "warm_start", environment.warm_start),
+                merged(self.evaluation, name, "evaluation", environment.evaluation),
             )
-            for name, own in self.environments.items()
+            for name, environment in self.environments.items()
         )
 
     @property
@@ -380,44 +380,44 @@ class Config(Section):
         stages = values.pop("stages")
         if stages:
             values["stages"] = [
-                {"until": given["until"], "set": difference(values, stage.to_dict())}
-                for given, stage in zip(stages, self._in_stages, strict=True)
+                {"until": section["until"], "set": difference(values, stage.to_dict())}
+                for section, stage in zip(stages, self._in_stages, strict=True)
             ]
         return values
 
 
 def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
     """Return the whole configuration of a stage. values: the run's values as given. Raises ValueError."""
-    given, until = config.stages[number].set, config.stages[number].until
-    place = f"stages[{number}]"
+    settings, until = config.stages[number].set, config.stages[number].until
+    label = f"stages[{number}]"
     if problem := until.problem():
-        raise ValueError(f"{place} {problem}")
-    before = [each.until.iteration for each in config.stages[:number] if each.until.iteration is not None]
-    if until.iteration is not None and before and until.iteration <= before[-1]:
+        raise ValueError(f"{label} {problem}")
+    ends = [stage.until.iteration for stage in config.stages[:number] if stage.until.iteration is not None]
+    if until.iteration is not None and ends and until.iteration <= ends[-1]:
         raise ValueError(
-            f"{place}.until.iteration {until.iteration} is not after that of an earlier stage, {before[-1]}: a stage "
+            f"{label}.until.iteration {until.iteration} is not after that of an earlier stage, {ends[-1]}: a stage "
             "ends after those before it"
         )
     merged = copy.deepcopy({key: value for key, value in values.items() if key != "stages"})
-    for key, value in sorted(given.items(), key=lambda item: item[0].count(".")):
+    for key, value in sorted(settings.items(), key=lambda item: item[0].count(".")):
         if not may_change(key):
-            raise ValueError(f"{place}.set names {key}, which cannot differ between stages{nearest(key, MAY_CHANGE)}")
+            raise ValueError(f"{label}.set names {key}, which cannot differ between stages{nearest(key, MAY_CHANGE)}")
         try:
             _set(merged, key.split("."), value)
         except ConfigError as error:
-            raise ValueError(f"{place}.set: {error}") from None
+            raise ValueError(f"{label}.set: {error}") from None
     if isinstance(algorithm := merged.get("algorithm"), dict):
         # Drop keys that a stage with another estimator or loss does not use.
-        kept = {key.split(".")[1] for key in given if key.startswith("algorithm.")}
-        merged["algorithm"] = without_unused_keys(algorithm, kept)
+        keys = {key.split(".")[1] for key in settings if key.startswith("algorithm.")}
+        merged["algorithm"] = without_unused_keys(algorithm, keys)
     try:
         stage = parse_config(merged)
     except ConfigError as error:
-        raise ValueError(f"{place}: {error}") from None
-    kinds = [(each.algorithm.needs_critic, each.algorithm.value_heads) for each in (stage, config)]
+        raise ValueError(f"{label}: {error}") from None
+    kinds = [(item.algorithm.needs_critic, item.algorithm.value_heads) for item in (stage, config)]
     if kinds[0] != kinds[1]:
         raise ValueError(
-            f"{place}.set makes algorithm.advantage {stage.algorithm.advantage}, and the run has "
+            f"{label}.set makes algorithm.advantage {stage.algorithm.advantage}, and the run has "
             f"{config.algorithm.advantage}: one needs a critic, or one of more values, and the other has none such; "
             "choose two of a kind"
         )
@@ -497,13 +497,13 @@ def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> d
             raise ConfigError(f"{source} is the file of an environment: name a YAML file, or `starpod train {source}`")
         values = dict(explore(source))
         return _merge(_read(str(values.pop("base")), None), values)
-    known = shipped()
-    path = known.get(source, Path(source))
+    paths = shipped()
+    path = paths.get(source, Path(source))
     try:
         values = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"no configuration {source!r}{nearest(source, list(known))} (a YAML file of your own does, too)"
+            f"no configuration {source!r}{nearest(source, list(paths))} (a YAML file of your own does, too)"
         ) from None
     except (OSError, UnicodeDecodeError, YamlError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
@@ -514,7 +514,7 @@ def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> d
         return values
     if base in seen:
         raise ConfigError(f"{path}: base {base!r} comes back to itself")
-    if base not in known:
+    if base not in paths:
         base = path.parent / str(base)
     return _merge(_read(str(base), explore, (*seen, source)), values)
 
@@ -539,31 +539,31 @@ def _set(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     """Set `a.b.c` to a value, where `keys` are the parts of the dotted key."""
     name = ".".join(keys)
     for depth, key in enumerate(keys[:-1]):
-        below = values.setdefault(key, {})
-        if isinstance(below, str) and depth == 0 and key in SHORTHANDS:
-            below = values[key] = {SHORTHANDS[key]: below}
-        if not isinstance(below, dict):
+        section = values.setdefault(key, {})
+        if isinstance(section, str) and depth == 0 and key in SHORTHANDS:
+            section = values[key] = {SHORTHANDS[key]: section}
+        if not isinstance(section, dict):
             raise ConfigError(f"{name}: {'.'.join(keys[: depth + 1])} has no parts")
-        values = below
+        values = section
     last = keys[-1]
     if len(keys) == 1 and last in SHORTHANDS and isinstance(value, str):
         # One word sets the section's main field and keeps its other keys, except for the algorithm: changes to one
         # preset make no sense in another.
         old = values.get(last)
-        kept = old if isinstance(old, dict) and last != "algorithm" else {}
-        value = {**kept, SHORTHANDS[last]: value}
+        old_values = old if isinstance(old, dict) and last != "algorithm" else {}
+        value = {**old_values, SHORTHANDS[last]: value}
     values[last] = value
 
 
 def _explain(item: Any) -> str:
     """Return one of pydantic's errors as a sentence."""
-    place = ".".join(str(part) for part in item["loc"])
+    key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"no key {place!r}{nearest(str(item['loc'][-1]), _siblings(item['loc']))}"
+        return f"no key {key!r}{nearest(str(item['loc'][-1]), _siblings(item['loc']))}"
     message = item["msg"].removeprefix("Value error, ")
-    given = "" if item["type"] == "value_error" or isinstance(item["input"], dict) else f", not {item['input']!r}"
+    suffix = "" if item["type"] == "value_error" or isinstance(item["input"], dict) else f", not {item['input']!r}"
     # Sections' own messages already name their keys.
-    return f"{place}: {message}{given}" if place and f"{place}." not in message else f"{message}{given}"
+    return f"{key}: {message}{suffix}" if key and f"{key}." not in message else f"{message}{suffix}"
 
 
 def _siblings(place: Sequence[int | str]) -> list[str]:

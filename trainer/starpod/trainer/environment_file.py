@@ -61,28 +61,28 @@ class Job:
     def explain(self, config: Config) -> list[str]:
         """Return lines on what will be trained and how. config: this configuration with the user's changes."""
         spec, warm_start, collect, stop = self.spec, config.warm_start, config.collect, config.stop
-        who = "its expert" if spec.capabilities.expert_action else "random play"
-        own = spec.limits.max_turns
-        most = config.environment.max_turns
-        imitated = f"the best {warm_start.best:.0%} of " * (warm_start.best < 1) + f"{warm_start.episodes} "
-        imitated += (
+        player = "its expert" if spec.capabilities.expert_action else "random play"
+        own_limit = spec.limits.max_turns
+        max_turns = config.environment.max_turns
+        examples = f"the best {warm_start.best:.0%} of " * (warm_start.best < 1) + f"{warm_start.episodes} "
+        examples += (
             "demonstrations of its expert" + f", {warm_start.noise:.0%} of the moves random" * (warm_start.noise > 0)
             if warm_start.actions == "expert"
             else "episodes played at random"
         )
         times = f"{collect.groups} groups of {collect.group_size} episodes, {stop.iterations} times"
-        ends, room = [f"until {stop.success:.0%} are solved"] if stop.success is not None else [], []
+        ends, forecast = [f"until {stop.success:.0%} are solved"] if stop.success is not None else [], []
         if stop.minutes is not None:
             ends = [f"for {stop.minutes:g} minutes", *ends]
             count = int(60 * stop.minutes / (self.seconds * collect.groups * collect.group_size))
-            room = [f"on an idle core about {min(count, stop.iterations)} of them take {stop.minutes:g} minutes"]
+            forecast = [f"on an idle core about {min(count, stop.iterations)} of them take {stop.minutes:g} minutes"]
         return [
             f"{spec.id} {spec.version} of {self.path.name}, with the model {model_title(config.model.name)}",
-            f"episodes of at most {most} turns: {who} took {min(self.lengths)} to {max(self.lengths)}, and "
-            + (f"its own limit is {own}" if own else "it has no limit of its own"),
-            *([] if self.solved is None else [f"{who} solved {self.solved} of {len(self.lengths)}{self._advice()}"]),
+            f"episodes of at most {max_turns} turns: {player} took {min(self.lengths)} to {max(self.lengths)}, and "
+            + (f"its own limit is {own_limit}" if own_limit else "it has no limit of its own"),
+            *([] if self.solved is None else [f"{player} solved {self.solved} of {len(self.lengths)}{self._advice()}"]),
             f"the policy sees {self._seen(config)}, and replies with at most {config.sampling.max_reply_tokens} tokens",
-            f"first it imitates {imitated}" if warm_start.steps else "no warm start",
+            f"first it imitates {examples}" if warm_start.steps else "no warm start",
             f"then {config.algorithm.preset} compares "
             + (
                 "each turn with what a critic expected"
@@ -92,7 +92,7 @@ class Job:
                 else "each episode with others from the same start"
             ),
             ", ".join([times, " or ".join(ends)]) if ends else times,
-            *room,
+            *forecast,
         ]
 
     def _advice(self) -> str:
@@ -106,8 +106,8 @@ class Job:
             return f"the whole episode so far {tokens}"
         if prompt.window > 1:
             return f"the last {prompt.window} turns at most {tokens}"
-        declared = ", since its spec says fully_observed" * self.spec.capabilities.fully_observed
-        return f"the present observation alone{declared}"
+        reason = ", since its spec says fully_observed" * self.spec.capabilities.fully_observed
+        return f"the present observation alone{reason}"
 
 
 def remedies(warm_start: WarmStartConfig) -> str:
@@ -138,41 +138,41 @@ def choose_job(source: str, context: str | None = None) -> Job:
 async def _explore(path: Path, name: str, address: str, context: str | None) -> Job:
     async with Fleet(address) as fleet:
         spec = _chosen(path, name, await fleet.describe())
-        names, can = tuple(spec.action_space.names), spec.capabilities
-        if not (can.expert_action or names or can.valid_actions):
+        names, capabilities = tuple(spec.action_space.names), spec.capabilities
+        if not (capabilities.expert_action or names or capabilities.valid_actions):
             raise ConfigError(
                 f"{path.name}: {spec.id} lists no actions and has no expert, so a policy from scratch has nothing to "
                 "begin from: give it `expert_action`, `valid_actions` or names in `spec.actions`, or train a "
                 "pretrained model, in a YAML file with `model` and `environment`"
             )
-        noise = _NOISE if names or can.valid_actions else 0.0  # random moves need a list of actions
+        noise = _NOISE if names or capabilities.valid_actions else 0.0  # random moves need a list of actions
         warm_start: dict[str, Any] = {"steps": 320, "lr": 0.003} | (
             {"episodes": 1000, "best": 0.5 if noise else 1.0, "noise": noise, "imitate_noise": True}
-            if can.expert_action
+            if capabilities.expert_action
             else {"episodes": 3000, "best": 0.1, "actions": "random", "noise": 0.0}
         )
-        own = spec.limits.max_turns
-        task = Task(spec.id, limits=Limits(min(own or _MOST_TURNS, _MOST_TURNS), 1), actions=names)
+        own_limit = spec.limits.max_turns
+        task = Task(spec.id, limits=Limits(min(own_limit or _MOST_TURNS, _MOST_TURNS), 1), actions=names)
         config = WarmStartConfig(**{**warm_start, "noise": 0.0})
-        began = perf_counter()
-        played = await collect_demonstrations(fleet, config, task, range(_EPISODES))
-        seconds = perf_counter() - began
-        if seconds > _SLOW and not can.expert_action:
+        start_time = perf_counter()
+        demonstrations = await collect_demonstrations(fleet, config, task, range(_EPISODES))
+        seconds = perf_counter() - start_time
+        if seconds > _SLOW and not capabilities.expert_action:
             warm_start |= {"episodes": 500, "best": 0.5}
-        return _job(path, spec, warm_start, played, seconds, context)
+        return _job(path, spec, warm_start, demonstrations, seconds, context)
 
 
 def _chosen(path: Path, name: str, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
-    newest = {spec.id: spec for spec in reversed(specs)}
+    specs_by_id = {spec.id: spec for spec in reversed(specs)}
     if name:
-        for id_, spec in newest.items():
+        for id_, spec in specs_by_id.items():
             if name in (id_, id_.rpartition("-v")[0]):
                 return spec
-        raise ConfigError(f"{path.name}: {unknown_environment(name, sorted(newest)).message}")
-    if len(newest) > 1:
-        several = " and ".join(sorted(newest))
-        raise ConfigError(f"{path.name} holds {several}: say which, as in {path.name}:{min(newest)}")
-    return next(iter(newest.values()))
+        raise ConfigError(f"{path.name}: {unknown_environment(name, sorted(specs_by_id)).message}")
+    if len(specs_by_id) > 1:
+        names = " and ".join(sorted(specs_by_id))
+        raise ConfigError(f"{path.name} holds {names}: say which, as in {path.name}:{min(specs_by_id)}")
+    return next(iter(specs_by_id.values()))
 
 
 def _job(
@@ -183,22 +183,22 @@ def _job(
     seconds: float,
     context: str | None,
 ) -> Job:
-    expert, own = spec.capabilities.expert_action, spec.limits.max_turns
-    lengths = [len(each.episode.turns) for each in played]
+    expert, cap = spec.capabilities.expert_action, spec.limits.max_turns
+    lengths = [len(demo.episode.turns) for demo in played]
     longest = max(lengths)
     # Allow twice the expert's turns, because a policy that is still learning takes detours.
-    turns = min(own or _MOST_TURNS, _MOST_TURNS, max(4, 2 * longest) if expert else 2 * longest if longest > 1 else 1)
-    reply, turn, usual = _tokens(spec, warm_start, played)
-    episode = turns * usual  # an untrained policy uses all turns
-    whole = _rounded(1.25 * turns * turn)
-    prompt, tokens = _chosen_prompt(spec, turn, whole) if context is None else ({}, whole)
+    turns = min(cap or _MOST_TURNS, _MOST_TURNS, max(4, 2 * longest) if expert else 2 * longest if longest > 1 else 1)
+    reply, turn, mean_turn = _tokens(spec, warm_start, played)
+    episode = turns * mean_turn  # an untrained policy uses all turns
+    episode_tokens = _rounded(1.25 * turns * turn)
+    prompt, tokens = _chosen_prompt(spec, turn, episode_tokens) if context is None else ({}, episode_tokens)
     size, iterations, minutes = 8, 100, 3
     groups = min(max(int(_COLLECTED / (size * episode)), 8), 32)
     batch = min(max(int(_IMITATED / episode), 4), 64)
     steps = min(max(int(_IMITATED_IN_ALL / (batch * episode)), 80), warm_start["steps"])
     warm_start = {**warm_start, "batch_size": batch, "steps": steps}
     references = ["random"] * bool(spec.action_space.names or spec.capabilities.valid_actions) + ["expert"] * expert
-    single = turns == 1
+    is_single_turn = turns == 1
     values = {
         "base": "tiny",
         "title": f"A tiny policy learns {spec.title or spec.id}",
@@ -221,7 +221,7 @@ def _job(
         # these runs last, so turns are compared with others from the same state instead.
         "algorithm": {
             "preset": "starpo-s",
-            "advantage": "grpo" if single else "gigpo",
+            "advantage": "grpo" if is_single_turn else "gigpo",
             "filter": {"value": 0.5},
             "filter_loss_scaling": "linear",
             "entropy_coefficient": 0.0,
@@ -233,7 +233,7 @@ def _job(
         "evaluation": {"every": 5, "episodes": 128, "reference": references},
         "stop": {"iterations": iterations, "minutes": minutes, "success": 0.99},
     }
-    successes = [each.episode.success for each in played if each.episode.success is not None]
+    successes = [demo.episode.success for demo in played if demo.episode.success is not None]
     return Job(
         values,
         path,
@@ -270,12 +270,12 @@ def _tokens(
     texts, size = list(writer.texts(played)), TinyConfig().vocabulary
     # Limits are for text without phrases, because new texts may have none.
     words, phrases = train_tokenizer(texts, size=size), train_tokenizer(texts, size=size, phrases=True)
-    turns = [turn for each in played for turn in each.episode.turns]
-    written = [writer.reply(turn) for turn in turns]
-    reply = max(16, round(1.5 * max(len(words.encode(text)) for text in written)))
+    turns = [turn for demo in played for turn in demo.episode.turns]
+    replies = [writer.reply(turn) for turn in turns]
+    reply = max(16, round(1.5 * max(len(words.encode(text)) for text in replies)))
     longest = max(len(words.encode(turn.observation)) for turn in turns) + reply + 8
-    usual = sum(len(phrases.encode(text)) for text in (*written, *(turn.observation for turn in turns)))
-    return reply, longest, usual / len(turns) + 3
+    total = sum(len(phrases.encode(text)) for text in (*replies, *(turn.observation for turn in turns)))
+    return reply, longest, total / len(turns) + 3
 
 
 def _rounded(tokens: float) -> int:

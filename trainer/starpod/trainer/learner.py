@@ -83,11 +83,11 @@ class Learner:
         record = record or UpdateRecord()
         rates = {agent: trainer.set_rate(rate) for agent, trainer in self.by_agent.items()}
         plan = batch_steps if _first_of(self.by_agent).algorithm.order == "together" else turn_steps
-        found: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
+        results: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
         for step in plan(self.by_agent, groups, version, record):
-            found[step.agent].append(self.by_agent[step.agent].take(step, version=version, scale=scale))
+            results[step.agent].append(self.by_agent[step.agent].take(step, version=version, scale=scale))
         _first_of(self.by_agent).parallel.sum(record.found_2BT)
-        metrics = {agent: _combine(steps) | {"update/learning_rate": rates[agent]} for agent, steps in found.items()}
+        metrics = {agent: _combine(steps) | {"update/learning_rate": rates[agent]} for agent, steps in results.items()}
         named = {f"agents/{agent}/{name}": value[name] for agent, value in metrics.items() if agent for name in value}
         return named | _combine(metrics.values())
 
@@ -96,18 +96,18 @@ class Learner:
 
         Norms by reward deviation are over all policies. No optimiser step is taken.
         """
-        kept = [group for group in groups if episodes_of([group])]
-        batch = Batch(episodes_of(kept), _first_of(self.by_agent).parallel.device)
+        usable_groups = [group for group in groups if episodes_of([group])]
+        batch = Batch(episodes_of(usable_groups), _first_of(self.by_agent).parallel.device)
         rollout, shares = _share_out(self.by_agent, batch, version, dict.fromkeys(self.by_agent, False))
         # Compute advantages over the whole batch, as in an update. A bucket without deviation would show a gradient if
         # it were whitened separately.
         advantages = advantages_by_kind(_first_of(self.by_agent).algorithm, rollout)
-        row_of = {id(episode): row for row, episode in enumerate(batch.episodes)}
+        row_by_id = {id(episode): row for row, episode in enumerate(batch.episodes)}
 
         def backward(part: Sequence[Group], component: str) -> None:
-            chosen = {row_of[id(episode)] for episode in episodes_of(part)}
+            row_set = {row_by_id[id(episode)] for episode in episodes_of(part)}
             for share in shares.values():
-                if rows := [place for place, row in enumerate(share.rows) if row in chosen]:
+                if rows := [index for index, row in enumerate(share.rows) if row in row_set]:
                     share.trainer.accumulate(share.stream(advantages), rows, scale=1.0, components=(component,))
 
         def norm(agent: str, given_BT: Tensor) -> float:
@@ -116,7 +116,7 @@ class Learner:
             add = partial(share.trainer.accumulate, stream, range(len(share.rows)), scale=1.0, components=("task",))
             return gradient_norm(share.trainer.policy, add)
 
-        metrics = gradient_report(self.policies, kept, backward, buckets=buckets)
+        metrics = gradient_report(self.policies, usable_groups, backward, buckets=buckets)
         metrics |= agent_report(rollout, advantages.advantages_BT, norm)
         self.policies.zero_grad(set_to_none=True)
         return metrics
@@ -173,11 +173,11 @@ def batch_steps(
             advantages = sibling_advantages(first.algorithm, rollout, parents, first.branches.scale)
         else:
             advantages = advantages_by_kind(first.algorithm, rollout)
-        recorded = not streams
-        if recorded:
+        is_recorded = not streams
+        if is_recorded:
             record.begin(batch, advantages.advantages_BT)
         for agent, share in shares.items():
-            part = UpdateRecord() if recorded else None
+            part = UpdateRecord() if is_recorded else None
             streams[agent].append((share, replace(share.stream(advantages, part), weight=weight)))
     for agent, pairs in streams.items():
         trainer, (share, stream) = trainers[agent], pairs[0]
@@ -241,27 +241,27 @@ def _share_out(
         return _Share(trainer, rows, inside_BT, said, rollout, metrics, skips)
 
     if "" in trainers:
-        whole = share("", batch, range(len(batch)), batch.mask_BT)
-        return whole.rollout, {"": whole}
+        only_share = share("", batch, range(len(batch)), batch.mask_BT)
+        return only_share.rollout, {"": only_share}
     rollout = _first_of(trainers).unscored(batch)
     scores = {"old_logprobs_BT": rollout.old_logprobs_BT.clone()}
     units, agents = agent_units(rollout)
     shares = {}
-    if unknown := [agent for agent in agents if agent not in trainers]:
+    if unknown_agents := [agent for agent in agents if agent not in trainers]:
         raise ConfigError(
-            f"an episode has turns of agent {unknown[0]!r}, and script.policies names {', '.join(trainers)}"
+            f"an episode has turns of agent {unknown_agents[0]!r}, and script.policies names {', '.join(trainers)}"
         )
     for index, agent in enumerate(agents):
         episodes = [turns_of(episode, agent) for episode in batch.episodes]
         if not (rows := [row for row, episode in enumerate(episodes) if episode.sampled_tokens]):
             continue
-        said = Batch([episodes[row] for row in rows], batch.device)
+        agent_batch = Batch([episodes[row] for row in rows], batch.device)
         inside_BT = units.mask_BT & (units.index_BT == index)
-        shares[agent] = share(agent, said, rows, inside_BT)
+        shares[agent] = share(agent, agent_batch, rows, inside_BT)
         for name in ("old_logprobs_BT", "ref_logprobs_BT"):
-            if (scored_BT := getattr(shares[agent].rollout, name)) is not None:
-                whole_BT = scores.setdefault(name, torch.zeros_like(rollout.old_logprobs_BT))
-                whole_BT[inside_BT] = scored_BT[said.mask_BT]
+            if (logprobs_BT := getattr(shares[agent].rollout, name)) is not None:
+                scores_BT = scores.setdefault(name, torch.zeros_like(rollout.old_logprobs_BT))
+                scores_BT[inside_BT] = logprobs_BT[agent_batch.mask_BT]
     old_BT, ref_BT = scores["old_logprobs_BT"], scores.get("ref_logprobs_BT")
     return replace(rollout, old_logprobs_BT=old_BT, ref_logprobs_BT=ref_BT), shares
 
@@ -273,19 +273,19 @@ def _first_of(trainers: Mapping[str, PolicyTrainer]) -> PolicyTrainer:
 
 def _combine(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric, or its maximum if its name ends in `_max`."""
-    found: defaultdict[str, list[float]] = defaultdict(list)
+    lists: defaultdict[str, list[float]] = defaultdict(list)
     for metrics in several:
         for name, value in metrics.items():
-            found[name].append(value)
-    return {name: max(values) if name.endswith("_max") else sum(values) / len(values) for name, values in found.items()}
+            lists[name].append(value)
+    return {name: max(values) if name.endswith("_max") else sum(values) / len(values) for name, values in lists.items()}
 
 
 def _critic_metrics(stream: Stream) -> dict[str, float]:
     values_BT, advantages = stream.rollout.values_BT, stream.advantages
     if values_BT is None or advantages.returns_BT is None:
         return {}
-    explained = explained_variance(values_BT, advantages.returns_BT, advantages.value_mask_BT)
-    return {"critic/explained_variance": explained}
+    share = explained_variance(values_BT, advantages.returns_BT, advantages.value_mask_BT)
+    return {"critic/explained_variance": share}
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:

@@ -36,8 +36,8 @@ async def _train(run: Run) -> StopReason:
         run.begin_step()
         await run.sync()
         groups = await run.collect()
-        kept = run.filter(groups)
-        await run.learn(kept)
+        kept_groups = run.filter(groups)
+        await run.learn(kept_groups)
         run.finish_step()
         if run.due(run.config.evaluation.every):
             await run.evaluate()

@@ -87,26 +87,26 @@ class Estimate:
 
     def advice(self) -> str:
         """Return a sentence for a run that does not fit: the memory available, and the keys that save the most."""
-        held = [item for item in self.items if item.phase in ("", self._widest) and item.keys]
-        largest = sorted(held, key=lambda item: -item.size)[:4]
-        told = ", ".join(f"{item.what} {item.size / GIB:.1f} ({item.keys})" for item in largest)
+        items = [item for item in self.items if item.phase in ("", self._widest) and item.keys]
+        largest_items = sorted(items, key=lambda item: -item.size)[:4]
+        summary = ", ".join(f"{item.what} {item.size / GIB:.1f} ({item.keys})" for item in largest_items)
         return (
             f"the run needs about {self.total / GIB:.0f} GiB of the {self.place.size / GIB:.0f} GiB that each device "
-            f"({self.place.kind}) has. Change what takes most: {told}"
+            f"({self.place.kind}) has. Change what takes most: {summary}"
         )
 
 
 def place_of(device: str) -> Place:
     """Return the device that a rank of this run would use, and the number of ranks from torchrun. Raises NoDevice."""
-    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    chosen = device_named(device)
-    if chosen.type == "cuda":
-        return Place("cuda", torch.cuda.get_device_properties(chosen).total_memory, world)
+    world, local_world = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    torch_device = device_named(device)
+    if torch_device.type == "cuda":
+        return Place("cuda", torch.cuda.get_device_properties(torch_device).total_memory, world)
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and (text := limit.read_text().strip()).isdigit():
         size = min(size, int(text))
-    return Place("cpu", size // local, world)
+    return Place("cpu", size // local_world, world)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +128,17 @@ class Shape:
 
     @classmethod
     def of(cls, model: ModelConfig) -> Shape:
-        built = build_shape(model)
-        every = [parameter.numel() for name, parameter in built.named_parameters() if ".lora_" not in name]
-        adapters = sum(parameter.numel() for name, parameter in built.named_parameters() if ".lora_" in name)
-        config = unwrapped(built).config.get_text_config()
+        module = build_shape(model)
+        sizes = [parameter.numel() for name, parameter in module.named_parameters() if ".lora_" not in name]
+        adapters = sum(parameter.numel() for name, parameter in module.named_parameters() if ".lora_" in name)
+        config = unwrapped(module).config.get_text_config()
         _, _, _, heads, _, width = cache_shape(config, 0, 1)
-        inside = sum(p.numel() for name, p in built.named_parameters() if ".layers." in name and ".lora_" not in name)
+        total = sum(p.numel() for name, p in module.named_parameters() if ".layers." in name and ".lora_" not in name)
         return cls(
-            sum(every),
+            sum(sizes),
             adapters,
-            inside // config.num_hidden_layers,
-            max(every),
+            total // config.num_hidden_layers,
+            max(sizes),
             config.num_hidden_layers,
             config.hidden_size,
             getattr(config, "intermediate_size", 2 * config.hidden_size),
@@ -158,28 +158,28 @@ def estimate_memory(config: Config, place: Place) -> Estimate:
     model, algorithm, world = config.model, config.algorithm, place.world
     shape = Shape.of(model)
     lora = model.lora.rank > 0
-    kept = getattr(torch, model.base_dtype).itemsize
-    trained = _policies(config) * (shape.adapters if lora else shape.parameters)
-    frozen = shape.parameters if lora else 0
-    resident = trained * FLOAT32 + frozen * kept
-    size = "another model" + ("" if lora else ", model.lora.rank") + ("" if world > 1 else ", several GPUs (torchrun)")
-    base = f"{size}, model.base_dtype" if lora and kept == FLOAT32 else size
+    item_size = getattr(torch, model.base_dtype).itemsize
+    trained_count = _policies(config) * (shape.adapters if lora else shape.parameters)
+    frozen_count = shape.parameters if lora else 0
+    weight_bytes = trained_count * FLOAT32 + frozen_count * item_size
+    keys = "another model" + ("" if lora else ", model.lora.rank") + ("" if world > 1 else ", several GPUs (torchrun)")
+    base_keys = f"{keys}, model.base_dtype" if lora and item_size == FLOAT32 else keys
     items = [
         Item("program", PROGRAM[place.kind]),
-        Item("weights", resident / world, base),
-        Item("gradients", trained * FLOAT32 / world, size),
-        Item("optimiser (AdamW)", 2 * trained * FLOAT32 / world, size),
+        Item("weights", weight_bytes / world, base_keys),
+        Item("gradients", trained_count * FLOAT32 / world, keys),
+        Item("optimiser (AdamW)", 2 * trained_count * FLOAT32 / world, keys),
     ]
     if place.kind == "cpu":  # on a GPU the copy is in main memory
-        items.append(Item("copy for a checkpoint", 3 * trained * FLOAT32 / world, "", "a checkpoint"))
+        items.append(Item("copy for a checkpoint", 3 * trained_count * FLOAT32 / world, "", "a checkpoint"))
     if algorithm.needs_critic and model.critic == "separate":
-        items.append(Item("critic", (resident + 3 * trained * FLOAT32) / world, "model.critic=shared"))
+        items.append(Item("critic", (weight_bytes + 3 * trained_count * FLOAT32) / world, "model.critic=shared"))
     if algorithm.needs_reference:
-        items.append(Item("reference model", trained * FLOAT32 / world, "algorithm.kl.where=off"))
+        items.append(Item("reference model", trained_count * FLOAT32 / world, "algorithm.kl.where=off"))
     if world > 1:
         # FSDP gathers two layers at a time and all parameters outside of layers, with their gradients.
-        whole = shape.parameters - (shape.layers - 2) * shape.per_layer
-        items.append(Item("gathered shards", whole * (kept if lora else 2 * FLOAT32), size))
+        gathered_count = shape.parameters - (shape.layers - 2) * shape.per_layer
+        items.append(Item("gathered shards", gathered_count * (item_size if lora else 2 * FLOAT32), keys))
     return Estimate([*items, *_engine(config, place, shape), *_passes(config, place, shape)], place)
 
 
@@ -191,44 +191,44 @@ def _policies(config: Config) -> int:
 def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
     """Return the memory of an engine on this machine, and of handing over weights."""
     engine, model = config.engine, config.model
-    longest = config.sampling.max_episode_tokens
+    max_length = config.sampling.max_episode_tokens
     dtype: torch.dtype = getattr(torch, engine.computes_in(model.dtype))
-    handed = shape.parameters * dtype.itemsize
+    payload = shape.parameters * dtype.itemsize
     if engine.name == "torch":
         policies = _policies(config)
         part = engine.model_copy(update={"cache_gib": engine.cache_gib / policies})
-        slots = slots_within(part, shape.config, longest, dtype)
+        slots = slots_within(part, shape.config, max_length, dtype)
         shared = place.world == 1
-        rounded = shape.adapters if model.base_dtype == model.dtype else shape.parameters + shape.adapters
-        copied = 0 if shared and model.dtype == "float32" else (rounded if shared else shape.parameters)
-        cache = policies * math.prod(cache_shape(shape.config, slots, longest)) * dtype.itemsize
+        rounded_count = shape.adapters if model.base_dtype == model.dtype else shape.parameters + shape.adapters
+        copied_count = 0 if shared and model.dtype == "float32" else (rounded_count if shared else shape.parameters)
+        cache = policies * math.prod(cache_shape(shape.config, slots, max_length)) * dtype.itemsize
         fused = place.kind == "cpu" and model.dtype == "float32"
-        weights = copied * dtype.itemsize + (shape.parameters * FLOAT32 if fused else 0)
+        weights = copied_count * dtype.itemsize + (shape.parameters * FLOAT32 if fused else 0)
         items = [
             Item("engine's weights", policies * weights),
             Item(f"engine's cache, {slots} replies at once", cache, "engine.cache_gib, engine.slots"),
         ]
         if shared and config.collect.max_staleness:
-            own = FLOAT32 * policies * (shape.adapters or shape.parameters)
-            items.append(Item("weights to sample from during updates", own, "collect.max_staleness=0"))
+            copy_bytes = FLOAT32 * policies * (shape.adapters or shape.parameters)
+            items.append(Item("weights to sample from during updates", copy_bytes, "collect.max_staleness=0"))
         return items
-    bucket = min(handed, SHARD_BYTES) + shape.largest * FLOAT32
+    bucket = min(payload, SHARD_BYTES) + shape.largest * FLOAT32
     if engine.name == "vllm_remote":
-        on_device = bucket if place.kind == "cpu" else shape.largest * FLOAT32
-        return [Item("hand-over of weights", on_device, "", "hand-over")]
+        device_bytes = bucket if place.kind == "cpu" else shape.largest * FLOAT32
+        return [Item("hand-over of weights", device_bytes, "", "hand-over")]
     if place.kind == "cuda":
         ipc = engine.handover == "ipc" or (engine.handover == "auto" and engine.tensor_parallel == 1)
-        taken = engine.gpu_memory_fraction * place.size
-        fewer = "engine=vllm_remote" if engine.sleep else "engine.sleep, engine=vllm_remote"
+        usage = engine.gpu_memory_fraction * place.size
+        keys = "engine=vllm_remote" if engine.sleep else "engine.sleep, engine=vllm_remote"
         return [
             # The engine is awake during the hand-over, which needs more memory than sampling.
-            Item("engine (vLLM)", taken, f"engine.gpu_memory_fraction, {fewer}", "hand-over" if engine.sleep else ""),
+            Item("engine (vLLM)", usage, f"engine.gpu_memory_fraction, {keys}", "hand-over" if engine.sleep else ""),
             *([Item("engine asleep (vLLM)", PROGRAM["cuda"])] if engine.sleep else []),
-            Item("hand-over of weights", handed if ipc else shape.largest * FLOAT32, "engine.handover", "hand-over"),
+            Item("hand-over of weights", payload if ipc else shape.largest * FLOAT32, "engine.handover", "hand-over"),
         ]
-    cache = math.prod(cache_shape(shape.config, engine.slots, longest)) * dtype.itemsize
+    cache = math.prod(cache_shape(shape.config, engine.slots, max_length)) * dtype.itemsize
     return [
-        Item("engine (vLLM)", handed + PROGRAM["cpu"], "engine=vllm_remote"),
+        Item("engine (vLLM)", payload + PROGRAM["cpu"], "engine=vllm_remote"),
         Item("engine's cache", min(math.ceil(cache / GIB) * GIB, place.size / 4), "engine.slots"),
         Item("hand-over of weights", bucket, "", "hand-over"),
     ]
@@ -239,10 +239,10 @@ def kept_for_backward(config: ModelConfig, shape: Shape, tokens: int) -> int:
     size: int = getattr(torch, config.dtype).itemsize
     layer = tokens * _per_token(config, shape)
     # Weights that are rounded for the pass are kept as well.
-    rounded = shape.per_layer * size if size < FLOAT32 and getattr(torch, config.base_dtype) != torch.bfloat16 else 0
+    weights = shape.per_layer * size if size < FLOAT32 and getattr(torch, config.base_dtype) != torch.bfloat16 else 0
     if config.gradient_checkpointing:
         return shape.layers * tokens * size * shape.hidden
-    return shape.layers * (layer + rounded)
+    return shape.layers * (layer + weights)
 
 
 def _per_token(config: ModelConfig, shape: Shape) -> int:
@@ -253,19 +253,19 @@ def _per_token(config: ModelConfig, shape: Shape) -> int:
     """
     size: int = getattr(torch, config.dtype).itemsize
     norms = 10 * shape.hidden if size < FLOAT32 else 0
-    every: int = size * (8 * shape.hidden + 2 * shape.key_value + 4 * shape.intermediate) + norms
-    return every
+    total: int = size * (8 * shape.hidden + 2 * shape.key_value + 4 * shape.intermediate) + norms
+    return total
 
 
 def _passes(config: Config, place: Place, shape: Shape) -> list[Item]:
     """Return the memory of a micro-batch's forward and backward pass, and of the optimiser's step."""
-    model, longest = config.model, config.sampling.max_episode_tokens
+    model, max_length = config.model, config.sampling.max_episode_tokens
     episodes = config.collect.groups * config.collect.group_size
-    tokens = max(min(config.optimizer.micro_batch_tokens, episodes * longest), longest)
+    tokens = max(min(config.optimizer.micro_batch_tokens, episodes * max_length), max_length)
     # Add the model's input and output, and one layer that is recomputed, or its gradients.
-    held = kept_for_backward(model, shape, tokens) + tokens * (8 * shape.hidden + _per_token(model, shape))
+    activations = kept_for_backward(model, shape, tokens) + tokens * (8 * shape.hidden + _per_token(model, shape))
     if model.critic == "separate" and config.algorithm.needs_critic:
-        held *= 2
+        activations *= 2
     size = getattr(torch, model.dtype).itemsize
     # Logits in the model's dtype and in float32, their log-softmax and its gradient; then the gradient of the largest
     # weight, and if a pass rounds, the rounded weight and its gradient, all but the first by slices if they are large.
@@ -275,13 +275,13 @@ def _passes(config: Config, place: Place, shape: Shape) -> list[Item]:
     else:
         logits = min(model.logits_at_once, tokens * shape.vocabulary) * (size + 3 * FLOAT32)
         logits += shape.largest * (FLOAT32 + 2 * size * rounds)
-    lower = "optimizer.micro_batch_tokens, sampling.max_episode_tokens"
-    more = "" if model.gradient_checkpointing else ", model.gradient_checkpointing"
+    keys = "optimizer.micro_batch_tokens, sampling.max_episode_tokens"
+    extra_keys = "" if model.gradient_checkpointing else ", model.gradient_checkpointing"
     items = [
-        Item("activations", held, lower + more, "an update"),
+        Item("activations", activations, keys + extra_keys, "an update"),
         Item("logits", logits, "model.logits_at_once", "an update"),
     ]
     if place.kind == "cuda":
-        trained = shape.adapters or shape.parameters
-        items.append(Item("AdamW's step", trained * FLOAT32 / place.world, "", "the optimiser's step"))
+        trained_count = shape.adapters or shape.parameters
+        items.append(Item("AdamW's step", trained_count * FLOAT32 / place.world, "", "the optimiser's step"))
     return items

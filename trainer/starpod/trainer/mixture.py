@@ -59,9 +59,9 @@ class Mixture:
 
     def _saved_start(self, name: str, group: int) -> SavedStart | None:
         """Return the saved state in which a group begins, chosen by its number; None: its seed's start state."""
-        saved, share = self._saved.get(name, ()), self._saved_shares[name]
-        turn = math.floor((group + 1) * share)
-        return saved[(turn - 1) % len(saved)] if saved and turn > math.floor(group * share) else None
+        starts, share = self._saved.get(name, ()), self._saved_shares[name]
+        count = math.floor((group + 1) * share)
+        return starts[(count - 1) % len(starts)] if starts and count > math.floor(group * share) else None
 
     def levels(self) -> dict[str, int]:
         """Return the level of each task with a curriculum."""
@@ -77,15 +77,15 @@ class Mixture:
             for episode in group.episodes:
                 if group.id >= self._level_from[episode.task]:
                     successes.setdefault(episode.task, []).append(episode.success is True)
-        risen = [name for name, found in successes.items() if self._curricula[name].update(fmean(found))]
-        self._level_from |= dict.fromkeys(risen, self._next)
-        return risen
+        names = [name for name, values in successes.items() if self._curricula[name].update(fmean(values))]
+        self._level_from |= dict.fromkeys(names, self._next)
+        return names
 
     def silent(self, groups: Sequence[Group]) -> list[str]:
         """Return the tasks with a curriculum whose episodes do not report success."""
-        telling = {each.task for group in groups for each in group.episodes if each.success is not None}
-        played = dict.fromkeys(each.task for group in groups for each in group.episodes)
-        return [name for name in played if self._curricula[name].enabled and name not in telling]
+        reporters = {episode.task for group in groups for episode in group.episodes if episode.success is not None}
+        tasks = dict.fromkeys(episode.task for group in groups for episode in group.episodes)
+        return [name for name in tasks if self._curricula[name].enabled and name not in reporters]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""

@@ -59,11 +59,11 @@ class OptimizerConfig(Section):
         It depends only on the iteration, counted from 1, and on the number of iterations of the run, so there is no
         state to resume.
         """
-        done, warmup = iteration - 1, self.warmup_iterations
-        if done < warmup:
+        index, warmup = iteration - 1, self.warmup_iterations
+        if index < warmup:
             return iteration / (warmup + 1)
         if self.schedule == "constant":
             return 1.0
         total = self.schedule_iterations or iterations
-        share = min(1.0, (done - warmup) / max(1, total - warmup))
+        share = min(1.0, (index - warmup) / max(1, total - warmup))
         return 1 - share if self.schedule == "linear" else (1 + math.cos(math.pi * share)) / 2

@@ -79,10 +79,10 @@ def _check_scorer(config: Config) -> None:
 def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -> None:
     """Raise ConfigError if training data in a file comes from a seed that is held out for evaluations."""
     for seed in seeds:
-        if held_out := config.seeds.holds_out(seed):
+        if holder := config.seeds.holds_out(seed):
             raise ConfigError(
-                f"{key} {path} holds something of seed {seed}, which {held_out} holds out: save it from another seed, "
-                f"such as {config.seeds.train.start}, or choose other {held_out.split()[0]}"
+                f"{key} {path} holds something of seed {seed}, which {holder} holds out: save it from another seed, "
+                f"such as {config.seeds.train.start}, or choose other {holder.split()[0]}"
             )
 
 
@@ -126,10 +126,10 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
     for wrong, sentence in _lacking(config, task, facts):
         if wrong:
             raise ConfigError(sentence)
-    tried: list[EnvironmentConfig] = []
+    environments: list[EnvironmentConfig] = []
     for environment in _played(config, task):
-        if environment not in tried:
-            tried.append(environment)
+        if environment not in environments:
+            environments.append(environment)
             seed = config.seeds.train.start
             want = Want(state_key=config.needs_state_key)  # an error in `state_key` must not show after the warm start
             for session in await make_task(environment, facts.actions, task.name).open(fleet, seed, 1, want):
@@ -139,11 +139,11 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
 
 async def _try_rewards(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
     """Play an episode with each set of shaping functions, so that one that raises is found before the warm start."""
-    tried: list[RewardConfig] = []
+    configs: list[RewardConfig] = []
     for rewards in (each.rewards for stage in config.in_stages for each in stage.tasks if each.name == task.name):
-        if not rewards.shaped or rewards in tried:
+        if not rewards.shaped or rewards in configs:
             continue
-        tried.append(rewards)
+        configs.append(rewards)
         want = Want(valid_actions=True, expert_action=facts.expert)
         opening = make_task(task.environment, facts.actions, task.name).open(fleet, config.seeds.train.start, 1, want)
         for session in await opening:

@@ -96,9 +96,9 @@ class RunResults:
         test. Raises NotComparable if seeds or environments differ.
         """
         paths = self.path, other.path if isinstance(other, RunResults) else Path(other)
-        compared = compare_evaluations(*(read_evaluation(path) for path in paths))
+        comparison = compare_evaluations(*(read_evaluation(path) for path in paths))
         rows = {}
-        for environment, figures in compared.items():
+        for environment, figures in comparison.items():
             row = {name: figures[name] for name in ("pairs", "only_first", "only_second", "p_value")}
             for name in ("success", "return_mean"):
                 row[f"{name}_first"], row[f"{name}_second"] = figures[name]
@@ -115,13 +115,13 @@ class RunResults:
         """Return the title, environment, algorithm and latest success as HTML, for notebooks."""
         facts, config = self._folder.read_facts(), self.config
         evaluations = self._folder.read_evaluations()
-        newest = self.final or (evaluations[-1] if evaluations else {})
+        values = self.final or (evaluations[-1] if evaluations else {})
         tasks = config.get("environments") or {"": config.get("environment", {})}
         rows = {
-            "environment": ", ".join(each.get("id", name) for name, each in tasks.items()),
+            "environment": ", ".join(task.get("id", name) for name, task in tasks.items()),
             "model": facts.get("model", ""),
             "algorithm": config.get("algorithm", {}).get("preset", ""),
-            "success": f"{show(newest['success'], 'share')} of {newest['episodes']} episodes" if newest else "not yet",
+            "success": f"{show(values['success'], 'share')} of {values['episodes']} episodes" if values else "not yet",
             "ended": facts.get("ended", {}).get("outcome", "not yet"),
             "folder": str(self.path),
         }
@@ -134,21 +134,21 @@ class Episodes(list[Episode]):
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{name}</th>" for name in ("", "seed", "solved", "return", "turns", "end"))
         rows = []
-        for number, each in enumerate(self):
-            solved = {True: "yes", False: "no", None: "-"}[each.success]
-            cells = (number, each.seed, solved, f"{each.own_return:.4g}", len(each.turns), each.end)
+        for number, episode in enumerate(self):
+            solved = {True: "yes", False: "no", None: "-"}[episode.success]
+            cells = (number, episode.seed, solved, f"{episode.own_return:.4g}", len(episode.turns), episode.end)
             rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
         return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
+            result |= _flat(value, f"{prefix}{name}.")
         else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+            result[f"{prefix}{name}"] = value
+    return result
 
 
 def _table(rows: Mapping[str, str]) -> str:

@@ -78,8 +78,8 @@ class SeedsConfig(Section):
 
     def holds_out(self, seed: int) -> str:
         """Return the range of an evaluation that contains a seed, in words; "" if none does."""
-        found = ((purpose, getattr(self, purpose)) for purpose in PURPOSES)
-        return next((f"seeds.{name} ({own.start} to {own.stop - 1})" for name, own in found if seed in own), "")
+        ranges = ((purpose, getattr(self, purpose)) for purpose in PURPOSES)
+        return next((f"seeds.{name} ({span.start} to {span.stop - 1})" for name, span in ranges if seed in span), "")
 
     def held_out(self, purpose: Purpose, count: int) -> range:
         """Return the first `count` seeds of a purpose, the same at every call. Raises ValueError if there are fewer."""
@@ -116,10 +116,10 @@ class SeedCursor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values from `state_dict`. Raises ConfigError if the range or the run's seed differs."""
-        mine = {**self.state_dict(), "taken": state["taken"]}
-        if mine != dict(state):
+        facts = {**self.state_dict(), "taken": state["taken"]}
+        if facts != dict(state):
             raise ConfigError(
                 f"the checkpoint took its seeds from {state['range']} of run seed {state['run_seed']}, "
-                f"this run takes them from {mine['range']} of run seed {mine['run_seed']}: resume with the same seeds"
+                f"this run takes them from {facts['range']} of run seed {facts['run_seed']}: resume with the same seeds"
             )
         self.taken = int(state["taken"])

@@ -88,7 +88,7 @@ async def open_run(
         if parallel.is_main:
             if not resume:  # at once, so that pages show the run during its warm start
                 _record(config, folder)
-            await stack.enter_async_context(telling(folder, [each.fleet for each in served], screen))
+            await stack.enter_async_context(telling(folder, [environment.fleet for environment in served], screen))
         build = partial(
             build_models, config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel
         )
@@ -183,16 +183,16 @@ async def _build_collectors(
     stack: contextlib.AsyncExitStack,
 ) -> list[Collector[EngineAgents]]:
     """Return one collector per stage in order, then one with the unchanged configuration."""
-    playing: Wrap = lambda agents: agents  # noqa: E731
+    wrap_agents: Wrap = lambda agents: agents  # noqa: E731
     if config.collect.agent.command:
-        playing = await stack.enter_async_context(load_programs()(config.collect.agent))
+        wrap_agents = await stack.enter_async_context(load_programs()(config.collect.agent))
     search, pivots = config.collect.search, Recoverability()
 
     def build(stage: Config) -> Collector[EngineAgents]:
         collectors = {
             task.name: Collector(
-                fleet=each.fleet,
-                agents=playing(
+                fleet=environment.fleet,
+                agents=wrap_agents(
                     engine_agents(
                         config.script,
                         engine=engine,
@@ -200,16 +200,16 @@ async def _build_collectors(
                         prompt=task.prompt,
                         sampling=stage.sampling,
                         seed=config.seed,
-                        want=_want(config, each.facts, image=task.prompt.shows_images),
-                        spans=any(other.algorithm.blocks for other in config.in_stages),
+                        want=_want(config, environment.facts, image=task.prompt.shows_images),
+                        spans=any(settings.algorithm.blocks for settings in config.in_stages),
                     )
                 ),
-                task=make_task(task.environment, each.task.actions, task.name),
+                task=make_task(task.environment, environment.task.actions, task.name),
                 rewards=Rewards(task.rewards),
                 deadline=config.collect.deadline,
                 search=Search(search, pivots) if search.strategy != "none" else None,
             )
-            for task, each in zip(stage.tasks, served, strict=True)
+            for task, environment in zip(stage.tasks, served, strict=True)
         }
         first = next(iter(collectors.values()))
         return replace(first, others=collectors) if stage.environments else first
@@ -249,9 +249,9 @@ def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Para
 def _record(config: Config, folder: RunFolder) -> None:
     """Write the configuration and facts of the run, or of its resumption, to its folder."""
     # The report shows differences from the default configuration with the same environments.
-    usual = Config.model_validate({"environments": {name: each.id for name, each in config.environments.items()}})
+    defaults = Config.model_validate({"environments": {name: each.id for name, each in config.environments.items()}})
     model = model_title(config.model.name)
-    folder.begin(config.to_dict(), defaults=usual.to_dict(), title=config.title, model=model)
+    folder.begin(config.to_dict(), defaults=defaults.to_dict(), title=config.title, model=model)
 
 
 def _open_sinks(config: Config, folder: RunFolder, screen: Screen, loaded: Loaded | None, *, resume: bool) -> Sinks:

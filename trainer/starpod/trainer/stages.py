@@ -86,16 +86,16 @@ class Stages:
 
     def update(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Process the metrics of an iteration, counted from 1. Return whether another stage begins after it."""
-        before = self.index
+        start = self.index
         while self.index < len(self._stages):
             until = self._stages[self.index].until
             # Metrics only count for the stage that was played, not for stages that are skipped.
-            self._held = self._held + 1 if self.index == before and until.metric and until.holds(metrics) else 0
-            reached = until.iteration is not None and step >= until.iteration
-            if not reached and (not until.metric or self._held < until.patience):
+            self._held = self._held + 1 if self.index == start and until.metric and until.holds(metrics) else 0
+            is_over = until.iteration is not None and step >= until.iteration
+            if not is_over and (not until.metric or self._held < until.patience):
                 break
             self.index, self._held = self.index + 1, 0
-        return self.index > before
+        return self.index > start
 
     def unknown(self, metrics: Mapping[str, float]) -> str:
         """Return the metric that the stage waits for if the iteration does not have it, else ""."""
@@ -122,11 +122,11 @@ def may_change(key: str) -> bool:
 
 def difference(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the dotted keys to set in `base` to make it equal to `other`, for plain values of two configurations."""
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for key, value in other.items():
-        below = base.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping) and below and set(below) <= set(value):
-            found |= difference(below, value, f"{prefix}{key}.")
-        elif value != below:
-            found[prefix + key] = value
-    return found
+        old = base.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and old and set(old) <= set(value):
+            changes |= difference(old, value, f"{prefix}{key}.")
+        elif value != old:
+            changes[prefix + key] = value
+    return changes

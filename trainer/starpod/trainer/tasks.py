@@ -68,18 +68,18 @@ def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any])
 
     Raises ValueError for a key that does not exist, that cannot be set per environment, or that has a wrong value.
     """
-    place = f"environments.{name}.{key}"
-    for each in values:
-        if each not in type(section).model_fields:
-            raise ValueError(f"no key '{place}.{each}'{nearest(each, list(OWN_KEYS[key]))}")
-        if each not in OWN_KEYS[key]:
-            raise ValueError(f"{place}.{each} is the same for all environments: give {key}.{each}")
-    own = section.to_dict()
+    prefix = f"environments.{name}.{key}"
+    for field in values:
+        if field not in type(section).model_fields:
+            raise ValueError(f"no key '{prefix}.{field}'{nearest(field, list(OWN_KEYS[key]))}")
+        if field not in OWN_KEYS[key]:
+            raise ValueError(f"{prefix}.{field} is the same for all environments: give {key}.{field}")
+    base = section.to_dict()
     if key == "prompt":
-        own = without_old_window(own, values.get("context"))
+        base = without_old_window(base, values.get("context"))
     try:
-        return type(section).model_validate({**own, **values})
+        return type(section).model_validate({**base, **values})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join([place, *map(str, first["loc"])])
-        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+        location = ".".join([prefix, *map(str, first["loc"])])
+        raise ValueError(f"{location}: {first['msg'].removeprefix('Value error, ')}") from None

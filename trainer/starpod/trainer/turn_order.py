@@ -44,11 +44,11 @@ def carried(carry_B: Tensor, log_ratio_B: Tensor) -> Tensor:
 def turn_alone(episode: Episode, turn: int) -> Episode:
     """Return one turn as an episode. Everything before it is its prompt, and its reward is the whole episode's."""
     context: list[int] = []
-    for before in episode.turns[:turn]:
-        context = [*([] if before.fresh else context), *before.prompt, *before.reply]
-    own = episode.turns[turn]
-    prompt = own.prompt if own.fresh else [*context, *own.prompt]
-    return replace(episode, turns=[replace(own, prompt=prompt, fresh=True, parts=part_sums(episode.turns))])
+    for past_turn in episode.turns[:turn]:
+        context = [*([] if past_turn.fresh else context), *past_turn.prompt, *past_turn.reply]
+    last_turn = episode.turns[turn]
+    prompt = last_turn.prompt if last_turn.fresh else [*context, *last_turn.prompt]
+    return replace(episode, turns=[replace(last_turn, prompt=prompt, fresh=True, parts=part_sums(episode.turns))])
 
 
 def turn_steps(
@@ -57,25 +57,25 @@ def turn_steps(
     """Yield the policy's step on each turn, in the order of `algorithm.order`."""
     ((agent, trainer),) = trainers.items()
     episodes = episodes_of(groups)
-    whole = Batch(episodes, trainer.parallel.device)
-    record.begin(whole, torch.zeros(whole.mask_BT.shape, device=whole.device))
-    turns_BT = whole.turns_BT()
-    most = max(len(episode.turns) for episode in episodes)
+    full_batch = Batch(episodes, trainer.parallel.device)
+    record.begin(full_batch, torch.zeros(full_batch.mask_BT.shape, device=full_batch.device))
+    turns_BT = full_batch.turns_BT()
+    max_turns = max(len(episode.turns) for episode in episodes)
     # A turn that fewer than two episodes reached has nothing to be compared with.
-    turns = [turn for turn in range(most) if int((turns_BT == turn).any(1).sum()) > 1]
+    turns = [turn for turn in range(max_turns) if int((turns_BT == turn).any(1).sum()) > 1]
     if trainer.algorithm.order == "reverse_turns":
         turns.reverse()
     carry: dict[tuple[int, int], float] = {}
     for turn in turns:
-        reached = [each for each in episodes if len(each.turns) > turn and each.turns[turn].reply]
-        batch = Batch([turn_alone(episode, turn) for episode in reached], whole.device)
+        members = [episode for episode in episodes if len(episode.turns) > turn and episode.turns[turn].reply]
+        batch = Batch([turn_alone(episode, turn) for episode in members], full_batch.device)
         # Only the first step starts from the policy that sampled.
         rollout, metrics = trainer.prepare(batch, version if turn == turns[0] else -1)
         # Use the exact returns of the whole episodes, because summing parts in another order changes the last digit.
-        returns = [[0.0] * (len(each.turns[turn].reply) - 1) + [each.total_reward] for each in reached]
+        returns = [[0.0] * (len(episode.turns[turn].reply) - 1) + [episode.total_reward] for episode in members]
         rollout = replace(rollout, rewards_BT=batch.rows(returns, dtype=torch.float64))
-        places = [(episode.group, episode.member) for episode in reached]
-        carry_B = torch.tensor([carry.get(place, 1.0) for place in places], device=batch.device)
+        keys = [(episode.group, episode.member) for episode in members]
+        carry_B = torch.tensor([carry.get(key, 1.0) for key in keys], device=batch.device)
         advantages_BT = advantages_by_kind(trainer.algorithm, rollout).advantages_BT
         advantages_B = normalised(advantages_BT[:, 0]) * carry_B
         advantages_BT = torch.where(batch.mask_BT, advantages_B.unsqueeze(1), 0.0)
@@ -84,7 +84,7 @@ def turn_steps(
         stream = Stream(batch, rollout, Advantages(advantages_BT, None, batch.mask_BT), record=part)
         metrics |= {"update/turns": float(len(turns)), "update/carry_mean": float(carry_B.mean())}
         yield Step(agent, [(stream, range(len(batch)))], metrics)
-        moved_BT = trainer.score(batch).logprobs_BT - rollout.old_logprobs_BT
-        moved_B = Units.of(batch.mask_BT, torch.zeros_like(rollout.turns_BT)).mean(moved_BT)[:, 0]
-        carry |= dict(zip(places, carried(carry_B, moved_B).tolist(), strict=True))
+        change_BT = trainer.score(batch).logprobs_BT - rollout.old_logprobs_BT
+        change_B = Units.of(batch.mask_BT, torch.zeros_like(rollout.turns_BT)).mean(change_BT)[:, 0]
+        carry |= dict(zip(keys, carried(carry_B, change_B).tolist(), strict=True))
         record.place(part, turns_BT == turn)

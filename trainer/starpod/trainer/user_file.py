@@ -38,10 +38,10 @@ def known_or_located(text: str, known: Sequence[str], what: str) -> str:
 
 def read(file: str, name: str) -> Any:
     """Return what a file defines under a name. Raises LookupError if it defines none, and whatever the file raises."""
-    defined = runpy.run_path(file)
-    if name not in defined:
-        raise LookupError(f"it defines no {name}{nearest(name, [each for each in defined if callable(defined[each])])}")
-    return defined[name]
+    symbols = runpy.run_path(file)
+    if name not in symbols:
+        raise LookupError(f"it defines no {name}{nearest(name, [key for key in symbols if callable(symbols[key])])}")
+    return symbols[name]
 
 
 @functools.cache
@@ -53,9 +53,9 @@ def load(key: str, place: str) -> Any:
     """
     file, _, name = place.rpartition(":")
     try:
-        found = read(file, name)
+        value = read(file, name)
     except Exception as error:
         raise ConfigError(f"{key} {place} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"{key} {place} is a {type(found).__name__}, not a function or a class")
-    return found
+    if not callable(value):
+        raise ConfigError(f"{key} {place} is a {type(value).__name__}, not a function or a class")
+    return value

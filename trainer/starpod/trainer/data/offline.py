@@ -34,11 +34,11 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
             "run, a checkpoint or a Hugging Face model; those of other policies have no tokens"
         )
     for episode in episodes:
-        seed_range = "" if episode.environment == EXTERNAL else seeds.holds_out(episode.seed)
-        if seed_range:
+        holder = "" if episode.environment == EXTERNAL else seeds.holds_out(episode.seed)
+        if holder:
             raise ConfigError(
-                f"replay.offline {path} holds an episode of seed {episode.seed}, which {seed_range} holds out: record "
-                f"others with `starpod eval --seed {seeds.train.start}`, or choose other {seed_range.split()[0]}"
+                f"replay.offline {path} holds an episode of seed {episode.seed}, which {holder} holds out: record "
+                f"others with `starpod eval --seed {seeds.train.start}`, or choose other {holder.split()[0]}"
             )
     return groups
 

@@ -131,8 +131,8 @@ class Template:
         if not image:
             return list(ids)
         assert self.view is not None and self.mark is not None
-        place = ids.index(self.mark)
-        return [*ids[:place], *image_ids(image, self.view.tokens), *ids[place + 1 :]]
+        index = ids.index(self.mark)
+        return [*ids[:index], *image_ids(image, self.view.tokens), *ids[index + 1 :]]
 
     def encode(self, text: str) -> list[int]:
         """Encode a text. Special tokens written in it become single ids."""
@@ -152,12 +152,12 @@ class Template:
         part of the prompt. The last block ends with the reply and includes its end token.
         """
         spans: list[tuple[str, int]] = []
-        before = 0
+        start = 0
         for name, end in blocks[:-1]:
-            cut = bisect_left(range(len(reply)), end, lo=before, key=lambda count: len(self.decode(reply[:count])))
-            if cut > before:
-                spans.append((name, cut))
-            before = cut
+            stop = bisect_left(range(len(reply)), end, lo=start, key=lambda count: len(self.decode(reply[:count])))
+            if stop > start:
+                spans.append((name, stop))
+            start = stop
         return [*spans, (blocks[-1][0], len(reply))]
 
     def encode_reply(self, text: str) -> list[int]:
@@ -177,9 +177,9 @@ class Template:
         return tuple(self._encode_messages([_user(user)]))
 
     def _encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        made_up, following = self._cut(messages)
-        ids = self.encode(made_up + following + self._gap + self.prefill)
-        return ids[self._length(made_up) :]
+        dummy, following = self._cut(messages)
+        ids = self.encode(dummy + following + self._gap + self.prefill)
+        return ids[self._length(dummy) :]
 
     def _closing(self, reply: Sequence[int], following: Sequence[int]) -> list[int]:
         return list(following) if reply and reply[-1] == self.end else [self.end, *following]
@@ -189,17 +189,17 @@ class Template:
     def _render(
         self, messages: Sequence[Mapping[str, str]], *, generation: bool, tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        told: Any = [{"role": each["role"], "content": self._content(each["content"])} for each in messages]
-        given: Any = {"tools": list(tools)} if tools else {}
-        text: Any = self.tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=generation, **given)
+        items: Any = [{"role": message["role"], "content": self._content(message["content"])} for message in messages]
+        extra: Any = {"tools": list(tools)} if tools else {}
+        text: Any = self.tokenizer.apply_chat_template(items, tokenize=False, add_generation_prompt=generation, **extra)
         return cast(str, text if self.view is None else self.view.write(text))
 
     def _content(self, text: str) -> str | list[dict[str, str]]:
-        told = self._defuse(text)
+        safe_text = self._defuse(text)
         if not self._in_parts:
-            return told
-        texts = [{"type": "text", "text": part} for part in (told.split(MARK) if self.view else [told])]
-        parts = [texts[0], *(each for text in texts[1:] for each in ({"type": "image"}, text))]
+            return safe_text
+        texts = [{"type": "text", "text": part} for part in (safe_text.split(MARK) if self.view else [safe_text])]
+        parts = [texts[0], *(part for text in texts[1:] for part in ({"type": "image"}, text))]
         return [part for part in parts if part.get("text") != ""] or parts
 
     def _defuse(self, text: str) -> str:
@@ -217,13 +217,13 @@ class Template:
     def _cut(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
         """Render a dummy conversation and messages. Return the text up to the end of the dummy reply, and the rest."""
         text = self._after_reply(messages)
-        at = text.index(_REPLY) + len(_REPLY)
-        at = text.index(self._end_text, at) + len(self._end_text)
-        return text[:at], text[at:]
+        index = text.index(_REPLY) + len(_REPLY)
+        index = text.index(self._end_text, index) + len(self._end_text)
+        return text[:index], text[index:]
 
     def _after_reply(self, messages: Sequence[Mapping[str, str]]) -> str:
-        made_up = [_user(_QUESTION), {"role": "assistant", "content": _REPLY}]
-        return self._render([*made_up, *messages], generation=True)
+        dummy_messages = [_user(_QUESTION), {"role": "assistant", "content": _REPLY}]
+        return self._render([*dummy_messages, *messages], generation=True)
 
     # --- properties of the template, determined once ------------------------------------------------------------------
 
@@ -238,9 +238,9 @@ class Template:
     def _find_gap(self, prompt: str) -> str:
         """Return the white space that the template writes before a past reply but not at the end of a prompt. Prompts
         end with it here, so that a growing conversation keeps its beginning."""
-        told = self._render([_user(_QUESTION), {"role": "assistant", "content": _REPLY}], generation=False)
-        between = told.removeprefix(prompt).partition(_REPLY)[0] if told.startswith(prompt) else ""
-        return between if between.isspace() else ""
+        text = self._render([_user(_QUESTION), {"role": "assistant", "content": _REPLY}], generation=False)
+        gap = text.removeprefix(prompt).partition(_REPLY)[0] if text.startswith(prompt) else ""
+        return gap if gap.isspace() else ""
 
     def _has_system_role(self) -> bool:
         try:
@@ -254,13 +254,13 @@ class Template:
         text = self._after_reply([_user(_QUESTION)])
         if _REPLY not in text:
             raise ValueError("the chat template does not show an assistant's reply")
-        rest = text[text.index(_REPLY) + len(_REPLY) :]
+        tail = text[text.index(_REPLY) + len(_REPLY) :]
         tokens = {str(token): index for index, token in self.tokenizer.added_tokens_decoder.items()}
-        found = [(rest.index(token), -len(token), token) for token in tokens if token in rest]
-        place, _, token = min(found, default=(len(rest), 0, ""))
-        if not token or rest[:place].strip():
+        positions = [(tail.index(token), -len(token), token) for token in tokens if token in tail]
+        position, _, token = min(positions, default=(len(tail), 0, ""))
+        if not token or tail[:position].strip():
             raise ValueError(
-                f"the chat template closes a reply with the text {rest[:20]!r} and not with a token of its own, "
+                f"the chat template closes a reply with the text {tail[:20]!r} and not with a token of its own, "
                 "so a sampled reply would have no end"
             )
         return token, tokens[token]
@@ -281,13 +281,13 @@ class Template:
         reply = f"{begin}{thought}starpod-action{ANSWER_END}"
         questions = [f"{_QUESTION}-{number}" for number in range(3)]
         messages = [_user(questions[0])]
-        grown = self._render(self._with_system(_SYSTEM, messages), generation=True) + self._gap
+        text = self._render(self._with_system(_SYSTEM, messages), generation=True) + self._gap
         for question in questions[1:]:
-            grown += reply.removeprefix(self._begun) + self._end_text + self._cut([_user(question)])[1] + self._gap
+            text += reply.removeprefix(self._begun) + self._end_text + self._cut([_user(question)])[1] + self._gap
             messages += [{"role": "assistant", "content": reply}, _user(question)]
-        whole = self._render(self._with_system(_SYSTEM, messages), generation=True) + self._gap
-        following = self._next(questions[-1])
-        return grown == whole and tuple(self.encode(whole + self.prefill)[-len(following) :]) == following
+        whole_text = self._render(self._with_system(_SYSTEM, messages), generation=True) + self._gap
+        next_ids = self._next(questions[-1])
+        return text == whole_text and tuple(self.encode(whole_text + self.prefill)[-len(next_ids) :]) == next_ids
 
 
 def _user(text: str) -> dict[str, str]:
@@ -430,13 +430,13 @@ class Conversation:
     def _showing(self, past: Sequence[Exchange], user: str, image: bytes) -> list[int]:
         template = self.template
         if self.context == "single_turn":
-            told = [(exchange.user, exchange.text) for exchange in past]
-            return template.first(self._system, fold(told, len(self.exchanges), user))
+            pairs = [(exchange.user, exchange.text) for exchange in past]
+            return template.first(self._system, fold(pairs, len(self.exchanges), user))
         if not template.extends:
             return template.rendered(self._system, [(exchange.user, exchange.text) for exchange in past], user)
         users = [*((exchange.user, exchange.image) for exchange in past), (user, image)]
         ids = template.with_image(template.first(self._system, users[0][0]), users[0][1])
-        for exchange, (following, shown) in zip(past, users[1:], strict=True):
+        for exchange, (next_user, next_image) in zip(past, users[1:], strict=True):
             ids += exchange.reply
-            ids += template.with_image(template.following(following, exchange.reply), shown)
+            ids += template.with_image(template.following(next_user, exchange.reply), next_image)
         return ids

@@ -91,8 +91,8 @@ class Grammar:
         self.blocks = tuple(blocks)
         self._spelling = {name.lower(): name for name in self.actions}
         # These blocks are optional in the pattern, so that the actions of a reply without them still count.
-        rest = "".join(rf"(?:<{name}>(?P<{name}>[^<]*)</{name}>\s*)?" for name in self.blocks)
-        self._turning_point = re.compile(rf"{THINK_END if thinking else ''}\s*{rest}{ANSWER}")
+        pattern = "".join(rf"(?:<{name}>(?P<{name}>[^<]*)</{name}>\s*)?" for name in self.blocks)
+        self._turning_point = re.compile(rf"{THINK_END if thinking else ''}\s*{pattern}{ANSWER}")
 
     @property
     def opening(self) -> str:
@@ -104,17 +104,17 @@ class Grammar:
         insides = self.find_blocks(text)
         if insides is None:
             return _NOTHING
-        blocks: dict[str, str] = {each.name: text[each.begin : each.end].strip() for each in insides[:-1]}
+        blocks: dict[str, str] = {inside.name: text[inside.begin : inside.end].strip() for inside in insides[:-1]}
         thought = _clean(blocks.pop("think")) if self.thinking else None
         answer = text[insides[-1].begin : insides[-1].end]
         pieces = (piece.strip() for piece in split_actions(_clean(answer), SEPARATOR))
-        written = [piece for piece in pieces if piece][: MOST_ACTIONS if max_actions is None else max_actions]
-        unknown = [piece for piece in written if piece.lower() not in self._spelling] if self._spelling else []
+        actions = [piece for piece in pieces if piece][: MOST_ACTIONS if max_actions is None else max_actions]
+        unknown = [piece for piece in actions if piece.lower() not in self._spelling] if self._spelling else []
         return Parsed(
             thought=thought,
-            actions=tuple(self._spelling.get(piece.lower(), piece) for piece in written),
+            actions=tuple(self._spelling.get(piece.lower(), piece) for piece in actions),
             unknown=tuple(unknown),
-            well_formed=bool(written) and not unknown and len(blocks) == len(self.blocks),
+            well_formed=bool(actions) and not unknown and len(blocks) == len(self.blocks),
             blocks=blocks,
         )
 
@@ -127,31 +127,31 @@ class Grammar:
         insides = self.find_blocks(text)
         if insides is None:
             return [("", len(text))]
-        ends = [*(each.start for each in insides[1:]), len(text)]
-        return [(each.name, end) for each, end in zip(insides, ends, strict=True)]
+        ends = [*(inside.start for inside in insides[1:]), len(text)]
+        return [(inside.name, end) for inside, end in zip(insides, ends, strict=True)]
 
     def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
         """Return a well-formed reply. `thought` is ignored if thinking is off; `blocks` are optional blocks by name."""
-        told = "".join(f"<{name}>{(blocks or {})[name]}</{name}>" for name in self.blocks)
-        answer = f"{told}{ANSWER}{f' {SEPARATOR} '.join(actions)}{ANSWER_END}"
+        blocks_text = "".join(f"<{name}>{(blocks or {})[name]}</{name}>" for name in self.blocks)
+        answer = f"{blocks_text}{ANSWER}{f' {SEPARATOR} '.join(actions)}{ANSWER_END}"
         return f"{THINK}{thought or ''}{THINK_END}{answer}" if self.thinking else answer
 
     def describe(self, max_actions: int | None = None) -> str:
         """Return the sentence that explains the format to a policy. max_actions: limit per turn; None is no limit."""
         if max_actions == 1:
-            what, answer = "one action", "your action"
+            contents, answer = "one action", "your action"
         else:
-            what = f"up to {max_actions} actions" if max_actions else "your actions"
-            what += f", separated by {SEPARATOR}"
+            contents = f"up to {max_actions} actions" if max_actions else "your actions"
+            contents += f", separated by {SEPARATOR}"
             answer = f"action {SEPARATOR} action"
         form = f"{ANSWER} {answer} {ANSWER_END}"
         for name in reversed(self.blocks):
-            what = f"{_ASKED[name]}, then {what}"
+            contents = f"{_ASKED[name]}, then {contents}"
             form = f"<{name}> {_ASKED[name]} </{name}> {form}"
         if self.thinking:
-            what = f"your reasoning, then {what}"
+            contents = f"your reasoning, then {contents}"
             form = f"{THINK} your reasoning {THINK_END} {form}"
-        return f"Reply with {what}, in exactly this form and with nothing around it: {form}"
+        return f"Reply with {contents}, in exactly this form and with nothing around it: {form}"
 
     def find_blocks(self, text: str) -> list[Inside] | None:
         """Return the position of each block that was found, the answer last; None if think or answer is missing.
@@ -165,19 +165,19 @@ class Grammar:
         thought: list[Inside] = []
         if self.thinking:
             begin += len(THINK)
-            turn = self._turning_point.search(text, begin)
-            thought = [Inside("think", begin - len(THINK), begin, turn.start())] if turn else []
+            match = self._turning_point.search(text, begin)
+            thought = [Inside("think", begin - len(THINK), begin, match.start())] if match else []
         else:
-            turn = self._turning_point.match(text, begin)
-        end = find_mark(text, ANSWER_END, turn.end()) if turn else -1
-        if turn is None or end < 0:
+            match = self._turning_point.match(text, begin)
+        end = find_mark(text, ANSWER_END, match.end()) if match else -1
+        if match is None or end < 0:
             return None
         further = [
-            Inside(name, turn.start(name) - len(f"<{name}>"), *turn.span(name))
+            Inside(name, match.start(name) - len(f"<{name}>"), *match.span(name))
             for name in self.blocks
-            if turn[name] is not None
+            if match[name] is not None
         ]
-        return [*thought, *further, Inside("answer", turn.end() - len(ANSWER), turn.end(), end)]
+        return [*thought, *further, Inside("answer", match.end() - len(ANSWER), match.end(), end)]
 
 
 def _clean(text: str) -> str:

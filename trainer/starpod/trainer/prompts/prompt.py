@@ -24,11 +24,11 @@ OPENING = "You are an agent in an environment. You act turn by turn, and after e
 
 def without_old_window(values: Mapping[str, Any], context: object) -> dict[str, Any]:
     """Return a prompt section's values, without window, pinned and overlap if `context` differs (None: unchanged)."""
-    kept = dict(values)
-    if context not in (None, kept.get("context", "full")):
+    result = dict(values)
+    if context not in (None, result.get("context", "full")):
         for name in ("window", "pinned", "overlap"):
-            kept.pop(name, None)
-    return kept
+            result.pop(name, None)
+    return result
 
 
 class PromptConfig(Section):
@@ -133,20 +133,20 @@ class PromptConfig(Section):
         """Raise ConfigError if the grammar of a user's file cannot be loaded, or cannot parse its own replies."""
         if not names_file(self.grammar):
             return
-        place = f"prompt.grammar {self.grammar}"
+        setting = f"prompt.grammar {self.grammar}"
         grammar = self.make_grammar()
         thought, blocks = "a thought" if self.thinking else None, dict.fromkeys(self.blocks, "a block")
         try:
             text = grammar.compose(thought, ["one", "two"], blocks)
             parsed = grammar.parse(text)
-            told = (grammar.opening, grammar.describe())
+            texts = (grammar.opening, grammar.describe())
         except Exception as error:
-            raise ConfigError(f"{place} fails on a reply of its own: {type(error).__name__}: {error}") from error
-        if not all(isinstance(each, str) for each in told) or not text.startswith(grammar.opening):
-            raise ConfigError(f"{place}: its replies, such as {text!r}, must begin with its opening, {told[0]!r}")
+            raise ConfigError(f"{setting} fails on a reply of its own: {type(error).__name__}: {error}") from error
+        if not all(isinstance(item, str) for item in texts) or not text.startswith(grammar.opening):
+            raise ConfigError(f"{setting}: its replies, such as {text!r}, must begin with its opening, {texts[0]!r}")
         if (parsed.thought, parsed.actions, dict(parsed.blocks)) != (thought, ("one", "two"), blocks):
             raise ConfigError(
-                f"{place} does not read what it writes: of {text!r}, with the thought {thought!r}, the actions one "
+                f"{setting} does not read what it writes: of {text!r}, with the thought {thought!r}, the actions one "
                 f"and two and the blocks {blocks}, it reads {parsed}"
             )
 
@@ -214,20 +214,20 @@ class Prompter:
         lines = []
         if reward is not None and self.shows_reward:
             lines.append(f"Reward: {format_reward(reward)}")
-        left = "" if actions_left is None or not self.shows_actions_left else f"{_count(actions_left, 'action')} left."
+        note = "" if actions_left is None or not self.shows_actions_left else f"{_count(actions_left, 'action')} left."
         if self.config.style == "compact":
-            lines += ["Invalid." if warning else "", left, observation]
+            lines += ["Invalid." if warning else "", note, observation]
         else:
-            of = f" of {self.limits.max_turns}" if self.limits.max_turns else ""
-            lines += [f"Turn {number}{of}", "State:", observation]
+            suffix = f" of {self.limits.max_turns}" if self.limits.max_turns else ""
+            lines += [f"Turn {number}{suffix}", "State:", observation]
             lines.append("Your last reply held no valid action. Try again." if warning else "")
-            lines.append(left and f"You have {left}")
+            lines.append(note and f"You have {note}")
             lines.append("" if self.config.context == "single_turn" else self.reminder)
         return "\n".join(line for line in lines if line)
 
     def following(self, episode: Episode, observation: str, *, image: bool = False) -> str:
         """Return the message of the episode's next turn, with the environment's reward of the previous one."""
-        last = episode.turns[-1] if episode.turns else None
+        last_turn = episode.turns[-1] if episode.turns else None
         actions_left = None
         if limit := self.limits.max_actions:
             actions_left = max(limit - sum(turn.executed for turn in episode.turns), 0)
@@ -235,9 +235,9 @@ class Prompter:
             len(episode.turns) + 1,
             observation,
             image=image,
-            reward=last.parts["environment"] if last else None,
+            reward=last_turn.parts["environment"] if last_turn else None,
             actions_left=actions_left,
-            warning=last is not None and not last.valid,
+            warning=last_turn is not None and not last_turn.valid,
         )
 
     def parse(self, reply: str) -> Parsed:
@@ -259,8 +259,8 @@ class Prompter:
         parts = [f"an episode ends after {episode}" if episode else ""]
         if limits.max_actions_per_turn:
             parts.append(f"a turn takes at most {_count(limits.max_actions_per_turn, 'action')}")
-        told = "; ".join(part for part in parts if part)
-        return told and f"Limits: {told}."
+        text = "; ".join(part for part in parts if part)
+        return text and f"Limits: {text}."
 
 
 def fold(past: Sequence[tuple[str, str]], turns: int, user: str) -> str:
@@ -270,8 +270,8 @@ def fold(past: Sequence[tuple[str, str]], turns: int, user: str) -> str:
     """
     if not past:
         return user
-    told = "\n\n".join(f"{message}\nYour reply: {reply}" for message, reply in past)
-    return f"Turns so far: {turns}. Shown: {len(past)}.\n\n{told}\n\nNow:\n{user}"
+    text = "\n\n".join(f"{message}\nYour reply: {reply}" for message, reply in past)
+    return f"Turns so far: {turns}. Shown: {len(past)}.\n\n{text}\n\nNow:\n{user}"
 
 
 def capped(observation: str, characters: int | None) -> str:

@@ -21,8 +21,8 @@ def score_criteria(config: CriteriaConfig, view: TurnView) -> float:
     A criterion that is broken again is deducted, so an attempt earns the criteria that are met at its end. A criterion
     that a turn does not report is unchanged.
     """
-    before: dict[str, bool] = {}
-    for earlier in view.turns[:-1]:
-        before |= earlier.criteria
-    changes = {name: met - before.get(name, False) for name, met in view.turn.criteria.items()}
+    criteria: dict[str, bool] = {}
+    for turn in view.turns[:-1]:
+        criteria |= turn.criteria
+    changes = {name: met - criteria.get(name, False) for name, met in view.turn.criteria.items()}
     return sum(config.weights.get(name, 1.0) * change for name, change in changes.items())

@@ -27,10 +27,10 @@ class SubgoalsConfig(Section):
 
 def is_inconsistent(view: TurnView) -> bool:
     """Return whether a turn claims to keep its subgoal but names a different one from the speaker's previous turn."""
-    turn, before = view.turn, view.previous
-    if before is None or turn.switches or "subgoal" not in turn.blocks:
+    turn, previous = view.turn, view.previous
+    if previous is None or turn.switches or "subgoal" not in turn.blocks:
         return False
-    return turn.blocks["subgoal"] != before.blocks.get("subgoal", turn.blocks["subgoal"])
+    return turn.blocks["subgoal"] != previous.blocks.get("subgoal", turn.blocks["subgoal"])
 
 
 def score_keeping(config: SubgoalsConfig, line: Sequence[Turn]) -> list[float]:

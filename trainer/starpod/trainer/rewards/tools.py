@@ -25,8 +25,8 @@ class ToolsConfig(Section):
 
 def score_tools(config: ToolsConfig, line: Sequence[Turn], success: bool | None) -> list[float]:
     """Return the bonus of each turn of a speaker in a finished attempt. The last turn gets all of it."""
-    counted = {name.lower() for name in config.actions}
-    outcomes = [each for turn in line for each in zip(turn.actions, turn.outcomes, strict=False)]
-    executed = [action.lower() for action, outcome in outcomes if outcome.executed]
-    used = sum(not counted or action in counted for action in executed) if success else 0
-    return [0.0] * (len(line) - 1) + [config.bonus * used]
+    names = {name.lower() for name in config.actions}
+    outcomes = [pair for turn in line for pair in zip(turn.actions, turn.outcomes, strict=False)]
+    actions = [action.lower() for action, outcome in outcomes if outcome.executed]
+    count = sum(not names or action in names for action in actions) if success else 0
+    return [0.0] * (len(line) - 1) + [config.bonus * count]

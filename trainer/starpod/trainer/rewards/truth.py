@@ -77,7 +77,7 @@ def punish_repetition(config: RelationsConfig, episodes: Sequence[Episode]) -> N
         weight = getattr(config, block)
         turns = [turn for each in episodes for turn in each.own_turns if block in turn.parts and block in turn.blocks]
         counts = Counter(turn.blocks[block] for turn in turns)
-        repeated = {text for text, count in counts.most_common(_REPEATED) if count > 1}
+        repeated_texts = {text for text, count in counts.most_common(_REPEATED) if count > 1}
         for turn in turns:
-            if turn.blocks[block] in repeated and turn.parts[block] < _MOSTLY_RIGHT * weight:
+            if turn.blocks[block] in repeated_texts and turn.parts[block] < _MOSTLY_RIGHT * weight:
                 turn.pay({block: weight * config.repetition})

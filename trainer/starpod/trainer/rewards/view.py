@@ -31,8 +31,8 @@ class TurnView:
     @classmethod
     def of(cls, turn: Turn, episode: Episode) -> TurnView:
         """Return the view of one of an episode's turns."""
-        place = next(index for index, each in enumerate(episode.turns) if each is turn)
-        turns = tuple(each for each in episode.turns[: place + 1] if each.attempt == turn.attempt)
+        position = next(index for index, candidate in enumerate(episode.turns) if candidate is turn)
+        turns = tuple(candidate for candidate in episode.turns[: position + 1] if candidate.attempt == turn.attempt)
         return cls(turns, episode.environment, episode.seed, episode.instructions, episode.end, episode.success)
 
     @property
@@ -43,4 +43,4 @@ class TurnView:
     @property
     def previous(self) -> Turn | None:
         """Previous turn of the same speaker in this attempt; None for the speaker's first turn."""
-        return next((each for each in reversed(self.turns[:-1]) if each.agent_id == self.turn.agent_id), None)
+        return next((turn for turn in reversed(self.turns[:-1]) if turn.agent_id == self.turn.agent_id), None)

@@ -122,28 +122,28 @@ class Collecting:
             groups = self._offline_groups(progress.step)
             return Collection(groups, groups, metrics=episode_metrics(groups))
         config = self.settings.now.collect
-        began, before = perf_counter(), self.collector.agents.engine.stats()
+        start_time, stats = perf_counter(), self.collector.agents.engine.stats()
         self._screen.phase("collecting")
         rounds = await self._play_rounds(progress)
-        whole = Collected.joined(rounds.collected)
+        total = Collected.joined(rounds.collected)
         # Measure all groups that were played. Dynamic sampling selects the varied ones, which would hide a collapse of
         # diversity.
         played = [*rounds.groups, *rounds.uniform]
         for task in self.settings.now.tasks:
-            own = [episode for group in played for episode in group.members if episode.task == task.name]
-            punish_repetition(task.rewards.relations, own)
+            episodes = [episode for group in played for episode in group.members if episode.task == task.name]
+            punish_repetition(task.rewards.relations, episodes)
         if not played:
             raise CollectionFailed(
-                f"step {progress.step} has nothing to train on: {whole.failed} episodes failed and left no group of at "
-                f"least {config.min_group_size}, the first one by: {whole.error}"
+                f"step {progress.step} has nothing to train on: {total.failed} episodes failed and left no group of at "
+                f"least {config.min_group_size}, the first one by: {total.error}"
             )
-        metrics = episode_metrics(played) | latency_metrics(whole.latencies) | diversity(episodes_of(played))
+        metrics = episode_metrics(played) | latency_metrics(total.latencies) | diversity(episodes_of(played))
         metrics |= {
-            "collect/failed": float(whole.failed),
-            "collect/groups_dropped": float(whole.dropped),
+            "collect/failed": float(total.failed),
+            "collect/groups_dropped": float(total.dropped),
             "collect/groups_reasked": float(len(rounds.uniform)),
         }
-        metrics |= self._rates(played, before, began)
+        metrics |= self._rates(played, stats, start_time)
         metrics |= self._follow_tasks(played)
         if (search := self.collector.search) is not None:
             search.pivots.observe(played)
@@ -159,25 +159,25 @@ class Collecting:
         """Take the oldest groups, and play replacements for lost or uniform groups, round by round."""
         config, dynamic = self.settings.now.collect, self.settings.now.algorithm.dynamic_sampling
         rounds = _Rounds()
-        room = config.groups + self._early(progress.step) - len(self.ahead)
-        self.ahead.admit(self.mixture.starts(self.mixture.divide(max(room, 0)), self.cursor))
+        free_places = config.groups + self._early(progress.step) - len(self.ahead)
+        self.ahead.admit(self.mixture.starts(self.mixture.divide(max(free_places, 0)), self.cursor))
         starts = self.ahead.oldest(config.groups)
         while starts:
             taking = self.ahead.take(starts, min_size=config.min_group_size)
             collected = await self._interrupts.unless_requested(of_all_ranks(taking, self._parallel, self._screen.warn))
             rounds.stale += self._drop_stale(collected, progress.version)
-            lost = {start.id: start.task for start in starts}
+            task_by_id = {start.id: start.task for start in starts}
             uniform: list[str] = []
-            for group, again in zip(collected.groups, needs_reask(dynamic, collected.groups), strict=True):
-                task = lost.pop(group.id)
-                (rounds.uniform if again else rounds.groups).append(group)
-                uniform += [task] if again else []
-            asked = len(rounds.collected)
-            wanted = list(lost.values()) if asked < config.max_rounds else []
-            wanted += uniform if asked < dynamic.max_rounds else []
+            for group, is_uniform in zip(collected.groups, needs_reask(dynamic, collected.groups), strict=True):
+                task = task_by_id.pop(group.id)
+                (rounds.uniform if is_uniform else rounds.groups).append(group)
+                uniform += [task] if is_uniform else []
+            round_count = len(rounds.collected)
+            tasks = list(task_by_id.values()) if round_count < config.max_rounds else []
+            tasks += uniform if round_count < dynamic.max_rounds else []
             rounds.collected.append(collected)
-            self.ahead.admit(self.mixture.starts(wanted, self.cursor))
-            starts = self.ahead.oldest_of(wanted)
+            self.ahead.admit(self.mixture.starts(tasks, self.cursor))
+            starts = self.ahead.oldest_of(tasks)
         return rounds
 
     def _rates(self, played: Sequence[Group], before: EngineStats, began: float) -> dict[str, float]:
@@ -187,24 +187,24 @@ class Collecting:
         config = self.settings.now
         if after.restarts > self._restarts:
             self._restarts = after.restarts
-            allowed = config.engine.restarts
+            allowance = config.engine.restarts
             self._screen.warn(
-                f"the engine lost a process and recovered ({self._restarts} of engine.restarts={allowed})"
+                f"the engine lost a process and recovered ({self._restarts} of engine.restarts={allowance})"
             )
         # With groups played ahead, some work was done before this collection. Divide by the time since the last one
         # instead.
         span = perf_counter() - (self._collected_at or began) if config.collect.max_staleness else seconds
         self._collected_at = perf_counter()
-        generating = after.seconds - before.seconds
+        generate_seconds = after.seconds - before.seconds
         # Sum the tokens of all ranks. The time is this rank's.
-        counted = [getattr(after, name) - getattr(before, name) for name in ("sampled", "reused", "prefilled")]
-        sampled, reused, prefilled = map(sum, zip(*self._parallel.gather_objects(counted), strict=True))
+        counts = [getattr(after, name) - getattr(before, name) for name in ("sampled", "reused", "prefilled")]
+        sampled, reused, prefilled = map(sum, zip(*self._parallel.gather_objects(counts), strict=True))
         turns = sum(len(episode.turns) for group in played for episode in group.episodes)
         return {
             "time/collect": seconds,
-            "time/generate_wait": generating,
-            "time/environment_wait": max(seconds - generating, 0.0),
-            "rate/sampled_tokens_per_s": sampled / max(generating, 1e-9),
+            "time/generate_wait": generate_seconds,
+            "time/environment_wait": max(seconds - generate_seconds, 0.0),
+            "rate/sampled_tokens_per_s": sampled / max(generate_seconds, 1e-9),
             "rate/prompt_reused": reused / max(reused + prefilled, 1),
             "rate/environment_steps_per_s": turns / max(span, 1e-9),
             "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(span, 1e-9),
@@ -237,9 +237,9 @@ class Collecting:
     def _drop_stale(self, collected: Collected, version: int) -> int:
         """Remove and count groups that are too old. They occur if a run is resumed with a smaller bound."""
         oldest = version - self.settings.now.collect.max_staleness
-        fresh = [group for group in collected.groups if oldest_version(group, version) >= oldest]
-        dropped = len(collected.groups) - len(fresh)
-        collected.groups = fresh
+        fresh_groups = [group for group in collected.groups if oldest_version(group, version) >= oldest]
+        dropped = len(collected.groups) - len(fresh_groups)
+        collected.groups = fresh_groups
         return dropped
 
     def _offline_groups(self, step: int) -> list[Group]:
@@ -258,6 +258,6 @@ class Collecting:
         if not self.replay.enabled or self.offline:
             return groups, {}
         rng = np.random.default_rng(derive(self.settings.whole.seed, "replay", progress.step))
-        stale, dropped = self.replay.sample(progress.version, rng)
+        stale_groups, dropped = self.replay.sample(progress.version, rng)
         self.replay.add(groups, progress.version)
-        return groups + stale, {"collect/stale_dropped": float(dropped)}
+        return groups + stale_groups, {"collect/stale_dropped": float(dropped)}

@@ -44,7 +44,7 @@ class Diagnosis:
         return every > 0 and step % every == 0
 
     def _measure(self, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
-        began = perf_counter()
+        start_time = perf_counter()
         metrics: dict[str, float] = {}
         if self.information.due(step):
             trainer = self._learner.by_agent[""]
@@ -59,4 +59,4 @@ class Diagnosis:
         if self._gradients_are_due(step):
             buckets = self._config.monitor.gradients.buckets
             metrics |= self._learner.gradients(groups, version=version, buckets=buckets)
-        return metrics | {"time/diagnose": perf_counter() - began}
+        return metrics | {"time/diagnose": perf_counter() - start_time}

@@ -47,8 +47,8 @@ class Served:
                 screen.phase(f"demonstration {through:,} of {len(seeds):,}")
 
         # Read the file first, so that an unusable one is reported before minutes of play.
-        read = await self._read(config)
-        collected = await collect_demonstrations(
+        file_demonstrations = await self._read(config)
+        demonstrations = await collect_demonstrations(
             self.fleet,
             self.config.warm_start,
             self.task,
@@ -57,7 +57,7 @@ class Served:
             images=self.config.prompt.shows_images,
             progress=progress,
         )
-        self.demonstrations = [*choose_best(collected, self.config.warm_start.best), *read]
+        self.demonstrations = [*choose_best(demonstrations, self.config.warm_start.best), *file_demonstrations]
 
     async def _read(self, config: Config) -> list[Demonstration]:
         path = self.config.warm_start.demonstrations
@@ -65,14 +65,14 @@ class Served:
             return []
         (session,) = await self.task.open(self.fleet, 0, 1, Want())
         await session.close()
-        read = read_demonstrations(path, self.task.environment, session.limits)
-        refuse_held_out(config, "warm_start.demonstrations", path, (each.episode.seed for each in read))
-        if self.config.prompt.shows_images and not all(turn.image for each in read for turn in each.episode.turns):
+        demos = read_demonstrations(path, self.task.environment, session.limits)
+        refuse_held_out(config, "warm_start.demonstrations", path, (demo.episode.seed for demo in demos))
+        if self.config.prompt.shows_images and not all(turn.image for demo in demos for turn in demo.episode.turns):
             raise ConfigError(
                 f"warm_start.demonstrations {path} holds turns without an image, and prompt.observation is "
                 f"{self.config.prompt.observation}: give a file of a run that was shown images"
             )
-        return read
+        return demos
 
     def texts(self) -> Iterable[str]:
         """Return all texts of this environment that a policy will read or write."""
@@ -95,10 +95,10 @@ async def demonstrate(
     """Fill in the demonstrations of each environment. Rank 0 plays them for all. Raises Interrupted and ConfigError."""
     screen.phase(f"collecting {sum(task.warm_start.episodes for task in config.tasks)} demonstrations")
     cursor = SeedCursor(config.seeds.warmstart, config.seed)
-    for each in served:
+    for environment in served:
         if parallel.is_main:
-            await interrupts.unless_requested(each.demonstrate(config, cursor, screen))
-        each.demonstrations = parallel.broadcast_object(each.demonstrations)
+            await interrupts.unless_requested(environment.demonstrate(config, cursor, screen))
+        environment.demonstrations = parallel.broadcast_object(environment.demonstrations)
 
 
 def episodes_to_imitate(config: Config, served: Sequence[Served], templates: Mapping[str, Template]) -> list[Episode]:
@@ -109,10 +109,10 @@ def episodes_to_imitate(config: Config, served: Sequence[Served], templates: Map
     """
     if not config.warm_start.steps:
         return []
-    imitated = [(each, demonstration) for each in served for demonstration in each.demonstrations]
+    pairs = [(each, demonstration) for each in served for demonstration in each.demonstrations]
     episodes = [
         each.writer.episode(demonstration, templates[each.config.name], index)
-        for index, (each, demonstration) in enumerate(imitated)
+        for index, (each, demonstration) in enumerate(pairs)
     ]
     policies = set(config.script.policies)
     agents = {turn.agent_id for episode in episodes for turn in episode.turns}

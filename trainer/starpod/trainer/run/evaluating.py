@@ -64,15 +64,15 @@ class Evaluating:
         references: metrics of reference policies by task and policy, for the first evaluation.
         """
         step = progress.step
-        began = perf_counter()
-        played = await self.held_out.play("selection", "selection")
+        start_time = perf_counter()
+        collections = await self.held_out.play("selection", "selection")
         summary: dict[str, Any] = {"step": step, "time": time(), "policy_version": progress.version}
-        figures = {name: held_out_figures(collected) for name, collected in played.items()}
+        figures = {name: held_out_figures(collected) for name, collected in collections.items()}
         for name, reference in (references or {}).items():
             figures[name]["reference"] = reference
         summary |= overall(figures)
-        summary["seconds"] = perf_counter() - began
-        if all(collected.episodes for collected in played.values()):
+        summary["seconds"] = perf_counter() - start_time
+        if all(collected.episodes for collected in collections.values()):
             # Only scheduled evaluations count towards early stopping. The extra one after an interruption does not, or
             # a run that is resumed often would stop too early.
             if self.is_scheduled(step) and not self.is_done(step):
@@ -84,7 +84,7 @@ class Evaluating:
             self._screen.warn(f"the evaluation at step {step} says nothing: all of its episodes failed")
         if self._parallel.is_main:
             self._folder.append_evaluation(summary)
-            self._folder.write_episodes(step, self.held_out.kept(played))
+            self._folder.write_episodes(step, self.held_out.kept(collections))
         self._screen.evaluation(step, summary)
 
     async def play_final(self, step: int, progress: Progress) -> None:
@@ -92,27 +92,27 @@ class Evaluating:
 
         step: step whose weights the engine has.
         """
-        began = perf_counter()
+        start_time = perf_counter()
         # Use the random streams of `starpod eval`, not the streams of the evaluations that chose the checkpoint.
-        played = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
+        collections = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
         summary: dict[str, Any] = {
             "step": step,
             "last_step": progress.step,
             "time": time(),
             "policy_version": progress.version,
         }
-        figures = {name: held_out_figures(collected) for name, collected in played.items()}
-        ways: list[Literal["greedy", "best_of"]] = ["greedy"] if self._config.evaluation.greedy else []
-        ways += ["best_of"] if self._config.evaluation.best_of > 1 else []
-        for way in ways:
-            for name, collected in (await self.held_out.play("final", "evaluation", way=way)).items():
-                figures[name][way] = held_out_figures(collected)
+        figures = {name: held_out_figures(collected) for name, collected in collections.items()}
+        modes: list[Literal["greedy", "best_of"]] = ["greedy"] if self._config.evaluation.greedy else []
+        modes += ["best_of"] if self._config.evaluation.best_of > 1 else []
+        for mode in modes:
+            for name, collected in (await self.held_out.play("final", "evaluation", way=mode)).items():
+                figures[name][mode] = held_out_figures(collected)
         summary |= overall(figures)
-        summary["seconds"] = perf_counter() - began
-        if not all(collected.episodes for collected in played.values()):
+        summary["seconds"] = perf_counter() - start_time
+        if not all(collected.episodes for collected in collections.values()):
             self._screen.warn("the final evaluation says nothing: all of its episodes failed")
         elif self._parallel.is_main:
-            self._write_final(summary, played)
+            self._write_final(summary, collections)
 
     def _write_final(self, summary: dict[str, Any], played: Mapping[str, Collected]) -> None:
         for name, collected in played.items():

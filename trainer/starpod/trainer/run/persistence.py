@@ -106,23 +106,23 @@ class Persistence:
         tensors = {"policy": held.learner.policy_state(), "optimizer": optimizer}
         if reference := held.learner.reference_state():
             tensors["reference"] = reference
-        scoring: dict[str, Any] = {}
+        scorer_values: dict[str, Any] = {}
         if held.scorer is not None:
-            tensors["scorer"], scoring = held.scorer.state()
+            tensors["scorer"], scorer_values = held.scorer.state()
         imitation, warm_start = held.warm_start.state()
         if warm_start:
             tensors["imitation"] = imitation
         ahead = held.collecting.ahead
-        in_play = [group for share in self._parallel.gather_objects(ahead.state(admitted)) for group in share]
+        groups = [group for share in self._parallel.gather_objects(ahead.state(admitted)) for group in share]
         # Omit the score of an older evaluation, because it was measured with other weights.
         score = progress["success"] if progress["evaluated"] == step else None
         state = {
             **progress,
             "learner": learner,
-            "scorer": scoring,
+            "scorer": scorer_values,
             "warm_start": warm_start,
             "replay": held.collecting.replay.state_dict(),
-            "ahead": in_play,
+            "ahead": groups,
             "config": self._config.to_dict(),
         }
         snapshot = self.checkpoints.snapshot(step, tensors, state, score=score)
@@ -150,8 +150,8 @@ class Persistence:
 
         With several ranks, this only works for an error that all ranks raise, such as RankFailed or CollectionFailed.
         """
-        alike = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed | CheckpointError)
-        if not (self._weights_are_whole and alike):
+        on_all_ranks = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed | CheckpointError)
+        if not (self._weights_are_whole and on_all_ranks):
             return
         progress, admitted = self._finished or (self._progress(), self._held.collecting.ahead.admitted)
         await self.close()

@@ -56,10 +56,10 @@ def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: Run
 
 def make_replica(policies: Policies) -> Policies:
     """Return a copy to sample from, without critics and with weights rounded to the dtype of computation."""
-    replica = copy.deepcopy(policies, {id(own.critic): None for own in policies.by_agent.values()})
-    for own in replica.by_agent.values():
-        own.critic_kind = "none"
-        round_weights(own.model)
+    replica = copy.deepcopy(policies, {id(policy.critic): None for policy in policies.by_agent.values()})
+    for policy in replica.by_agent.values():
+        policy.critic_kind = "none"
+        round_weights(policy.model)
     return replica
 
 
@@ -73,18 +73,18 @@ def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunF
     seed = derive(config.seed, "weights")
     if config.model.name != TINY:
         return build_policy(config.model, texts=None, critic=critic, seed=seed, heads=heads)
-    kept = folder.path / INITIAL
-    if parallel.is_main and not kept.exists():
+    path = folder.path / INITIAL
+    if parallel.is_main and not path.exists():
         temporary = folder.path / ".temporary-initial"
         shutil.rmtree(temporary, ignore_errors=True)
         policy = build_policy(config.model, texts=list(texts()), critic=critic, seed=seed, heads=heads)
         try:
             policy.save(temporary)
-            temporary.rename(kept)
+            temporary.rename(path)
         except (OSError, SafetensorError) as error:
-            raise CannotWrite(kept, error if isinstance(error, OSError) else OSError(str(error))) from error
+            raise CannotWrite(path, error if isinstance(error, OSError) else OSError(str(error))) from error
     parallel.barrier()
-    return load_policy(kept, config.model)
+    return load_policy(path, config.model)
 
 
 def forget_initial(folder: RunFolder, parallel: Parallel) -> None:

@@ -121,7 +121,7 @@ class Run:
         self.rollouts = RolloutLog(
             output.folder, parallel, screen, mib=0.0 if parts.offline else config.collect.keep_mib
         )
-        held = Persistent(
+        persistent = Persistent(
             learner=learner,
             scorer=parts.scorer,
             warm_start=self.warm_start,
@@ -134,7 +134,7 @@ class Run:
                 "information": self.diagnosis.information,
             },
         )
-        self.persistence = Persistence(config, held, output.checkpoints, parallel=parallel, screen=screen)
+        self.persistence = Persistence(config, persistent, output.checkpoints, parallel=parallel, screen=screen)
         self.metrics: dict[str, float] = {}
         self._began = perf_counter()
         if config.stages:
@@ -172,7 +172,7 @@ class Run:
         elif stop.success is not None and (success or 0.0) >= stop.success:
             reason = StopReason(f"evaluation success {success:.1%} reached stop.success")
         # Compare the ranks, because a signal may have reached only one of them.
-        return max((each for each in self.parallel.gather_objects(reason) if each), default=None)
+        return max((rank_reason for rank_reason in self.parallel.gather_objects(reason) if rank_reason), default=None)
 
     def due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, except for the last step, which `finish` handles."""
@@ -239,40 +239,40 @@ class Run:
 
     def filter(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups that are worth an update."""
-        kept = filter_groups(self.config.algorithm.filter, groups)
-        self.metrics["collect/kept_fraction"] = len(kept) / max(len(groups), 1)
-        self.rollouts.judge(self.config.algorithm.filter, groups, kept)
+        kept_groups = filter_groups(self.config.algorithm.filter, groups)
+        self.metrics["collect/kept_fraction"] = len(kept_groups) / max(len(groups), 1)
+        self.rollouts.judge(self.config.algorithm.filter, groups, kept_groups)
         if self.config.environments:
-            self.metrics |= kept_by_task(groups, kept)
+            self.metrics |= kept_by_task(groups, kept_groups)
         # Keep the branches of dropped groups. If all episodes failed alike, the branches can still be learnt from.
-        left = {id(group) for group in kept}
-        dropped = [group for group in groups if group.branches and id(group) not in left]
-        return kept + [Group(group.id, [], branches=group.branches) for group in dropped]
+        kept_ids = {id(group) for group in kept_groups}
+        dropped_groups = [group for group in groups if group.branches and id(group) not in kept_ids]
+        return kept_groups + [Group(group.id, [], branches=group.branches) for group in dropped_groups]
 
     async def learn(self, groups: Sequence[Group]) -> None:
         """Update the policy, or skip the update if the filter kept nothing."""
         self.interrupts.raise_if_requested()
-        nothing = not (episodes_of(groups) or branches_of(groups))
-        if not nothing:
+        is_empty = not (episodes_of(groups) or branches_of(groups))
+        if not is_empty:
             await self.weights.leave_gpu()
         self.persistence.begin_update()
-        self.metrics["update/skipped"] = float(nothing)
+        self.metrics["update/skipped"] = float(is_empty)
         record = UpdateRecord() if self.rollouts.enabled else None
-        began = perf_counter()
-        busy = self.collecting.ahead.busy
+        start_time = perf_counter()
+        busy_seconds = self.collecting.ahead.busy
         if self.scorer is not None:
-            if not nothing:
+            if not is_empty:
                 self.output.screen.phase("scoring turns")
                 self.metrics |= await self.parallel.in_thread(score_and_fit, self.scorer, groups)
             await self.rollouts.write_rollouts(self.progress.step)
-        if not nothing:
+        if not is_empty:
             await self._update(groups, record)
-            seconds = max(perf_counter() - began, 1e-9)
+            seconds = max(perf_counter() - start_time, 1e-9)
             self.metrics["time/update"] = seconds
             if self.config.collect.max_staleness:
-                self.metrics["time/overlap_share"] = min((self.collecting.ahead.busy - busy) / seconds, 1.0)
-            trained = (episode for group in groups for episode in (*group.episodes, *group.branches))
-            tokens = sum(episode.sampled_tokens for episode in trained)
+                self.metrics["time/overlap_share"] = min((self.collecting.ahead.busy - busy_seconds) / seconds, 1.0)
+            episodes = (episode for group in groups for episode in (*group.episodes, *group.branches))
+            tokens = sum(episode.sampled_tokens for episode in episodes)
             self.metrics["rate/trained_tokens_per_s"] = tokens / seconds
         if record is not None:
             await self.rollouts.write_update(self.progress.step, record)
@@ -297,18 +297,18 @@ class Run:
         """Compute warnings and timing, and log the step."""
         metrics, step, screen = self.metrics, self.progress.step, self.output.screen
         metrics["policy/version"] = float(self.progress.version)
-        fleets = [each.fleet for each in self.collecting.collector.by_task.values()]
+        fleets = [collector.fleet for collector in self.collecting.collector.by_task.values()]
         metrics["collect/recoveries"] = float(sum(fleet.recoveries for fleet in fleets))
-        drops = self.config.algorithm.filter.drop_identical
-        warnings = [warning.text for warning in self.monitor.update(step, metrics, drops_identical=drops)]
+        drops_identical = self.config.algorithm.filter.drop_identical
+        warnings = [warning.text for warning in self.monitor.update(step, metrics, drops_identical=drops_identical)]
         for warning in warnings:
             screen.warn(warning)
         metrics |= self.monitor.echo_trap.metrics
         if self.settings.several:
             self._follow_stages()
         seconds = metrics["time/step"] = perf_counter() - self._began
-        inside = metrics.get("time/generate_wait", 0.0) + metrics.get("time/update", 0.0)
-        metrics["time/share_outside"] = max(0.0, 1 - inside / seconds)
+        inside_seconds = metrics.get("time/generate_wait", 0.0) + metrics.get("time/update", 0.0)
+        metrics["time/share_outside"] = max(0.0, 1 - inside_seconds / seconds)
         if self.output.sinks is not None:
             self.output.sinks.write(step, metrics, warnings)
         screen.step(step, self.config.stop.iterations, metrics)
@@ -326,10 +326,10 @@ class Run:
         """Record the stage in the metrics, and begin the next one if its condition is met."""
         stages, metrics, screen = self.settings.stages, self.metrics, self.output.screen
         metrics["collect/stage"] = float(stages.index)
-        if missing := stages.unknown(metrics):
+        if metric := stages.unknown(metrics):
             screen.warn(
-                f"stages[{stages.index}] waits for the metric {missing}, and this iteration has none of that name"
-                f"{nearest(missing, sorted(metrics))}"
+                f"stages[{stages.index}] waits for the metric {metric}, and this iteration has none of that name"
+                f"{nearest(metric, sorted(metrics))}"
             )
         if stages.update(self.progress.step, metrics):
             self._begin_stage()
@@ -360,11 +360,11 @@ class Run:
         The policy then has that checkpoint's weights, so call this only at the end of a run. All ranks take part.
         """
         checkpoints, progress = self.output.checkpoints, self.progress
-        best = checkpoints.best(["policy"]) or checkpoints.latest(["policy"])
+        checkpoint = checkpoints.best(["policy"]) or checkpoints.latest(["policy"])
         step, version = progress.step, progress.version
-        if best is not None and best.step != step:
-            step, progress.version = best.step, best.state["version"]
-            self.learner.load_policy(best.tensors["policy"])
+        if checkpoint is not None and checkpoint.step != step:
+            step, progress.version = checkpoint.step, checkpoint.state["version"]
+            self.learner.load_policy(checkpoint.tensors["policy"])
         await self.sync()
         await self.evaluating.play_final(step, progress)
         progress.version = version

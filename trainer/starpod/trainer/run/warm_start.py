@@ -72,8 +72,8 @@ class WarmStart:
     async def _imitate(self) -> None:
         config = self._config.warm_start
         self._imitations = self._imitations or self._begin()
-        left = config.steps - min(each.step for each in self._imitations.values())
-        self._screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {left} steps")
+        steps_left = config.steps - min(imitation.step for imitation in self._imitations.values())
+        self._screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {steps_left} steps")
 
         def progress(agent: str, step: int, loss: float) -> None:
             self._interrupts.raise_if_requested()
@@ -106,12 +106,12 @@ class WarmStart:
         """Return the optimisers' tensors by name, and JSON values; empty once training began. All ranks take part."""
         if self.over:
             return {}, {}
-        imitated = {agent: each.state() for agent, each in self._imitations.items()}
-        tensors = join_parts({agent: own for agent, (own, _) in imitated.items()})
+        states = {agent: imitation.state() for agent, imitation in self._imitations.items()}
+        tensors = join_parts({agent: agent_tensors for agent, (agent_tensors, _) in states.items()})
         return tensors, {
             "references": self.references,
             "demonstrations": [episode.to_json() for episode in self.demonstrations],
-            "imitations": {agent: values for agent, (_, values) in imitated.items()},
+            "imitations": {agent: values for agent, (_, values) in states.items()},
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -120,8 +120,8 @@ class WarmStart:
         if self.over:
             return
         self.references = values["references"]
-        self.demonstrations = [Episode.from_json(each) for each in values["demonstrations"]]
+        self.demonstrations = [Episode.from_json(item) for item in values["demonstrations"]]
         parts = split_parts(tensors)
         self._imitations = self._begin() if values["imitations"] else {}
-        for agent, own in values["imitations"].items():
-            self._imitations[agent].load_state(parts[agent], own)
+        for agent, agent_values in values["imitations"].items():
+            self._imitations[agent].load_state(parts[agent], agent_values)

@@ -39,7 +39,7 @@ class EngineWeights:
         """
         if self._version == version and not self._paused:
             return None
-        began = perf_counter()
+        start_time = perf_counter()
         if not self._paused:
             await self.engine.pause()
         policies, sampler = self._models.policies, self._models.sampler
@@ -48,4 +48,4 @@ class EngineWeights:
         await self.engine.load(version, sampler.model)
         await self.engine.resume()
         self._paused, self._version = False, version
-        return perf_counter() - began
+        return perf_counter() - start_time

@@ -53,8 +53,8 @@ class ImplicitScorer(TurnScorer):
     def fit(self, groups: Sequence[Group]) -> dict[str, float]:
         episodes = episodes_of(groups)
         better, worse = pairs_of(episodes)
-        lacking = [group for group in groups if len({outcome(episode) for episode in episodes_of([group])}) < 2]
-        metrics = {"scorer/pairs": float(len(better)), "scorer/groups_without_pairs": len(lacking) / len(groups)}
+        lone_groups = [group for group in groups if len({outcome(episode) for episode in episodes_of([group])}) < 2]
+        metrics = {"scorer/pairs": float(len(better)), "scorer/groups_without_pairs": len(lone_groups) / len(groups)}
         if not better:
             return metrics
         batch = self._batch(episodes)
@@ -92,11 +92,11 @@ class ImplicitScorer(TurnScorer):
 def pairs_of(episodes: Sequence[Episode]) -> tuple[list[int], list[int]]:
     """Return the indices of the better and the worse episode of every pair in a group with different outcomes."""
     better, worse = [], []
-    for one, first in enumerate(episodes):
-        for other, second in enumerate(episodes):
+    for first_index, first in enumerate(episodes):
+        for second_index, second in enumerate(episodes):
             if first.group == second.group and outcome(first) > outcome(second):
-                better.append(one)
-                worse.append(other)
+                better.append(first_index)
+                worse.append(second_index)
     return better, worse
 
 

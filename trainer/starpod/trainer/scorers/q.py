@@ -38,8 +38,8 @@ class QScorer(TurnScorer):
         table = turn_table(batch.mask_BT, batch.turns_BT())
         logits_BK = torch.zeros(table.mask_BK.shape, device=batch.device)
         for block in self._blocks(batch):
-            rows, own_BK, _ = self._read(batch, table, block)
-            logits_BK[rows] += own_BK
+            rows, block_logits_BK, _ = self._read(batch, table, block)
+            logits_BK[rows] += block_logits_BK
         values_BK = torch.where(table.mask_BK, logits_BK.sigmoid(), 0.0)
         return self._by_turn(values_BK, episodes)
 
@@ -54,18 +54,18 @@ class QScorer(TurnScorer):
         batch = self._batch(episodes)
         table = turn_table(batch.mask_BT, batch.turns_BT())
         width = table.mask_BK.shape[1]
-        targets_BK = torch.tensor([[*own, *[0.0] * width][:width] for own in targets], device=batch.device)
+        targets_BK = torch.tensor([[*row, *[0.0] * width][:width] for row in targets], device=batch.device)
         count = int(table.mask_BK.sum())
-        loss, squared = 0.0, 0.0
+        loss, squared_error = 0.0, 0.0
         self.optimizer.zero_grad(set_to_none=True)
         for block in self._blocks(batch):
-            rows, logits_RK, there_RK = self._read(batch, table, block)
-            logits, wanted = logits_RK[there_RK], targets_BK[rows][there_RK]
-            part = binary_cross_entropy_with_logits(logits, wanted, reduction="sum") / count
-            part.backward()  # type: ignore[no-untyped-call]
-            loss += part.item()
-            squared += (logits.detach().sigmoid() - wanted).square().sum().item() / count
-        return {"scorer/loss": loss, "scorer/target_error": squared, "scorer/grad_norm": self._step()}
+            rows, logits_RK, mask_RK = self._read(batch, table, block)
+            logits, labels = logits_RK[mask_RK], targets_BK[rows][mask_RK]
+            block_loss = binary_cross_entropy_with_logits(logits, labels, reduction="sum") / count
+            block_loss.backward()  # type: ignore[no-untyped-call]
+            loss += block_loss.item()
+            squared_error += (logits.detach().sigmoid() - labels).square().sum().item() / count
+        return {"scorer/loss": loss, "scorer/target_error": squared_error, "scorer/grad_norm": self._step()}
 
     def _read(self, batch: Batch, table: TurnTable, block: list[int]) -> tuple[list[int], Tensor, Tensor]:
         """Return a block's rows, their turns' logits [R, K], and whether each turn is in the block."""
@@ -78,8 +78,8 @@ class QScorer(TurnScorer):
         logits_RT = torch.where(last_RT, unpacked.in_rows(scores.values_N), 0.0)
         shape = (len(rows), table.mask_BK.shape[1])
         logits_RK = logits_RT.new_zeros(shape).scatter_add(1, index_RT, logits_RT)
-        there_RK = torch.zeros(shape, dtype=torch.int64, device=batch.device).scatter_add(1, index_RT, last_RT.long())
-        return rows, logits_RK, there_RK > 0
+        counts_RK = torch.zeros(shape, dtype=torch.int64, device=batch.device).scatter_add(1, index_RT, last_RT.long())
+        return rows, logits_RK, counts_RK > 0
 
 
 def turn_targets(episodes: Sequence[Episode], gamma: float) -> list[list[float]]:
@@ -90,14 +90,14 @@ def turn_targets(episodes: Sequence[Episode], gamma: float) -> list[list[float]]
     """
     visits: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
     keys: list[list[tuple[object, ...]]] = []
-    for place, episode in enumerate(episodes):
-        own: list[tuple[object, ...]] = []
+    for episode_index, episode in enumerate(episodes):
+        episode_keys: list[tuple[object, ...]] = []
         attempts = [turn.attempt for turn in episode.turns]
         for index, turn in enumerate(episode.turns):
-            state = turn.state_key or (place, index)
-            own.append((episode.kind, turn.agent_id, state, *turn.actions))
-            later = attempts[index + 1 :].count(turn.attempt)
-            worth = gamma**later * min(max(outcome(episode, turn.attempt), 0.0), 1.0)
-            visits[own[-1]].append(worth)
-        keys.append(own)
-    return [[sum(visits[key]) / len(visits[key]) for key in own] for own in keys]
+            state = turn.state_key or (episode_index, index)
+            episode_keys.append((episode.kind, turn.agent_id, state, *turn.actions))
+            turns_left = attempts[index + 1 :].count(turn.attempt)
+            value = gamma**turns_left * min(max(outcome(episode, turn.attempt), 0.0), 1.0)
+            visits[episode_keys[-1]].append(value)
+        keys.append(episode_keys)
+    return [[sum(visits[key]) / len(visits[key]) for key in episode_keys] for episode_keys in keys]

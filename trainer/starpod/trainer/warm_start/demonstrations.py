@@ -116,7 +116,7 @@ async def collect_demonstrations(
     if config.noise and not task.actions:  # without fixed actions, the environment must list valid actions
         want = replace(want, valid_actions=True)
     want = replace(want, image=images)
-    through = 0
+    seed_count = 0
 
     async def demonstrate(seed: int, attempt: str = "") -> Demonstration:
         (session,) = await task.open(fleet, seed, 1, want)
@@ -127,22 +127,22 @@ async def collect_demonstrations(
             await session.close()
         if episode.failed:
             raise StarpodError(f"a demonstration from seed {seed} failed: {episode.error}")
-        most, allowed = config.actions_per_turn, session.limits.max_actions_per_turn
-        if allowed and most > allowed:
+        count, limit = config.actions_per_turn, session.limits.max_actions_per_turn
+        if limit and count > limit:
             raise ConfigError(
-                f"warm_start.actions_per_turn is {most}, and a turn of {task.environment} may have {allowed}: "
+                f"warm_start.actions_per_turn is {count}, and a turn of {task.environment} may have {limit}: "
                 "lower it, or raise environment.max_actions_per_turn"
             )
         demonstration = Demonstration(episode, session.limits, demonstrator.imitate)
-        return join_turns(demonstration, most, random.Random(f"joined/{seed}{attempt}"))
+        return join_turns(demonstration, count, random.Random(f"joined/{seed}{attempt}"))
 
     async def with_earlier(seed: int) -> Demonstration:
         *earlier, last = await asyncio.gather(
             *(demonstrate(seed, f"/{number}") for number in range(1, attempts)), demonstrate(seed)
         )
-        nonlocal through
-        through += 1
-        progress(through)
+        nonlocal seed_count
+        seed_count += 1
+        progress(seed_count)
         return replace(last, earlier=tuple(earlier))
 
     return list(await asyncio.gather(*(with_earlier(seed) for seed in seeds)))
@@ -152,16 +152,16 @@ def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> D
     """Join moves into turns of 1 to `most` moves. A turn is imitated if all of its moves are."""
     turns: list[Turn] = []
     imitate: list[bool] = []
-    room = 0
+    moves_left = 0
     for turn, imitated in zip(demonstration.episode.turns, demonstration.imitate, strict=True):
-        if room:
+        if moves_left:
             turns[-1] = replace(turns[-1], actions=[*turns[-1].actions, *turn.actions])
             imitate[-1] = imitate[-1] and imitated
         else:
             turns.append(turn)
             imitate.append(imitated)
-            room = rng.randint(1, most)
-        room -= 1
+            moves_left = rng.randint(1, most)
+        moves_left -= 1
     return replace(demonstration, episode=replace(demonstration.episode, turns=turns), imitate=imitate)
 
 
@@ -172,14 +172,14 @@ def choose_best(demonstrations: Sequence[Demonstration], share: float) -> Sequen
     """
     if share == 1:
         return demonstrations
-    ranked = sorted(range(len(demonstrations)), key=lambda index: -demonstrations[index].episode.own_return)
-    chosen = [demonstrations[index] for index in sorted(ranked[: math.ceil(share * len(ranked))])]
+    ranking = sorted(range(len(demonstrations)), key=lambda index: -demonstrations[index].episode.own_return)
+    selection = [demonstrations[index] for index in sorted(ranking[: math.ceil(share * len(ranking))])]
     return [
         replace(
-            each,
-            imitate=[told and turn.effective > 0 for told, turn in zip(each.imitate, each.episode.turns, strict=True)],
+            item,
+            imitate=[flag and turn.effective > 0 for flag, turn in zip(item.imitate, item.episode.turns, strict=True)],
         )
-        for each in chosen
+        for item in selection
     ]
 
 
@@ -189,16 +189,16 @@ def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Dem
     limits: limits of a session of the environment. Raises ConfigError if there is no such episode.
     """
     try:
-        found = [episode for episode in read_episodes(path) if episode.environment == environment and episode.turns]
+        episodes = [episode for episode in read_episodes(path) if episode.environment == environment and episode.turns]
     except BadEpisodes as error:
         raise ConfigError(f"warm_start.demonstrations: {error}") from error
-    for episode in found:
+    for episode in episodes:
         episode.turns = [turn for turn in episode.turns if turn.actions]
-    if not any(episode.turns for episode in found):
+    if not any(episode.turns for episode in episodes):
         raise ConfigError(f"warm_start.demonstrations {path} holds no episode of {environment} with an action")
     return [
         Demonstration(episode, limits, [turn.valid == len(turn.actions) for turn in episode.turns])
-        for episode in found
+        for episode in episodes
         if episode.turns
     ]
 
@@ -234,8 +234,8 @@ class DemonstrationWriter:
         """
         blocks = {name: self._fill(f"blocks.{name}", text, turn, told) for name, text in self.config.blocks.items()}
         if "switch" not in blocks and (subgoal := self.config.blocks.get("subgoal")) is not None:
-            kept = before is not None and self._fill("blocks.subgoal", subgoal, before) == blocks["subgoal"]
-            blocks["switch"] = "KEEP" if kept else "SWITCH"
+            keeps_subgoal = before is not None and self._fill("blocks.subgoal", subgoal, before) == blocks["subgoal"]
+            blocks["switch"] = "KEEP" if keeps_subgoal else "SWITCH"
         if missing := [name for name in self.grammar.blocks if name not in blocks]:
             raise ConfigError(
                 f"prompt.blocks asks for {missing[0]}, and no demonstration has it: give warm_start.blocks.{missing[0]}"
@@ -273,9 +273,9 @@ class DemonstrationWriter:
         for demonstration in demonstrations:
             prompter = self._prompter(demonstration)
             yield prompter.system()
-            for said in self._said(demonstration):
-                yield prompter.following(said.past, said.observation, image=bool(said.turn.image))
-                yield said.text
+            for reply in self._said(demonstration):
+                yield prompter.following(reply.past, reply.observation, image=bool(reply.turn.image))
+                yield reply.text
             # Add the warning after a mistake. Demonstrations make no mistakes, so the tokenizer would not see it.
             yield prompter.user(2, "", warning=True)
 
@@ -284,29 +284,29 @@ class DemonstrationWriter:
         conversations: dict[str, Conversation] = {}
         prompter = self._prompter(demonstration)
         episode = replace(demonstration.episode, group=group, turns=[])
-        for said in self._said(demonstration):
-            if said.speaker not in conversations:
-                conversations[said.speaker] = Conversation.of(template, self.prompt)
-                conversations[said.speaker].system(self._prompter(demonstration, said.speaker).system())
-            conversation = conversations[said.speaker]
-            image = template.view.scaled(said.turn.image) if template.view and said.turn.image else b""
-            prompt = conversation.ask(prompter.following(said.past, said.observation, image=bool(image)), image)
-            ids = template.encode_reply(said.text)
-            conversation.answer(ids, "stop", said.text)
+        for reply in self._said(demonstration):
+            if reply.speaker not in conversations:
+                conversations[reply.speaker] = Conversation.of(template, self.prompt)
+                conversations[reply.speaker].system(self._prompter(demonstration, reply.speaker).system())
+            conversation = conversations[reply.speaker]
+            image = template.view.scaled(reply.turn.image) if template.view and reply.turn.image else b""
+            prompt = conversation.ask(prompter.following(reply.past, reply.observation, image=bool(image)), image)
+            ids = template.encode_reply(reply.text)
+            conversation.answer(ids, "stop", reply.text)
             # With several speakers, each prompt is recorded in full, from its beginning.
             fresh = prompt.fresh or len(conversations) > 1
             episode.turns.append(
                 replace(
-                    said.turn,
+                    reply.turn,
                     image=image,
                     prompt=list(prompt.context) if fresh else prompt.appended,
                     fresh=fresh,
                     reply=ids,
                     logprobs=[0.0] * len(ids),
                     versions=[0] * len(ids),
-                    text=said.text,
-                    agent_id=said.speaker or said.turn.agent_id,
-                    weight=float(said.imitate),
+                    text=reply.text,
+                    agent_id=reply.speaker or reply.turn.agent_id,
+                    weight=float(reply.imitate),
                 )
             )
         return episode
@@ -326,19 +326,19 @@ class DemonstrationWriter:
             yield from self._by_agent(demonstration)
             return
         for number, attempt in enumerate((*demonstration.earlier, demonstration)):
-            for said in self._turns(attempt):
-                again = number and not said.past.turns
-                shown = tried(self.script, self.prompt, said.observation) if again else said.observation
-                yield replace(said, observation=shown)
+            for reply in self._turns(attempt):
+                is_retry = number and not reply.past.turns
+                observation = tried(self.script, self.prompt, reply.observation) if is_retry else reply.observation
+                yield replace(reply, observation=observation)
 
     def _turns(self, demonstration: Demonstration) -> Iterable[Said]:
         """Return the turns as replies of one agent."""
         episode = demonstration.episode
         past = replace(episode, turns=[])
-        later = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
-        for turn, after, imitate in zip(episode.turns, later, demonstration.imitate, strict=True):
-            told = self._relations(episode, turn, after)
-            text = self.reply(turn, past.turns[-1] if past.turns else None, told)
+        observations = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
+        for turn, after, imitate in zip(episode.turns, observations, demonstration.imitate, strict=True):
+            texts = self._relations(episode, turn, after)
+            text = self.reply(turn, past.turns[-1] if past.turns else None, texts)
             yield Said("", turn.observation, past, text, turn, imitate)
             # Demonstrations make no mistakes.
             past = replace(past, turns=[*past.turns, replace(turn, outcomes=[DONE])])
@@ -346,9 +346,9 @@ class DemonstrationWriter:
     def _by_agent(self, demonstration: Demonstration) -> Iterable[Said]:
         """Return the turns as replies of the environment's agents. Each agent sees only its own turns."""
         agents = [turn.agent_id for turn in demonstration.episode.turns]
-        own = {name: iter(list(self._turns(_of_agent(demonstration, name)))) for name in dict.fromkeys(agents)}
+        replies = {name: iter(list(self._turns(_of_agent(demonstration, name)))) for name in dict.fromkeys(agents)}
         for name in agents:
-            yield replace(next(own[name]), speaker=name)
+            yield replace(next(replies[name]), speaker=name)
 
     def _judged(self, demonstration: Demonstration) -> Iterable[Said]:
         """Return each turn as a proposal with a verdict. A random half is rejected and proposed again.
@@ -356,14 +356,14 @@ class DemonstrationWriter:
         The verdicts only teach the format, because nobody has judged which proposals are right.
         """
         rng = random.Random(f"verdicts/{demonstration.episode.seed}")
-        for said in self._turns(demonstration):
-            yield replace(said, speaker=SOLVER)
+        for reply in self._turns(demonstration):
+            yield replace(reply, speaker=SOLVER)
             verdict = rng.choice((ACCEPT, REJECT))
-            text = self.reply(replace(said.turn, actions=[verdict]))
-            shown = judged(said.observation, said.turn.actions)
-            yield replace(said, speaker=VERIFIER, observation=shown, text=text)
+            text = self.reply(replace(reply.turn, actions=[verdict]))
+            observation = judged(reply.observation, reply.turn.actions)
+            yield replace(reply, speaker=VERIFIER, observation=observation, text=text)
             if verdict == REJECT:
-                yield replace(said, speaker=SOLVER, observation=rejected(said.observation))
+                yield replace(reply, speaker=SOLVER, observation=rejected(reply.observation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +385,6 @@ class Said:
 
 def _of_agent(demonstration: Demonstration, name: str) -> Demonstration:
     """Return the part of a demonstration that one agent played."""
-    kept = [index for index, turn in enumerate(demonstration.episode.turns) if turn.agent_id == name]
-    episode = replace(demonstration.episode, turns=[demonstration.episode.turns[index] for index in kept])
-    return replace(demonstration, episode=episode, imitate=[demonstration.imitate[index] for index in kept])
+    indices = [index for index, turn in enumerate(demonstration.episode.turns) if turn.agent_id == name]
+    episode = replace(demonstration.episode, turns=[demonstration.episode.turns[index] for index in indices])
+    return replace(demonstration, episode=episode, imitate=[demonstration.imitate[index] for index in indices])
