@@ -231,14 +231,14 @@ class Config(Section):
                 f"{fact}, and algorithm.advantage {self.algorithm.advantage} needs a critic, which these do not have: "
                 "choose one without, such as dr_mas"
             )
-        for key, value, wanted in (
+        for key, value, setting in (
             ("engine.name", self.engine.name, "torch"),
             ("algorithm.order", self.algorithm.order, "together"),
             ("scorer.kind", self.scorer.kind, "off"),
             ("monitor.information.every", self.monitor.information.every, 0),
         ):
-            if value != wanted:
-                raise ValueError(f"{fact}, and {key} {value} is for one policy: set it to {wanted}")
+            if value != setting:
+                raise ValueError(f"{fact}, and {key} {value} is for one policy: set it to {setting}")
         return self
 
     @model_validator(mode="after")

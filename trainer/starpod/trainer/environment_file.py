@@ -111,7 +111,7 @@ class Job:
 
 
 def remedies(warm_start: WarmStartConfig) -> str:
-    """Return what the author of an environment can add so that success rises."""
+    """Return, in words, additions to an environment that can raise success."""
     expert = "" if warm_start.steps and warm_start.actions == "expert" else "an `expert_action`, "
     return f"{expert}rewards on the way, or easier starts"
 
@@ -245,7 +245,7 @@ def _job(
 
 
 def _chosen_prompt(spec: pb.EnvironmentSpec, turn: int, whole: int) -> tuple[dict[str, Any], int]:
-    """Return the keys of `prompt` that choose what a reply sees, and the number of tokens that it sees.
+    """Return the keys of `prompt` that choose the context of a reply, and that context's number of tokens.
 
     Args:
         turn: Tokens of the longest turn.

@@ -51,7 +51,7 @@ class RunResults:
 
     @property
     def metrics(self) -> DataFrame:
-        """Metrics: a row per step, a column per metric. `time` is when a row was written, `warnings` a list."""
+        """Metrics: a row per step, a column per metric. `time` is the time of writing, `warnings` a list of texts."""
         lines = self._folder.read_metrics()
         rows = [{**line, **line["metrics"], "warnings": line.get("warnings", [])} for line in lines]
         return self._by_step(rows, without=("metrics",))

@@ -218,7 +218,7 @@ async def _build_collectors(
 
 
 def _want(config: Config, facts: Facts, *, image: bool) -> Want:
-    """Return what observations must carry besides text. image: whether the policy sees images.
+    """Return the data that observations must carry besides text. image: whether the policy sees images.
 
     Turn scorers pool visits of a state by its key, and their scores are compared with the environment's.
     """
@@ -255,7 +255,7 @@ def _record(config: Config, folder: RunFolder) -> None:
 
 
 def _open_sinks(config: Config, folder: RunFolder, screen: Screen, loaded: Loaded | None, *, resume: bool) -> Sinks:
-    """Remove what was written after the checkpoint, and open the sinks of metrics."""
+    """Remove output that was written after the checkpoint, and open the sinks of metrics."""
     # A run that was lost before its first checkpoint begins again, without earlier output.
     resumed_step = None if not resume else loaded.step if loaded else -1
     if resumed_step is not None:

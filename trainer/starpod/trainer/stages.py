@@ -45,7 +45,7 @@ class UntilConfig(Section):
     patience: int = Field(default=1, ge=1, description="Iterations in a row in which it does.")
 
     def problem(self) -> str:
-        """Return what is wrong with this end of a stage; "" if nothing is."""
+        """Return the mistake in this end of a stage, in words; "" if there is none."""
         bounded = self.at_least is not None or self.at_most is not None
         if self.iteration is None and not self.metric:
             return "never ends: give until.iteration, or until.metric with at_least or at_most"

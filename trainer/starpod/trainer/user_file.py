@@ -37,7 +37,7 @@ def known_or_located(text: str, known: Sequence[str], what: str) -> str:
 
 
 def read(file: str, name: str) -> Any:
-    """Return what a file defines under a name. Raises LookupError if it defines none, and whatever the file raises."""
+    """Return the object that a file defines under a name. Raises LookupError, and any exception of the file."""
     symbols = runpy.run_path(file)
     if name not in symbols:
         raise LookupError(f"it defines no {name}{nearest(name, [key for key in symbols if callable(symbols[key])])}")

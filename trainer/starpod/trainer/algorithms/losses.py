@@ -141,7 +141,7 @@ def turn_bounds(
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """Loss of each token, and what clipping did."""
+    """Loss of each token, and the tokens whose gradient a bound stops."""
 
     per_token_BT: Tensor
     """Loss of each token, 0 outside the mask."""

@@ -53,7 +53,7 @@ class KLConfig(Section):
                 f"algorithm.kl.coefficient is {self.coefficient:g} but algorithm.kl.where is off: "
                 "set where to reward or loss, or drop the coefficient"
             )
-        if wrong := [name for name, own in self.agents.items() if not 0 <= own < math.inf]:
+        if wrong := [name for name, coefficient in self.agents.items() if not 0 <= coefficient < math.inf]:
             raise ValueError(f"algorithm.kl.agents.{wrong[0]} is {self.agents[wrong[0]]:g}: give 0 or more")
         if self.where == "off" and self.agents:
             raise ValueError(
@@ -94,12 +94,12 @@ class TurnClipConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TurnClipConfig:
-        given = {name for name in ("decay", "low", "high") if getattr(self, name) is not None}
-        if given and self.kind == "off":
+        names = {name for name in ("decay", "low", "high") if getattr(self, name) is not None}
+        if names and self.kind == "off":
             raise ValueError(
-                f"algorithm.turn_clip.{min(given)} has no meaning with kind off: drop it or set kind to decay"
+                f"algorithm.turn_clip.{min(names)} has no meaning with kind off: drop it or set kind to decay"
             )
-        if self.kind == "decay" and given not in ({"decay"}, {"low", "high"}):
+        if self.kind == "decay" and names not in ({"decay"}, {"low", "high"}):
             raise ValueError("algorithm.turn_clip of kind decay takes either decay, or both low and high")
         return self
 

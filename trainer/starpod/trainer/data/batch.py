@@ -190,10 +190,10 @@ class Batch:
                         f"a turn of group {episode.group} does not tell the blocks of its reply, which "
                         "algorithm.advantage compares: episodes of another run cannot be used here"
                     )
-                before = 0
+                start = 0
                 for name, end in turn.spans:
-                    row += [indices[name]] * (end - before)
-                    before = end
+                    row += [indices[name]] * (end - start)
+                    start = end
             rows.append(row)
         return self.rows(rows, -1, torch.int64)
 

@@ -25,7 +25,7 @@ reply; `failed`: the infrastructure failed, and the episode must not be trained 
 
 
 class ActionOutcome(NamedTuple):
-    """What the environment reported of an action."""
+    """The environment's report on an action."""
 
     executed: bool
     valid: bool
@@ -40,7 +40,7 @@ class Turn:
     """One reply of the policy and its results."""
 
     observation: str = ""
-    """What the environment showed, as text."""
+    """The environment's observation before the reply, as text."""
     image: bytes = b""
     """The observation as an image file, as the policy saw it; b"" if it saw none."""
     prompt: list[int] = field(default_factory=list)
@@ -184,7 +184,7 @@ class Episode:
     dynamics_seed: int = 0
     """Seed of the random transitions."""
     instructions: str = ""
-    """What the policy was told once, before the first turn."""
+    """The environment's instructions, which the policy sees once, before the first turn."""
     turns: list[Turn] = field(default_factory=list)
     """Turns of all speakers and attempts, oldest first."""
     end: End = ""
@@ -192,9 +192,9 @@ class Episode:
     success: bool | None = None
     """Whether the task was solved; None if the environment cannot say."""
     error: str = ""
-    """What failed, if `end` is "failed"."""
+    """Error message, if `end` is "failed"."""
     final_observation: str = ""
-    """What the environment showed after the last turn."""
+    """The environment's observation after the last turn."""
     final_image: bytes = b""
     """The last image that `tail` refers to."""
     tail: list[int] = field(default_factory=list)

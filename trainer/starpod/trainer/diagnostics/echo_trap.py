@@ -45,7 +45,7 @@ class Signal:
     meaning: str
     """What a warning means."""
     remedy: str
-    """What to do about it."""
+    """Advice on it."""
 
 
 SIGNALS = (

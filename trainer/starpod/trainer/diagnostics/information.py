@@ -51,8 +51,8 @@ class Information:
 def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) -> Information:
     """Return the diagnostics of N samples of reasoning under M distinct prompts.
 
-    p(Z_i) weights prompts by their number of samples, so merging identical prompts only affects retrieval, in which
-    they would compete with each other. A tie at rank k counts fractionally in retrieval.
+    p(Z_i) weights prompts by their number of samples, so it does not change if identical prompts are merged. In
+    retrieval, unmerged ones would compete with each other. A tie at rank k counts fractionally in retrieval.
 
     Args:
         L_NM: Log-probability of each sample after each prompt, in nats.

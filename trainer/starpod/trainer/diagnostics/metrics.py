@@ -132,7 +132,7 @@ def _identical(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _attempts(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return how last attempts compare with first ones (SCoRe, arXiv 2409.12917); empty without attempts.
+    """Return metrics that compare last attempts with first ones (SCoRe, arXiv 2409.12917); empty without attempts.
 
     Last attempts that repeat the first and correct nothing are the collapse that SCoRe prevents.
     """

@@ -58,7 +58,7 @@ class HeldOut:
             purpose: Purpose whose held-out seeds are played.
             streams: Name of the random streams of the replies. Two evaluations with the same streams differ by their
                 policy, not by chance.
-            what: What is evaluated, for the screen.
+            what: Name of the evaluated policy, followed by a space, for the screen.
             way: "greedy" or "best_of"; "" samples at the temperature of evaluations.
         """
         collected = {}

@@ -22,7 +22,7 @@ class TurnView:
     seed: int
     """Seed of the start state."""
     instructions: str
-    """What the policy was told once, before the first turn."""
+    """The environment's instructions, which the policy sees once, before the first turn."""
     end: End
     """End of the attempt, if the turn ended it."""
     success: bool | None

@@ -109,10 +109,10 @@ def episodes_to_imitate(config: Config, served: Sequence[Served], templates: Map
     """
     if not config.warm_start.steps:
         return []
-    pairs = [(each, demonstration) for each in served for demonstration in each.demonstrations]
+    pairs = [(environment, demonstration) for environment in served for demonstration in environment.demonstrations]
     episodes = [
-        each.writer.episode(demonstration, templates[each.config.name], index)
-        for index, (each, demonstration) in enumerate(pairs)
+        environment.writer.episode(demonstration, templates[environment.config.name], index)
+        for index, (environment, demonstration) in enumerate(pairs)
     ]
     policies = set(config.script.policies)
     agents = {turn.agent_id for episode in episodes for turn in episode.turns}

@@ -44,7 +44,7 @@ class Progress:
 
 
 class StopReason(NamedTuple):
-    """Why a run is over."""
+    """The reason why a run is over."""
 
     text: str
     limit: str = ""

@@ -13,7 +13,7 @@ class EngineWeights:
     """Updater of an engine's weights. It also pauses an engine that sleeps while the policy uses the GPU.
 
     Args:
-        models: The policies that are trained, and those that the engine samples from.
+        models: The trained policies, and the policies that the engine samples from.
         sleeps: Whether the engine frees the GPU while a policy uses it.
     """
 

@@ -336,8 +336,8 @@ class DemonstrationWriter:
         episode = demonstration.episode
         past = replace(episode, turns=[])
         observations = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
-        for turn, after, imitate in zip(episode.turns, observations, demonstration.imitate, strict=True):
-            texts = self._relations(episode, turn, after)
+        for turn, next_observation, imitate in zip(episode.turns, observations, demonstration.imitate, strict=True):
+            texts = self._relations(episode, turn, next_observation)
             text = self.reply(turn, past.turns[-1] if past.turns else None, texts)
             yield Said("", turn.observation, past, text, turn, imitate)
             # Demonstrations make no mistakes.
@@ -373,7 +373,7 @@ class Said:
     speaker: str
     """Speaker in the script; "" if there is only one."""
     observation: str
-    """What the speaker sees."""
+    """The observation that the speaker sees."""
     past: Episode
     """Earlier turns, whose results the speaker sees."""
     text: str
