@@ -34,9 +34,9 @@ def draw(arms: tuple[str, str], pulled: str | None, payout: float) -> bytes:
     for left in range(-160, 600, 40):  # a backdrop of slanted stripes
         canvas.polygon(left, 0, left + 20, 0, left - 100, 300, left - 120, 300, fill=(58, 46, 88))
     canvas.box(0, 262, 480, 300, (33, 26, 51))
-    for place, arm in enumerate(arms):
-        paid = payout if arm == pulled else None
-        _draw_machine(canvas, 24 + 228 * place, arm, paid, dim=pulled not in (None, arm))
+    for index, arm in enumerate(arms):
+        amount = payout if arm == pulled else None
+        _draw_machine(canvas, 24 + 228 * index, arm, amount, dim=pulled not in (None, arm))
     return canvas.png()
 
 

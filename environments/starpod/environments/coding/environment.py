@@ -71,8 +71,8 @@ class CodingOptions(EnvironmentOptions):
 
     @model_validator(mode="after")
     def _counting_comes_first(self) -> CodingOptions:
-        if (least := self.max_instructions // 1_000_000) > self.max_seconds:
-            raise ValueError(f"so many instructions may take {least} seconds; raise max_seconds to that at least")
+        if (min_seconds := self.max_instructions // 1_000_000) > self.max_seconds:
+            raise ValueError(f"so many instructions may take {min_seconds} seconds; raise max_seconds to that at least")
         return self
 
 
@@ -136,8 +136,8 @@ class Coding(Environment):
 
     def _describe(self) -> str:
         task = self.task
-        shown = zip(task.arguments[:SHOWN_TESTS], expected(task), strict=False)
-        examples = [f"{_call(task, arguments)} == {result!r}" for arguments, result in shown]
+        tests = zip(task.arguments[:SHOWN_TESTS], expected(task), strict=False)
+        examples = [f"{_call(task, arguments)} == {result!r}" for arguments, result in tests]
         return "\n".join([task.text, "", task.signature, "", "Examples:", *examples])
 
     def step(self, action: Any) -> Outcome:
@@ -154,11 +154,11 @@ class Coding(Environment):
         gain, self.best = max(0.0, share - self.best), max(self.best, share)
         solved = share == 1
         self.told = f"The program does not work: {problem}." if problem else self._report(results, truths)
-        over = solved or self.tries >= self.options.attempts
+        is_over = solved or self.tries >= self.options.attempts
         return Outcome(
             gain if self.options.reward == "share" else float(solved),
-            terminated=over,
-            success=solved if over else None,
+            terminated=is_over,
+            success=solved if is_over else None,
             valid=not problem,
             criteria={f"test_{number}": right for number, right in enumerate(self.passed, 1)},
         )
@@ -175,33 +175,33 @@ class Coding(Environment):
             "arguments": task.arguments,
             "instructions": options.max_instructions,
         }
-        failed: list[tuple[Any, Any]] = [("failed", None)] * len(task.arguments)
-        reply, ended = run_confined(
+        failures: list[tuple[Any, Any]] = [("failed", None)] * len(task.arguments)
+        reply, cause = run_confined(
             _RUNNER,
             json.dumps(work).encode(),
             cpu_seconds=options.max_seconds,
             memory_bytes=options.max_megabytes * 2**20,
         )
-        if ended == "time":
-            return _LIMITS["time"], failed
+        if cause == "time":
+            return _LIMITS["time"], failures
         try:
             output = read_untrusted_json(reply)
             if "limit" in output:
-                return _LIMITS[output["limit"]], failed
+                return _LIMITS[output["limit"]], failures
             if "error" in output:
-                return str(output["error"])[:200], failed
+                return str(output["error"])[:200], failures
             results = [(result.get("error"), result.get("value")) for result in output["results"]]
         except (ValueError, TypeError, KeyError, AttributeError):
-            return _LIMITS["died"], failed
-        return ("", results) if len(results) == len(failed) else (_LIMITS["died"], failed)
+            return _LIMITS["died"], failures
+        return ("", results) if len(results) == len(failures) else (_LIMITS["died"], failures)
 
     def _report(self, results: list[tuple[Any, Any]], truths: list[Any]) -> str:
         task = self.task
         lines = [f"{sum(self.passed)} of {len(self.passed)} tests passed."]
         for number, (error, value) in enumerate(results[:SHOWN_TESTS]):
             if not self.passed[number]:
-                got = str(error)[:200] if error else repr(value)[:200]
-                lines.append(f"{_call(task, task.arguments[number])} gave {got}, expected {truths[number]!r}")
+                result = str(error)[:200] if error else repr(value)[:200]
+                lines.append(f"{_call(task, task.arguments[number])} gave {result}, expected {truths[number]!r}")
         return "\n".join(lines)
 
     def observe(self) -> str:
@@ -211,8 +211,8 @@ class Coding(Environment):
         return digest(repr((self.drawn, self.tries, self.best, self.told)))
 
     def expert_action(self) -> str | None:
-        over = self.best == 1 or self.tries >= self.options.attempts
-        return None if over else self.task.program
+        is_over = self.best == 1 or self.tries >= self.options.attempts
+        return None if is_over else self.task.program
 
     def score(self) -> float:
         """Return the share of tests that the best program passed."""
@@ -238,14 +238,14 @@ def read_program(action: str) -> str:
         if not language and opening[1] is None:
             continue  # a fence after other text on its line closes a block
         if language in _LANGUAGES:
-            end, closed = _program_end(text, position, opening[2], endless)
+            end, is_closed = _program_end(text, position, opening[2], endless)
         else:
             end = text.find(opening[2], position)
-            end, closed = (end, True) if end >= 0 else (len(text), False)
+            end, is_closed = (end, True) if end >= 0 else (len(text), False)
         if language in _LANGUAGES:
-            inside = text[position:end]
-            blocks[bool(language), closed] = textwrap.dedent(inside) if opening[1] else inside
-        position = end + len(opening[2]) if closed else len(text)
+            body = text[position:end]
+            blocks[bool(language), is_closed] = textwrap.dedent(body) if opening[1] else body
+        position = end + len(opening[2]) if is_closed else len(text)
     order = ((True, True), (True, False), (False, True), (False, False))
     return next((blocks[kind] for kind in order if kind in blocks), action)
 
@@ -286,6 +286,6 @@ def _same(value: Any, truth: Any) -> bool:
         return (
             isinstance(value, list)
             and len(value) == len(truth)
-            and all(_same(one, other) for one, other in zip(value, truth, strict=True))
+            and all(_same(item, expected) for item, expected in zip(value, truth, strict=True))
         )
     return type(value) is type(truth) and bool(value == truth)

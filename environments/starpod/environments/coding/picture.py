@@ -23,13 +23,13 @@ def draw(text: str, program: str, passed: Sequence[bool], told: str) -> bytes:
     canvas.box(20, y, 700, y + 19 * len(code) + 20, (24, 26, 34), radius=8)
     y += 20
     for line in code:
-        clean = "".join(character if character.isprintable() else " " for character in line)
+        line_text = "".join(character if character.isprintable() else " " for character in line)
         indent = len(line) - len(line.lstrip())
-        canvas.text(40 + 8 * indent, y, clean.strip(), (166, 214, 150), size=14, width=650 - 8 * indent, left=True)
+        canvas.text(40 + 8 * indent, y, line_text.strip(), (166, 214, 150), size=14, width=650 - 8 * indent, left=True)
         y += 19
     y += 24
-    for place, right in enumerate(passed):
-        x = 40 + 26 * (place % 24)
+    for index, right in enumerate(passed):
+        x = 40 + 26 * (index % 24)
         canvas.ellipse(x, y, x + 18, y + 18, (84, 180, 110) if right else (214, 84, 80))
     canvas.text(360, y + 36, told.splitlines()[0][:90] if told else "", _GREY, size=14, width=680)
     return canvas.png()

@@ -199,7 +199,7 @@ def _repeat_each_time() -> None:
     random.seed()
     random._urandom = numbers.randbytes  # type: ignore[attr-defined]
     for module in (os, sys.modules["posix"]):
-        fixed: dict[str, Any] = {
+        constants: dict[str, Any] = {
             "getpid": lambda: _PID,
             "getppid": lambda: 1,
             "urandom": numbers.randbytes,
@@ -207,7 +207,7 @@ def _repeat_each_time() -> None:
             "times": lambda: os.times_result((0.0,) * 5),
             "getloadavg": lambda: (0.0, 0.0, 0.0),
         }
-        vars(module).update(fixed)
+        vars(module).update(constants)
     threading.get_native_id = _thread.get_native_id = lambda: _PID
     threading.main_thread()._native_id = _PID  # type: ignore[attr-defined]
     for name in list(sys.modules):

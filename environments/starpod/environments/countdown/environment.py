@@ -103,14 +103,14 @@ class Countdown(Environment):
     def step(self, action: Any) -> Outcome:
         options = self.options
         try:
-            parsed = parse(action if isinstance(action, str) else "")
+            expression = parse(action if isinstance(action, str) else "")
         except Malformed as problem:
             return self._end(action, options.reward_wrong, False, False, {"problem": str(problem)}, valid=False)
-        right_numbers = sorted(parsed.numbers) == sorted(self.numbers)
-        near = parsed.value is not None and abs(parsed.value - self.target) < TOLERANCE
-        hit = right_numbers and near and parsed.claim in (None, self.target)
+        right_numbers = sorted(expression.numbers) == sorted(self.numbers)
+        is_near = expression.value is not None and abs(expression.value - self.target) < TOLERANCE
+        hit = right_numbers and is_near and expression.claim in (None, self.target)
         reward = options.reward_correct if hit else options.reward_numbers if right_numbers else options.reward_wrong
-        return self._end(action, reward, right_numbers, hit, {"value": describe(parsed.value)})
+        return self._end(action, reward, right_numbers, hit, {"value": describe(expression.value)})
 
     def _end(
         self, action: Any, reward: float, numbers: bool, hit: bool, info: dict[str, str], valid: bool = True

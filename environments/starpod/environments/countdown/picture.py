@@ -39,21 +39,21 @@ def draw(numbers: Sequence[int], target: int, answer: str | None, points: float,
 
     width, gap = 76, 14
     left = 240 - (len(numbers) * (width + gap) - gap) / 2
-    for place, number in enumerate(numbers):
-        x, y = left + place * (width + gap), 130 + 3 * (place % 2)
+    for index, number in enumerate(numbers):
+        x, y = left + index * (width + gap), 130 + 3 * (index % 2)
         canvas.box(x + 3, y + 5, x + width + 3, y + 95, (22, 64, 60), radius=10)
         canvas.box(x, y, x + width, y + 90, _PAPER, radius=10)
         canvas.box(x + 5, y + 5, x + width - 5, y + 85, (244, 236, 216), radius=7)
         canvas.text(x + width / 2, y + 45, str(number), _INK, size=36, width=width - 16)
 
     if answer is None:
-        for place, sign in enumerate("+-*/="):
-            canvas.text(120 + 60 * place, 260, sign, (120, 170, 160), size=26, width=30)
+        for index, sign in enumerate("+-*/="):
+            canvas.text(120 + 60 * index, 260, sign, (120, 170, 160), size=26, width=30)
     else:
         green, red = (72, 170, 110), (206, 80, 76)
         canvas.box(30, 240, 450, 278, _PAPER, radius=10)
         canvas.box(380, 240, 450, 278, green if points >= best else _GOLD if points > 0 else red, radius=10)
-        shown = "".join(character if character.isprintable() else " " for character in answer)
-        canvas.text(205, 259, shown if len(shown) <= 60 else shown[:59] + "…", _INK, size=20, width=330)
+        text = "".join(character if character.isprintable() else " " for character in answer)
+        canvas.text(205, 259, text if len(text) <= 60 else text[:59] + "…", _INK, size=20, width=330)
         canvas.text(415, 259, f"{points:g}", _INK, size=20, width=60)
     return canvas.png()

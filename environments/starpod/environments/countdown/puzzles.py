@@ -65,9 +65,9 @@ def _search(pool: list[tuple[Fraction, str]], target: int) -> str | None:
         value, text = pool[0]
         return text if value == target else None
     for i, j in itertools.combinations(range(len(pool)), 2):
-        rest = [pool[k] for k in range(len(pool)) if k not in (i, j)]
+        new_pool = [pool[k] for k in range(len(pool)) if k not in (i, j)]
         for result in _results(*pool[i], *pool[j]):
-            if expression := _search([*rest, result], target):
+            if expression := _search([*new_pool, result], target):
                 return expression
     return None
 

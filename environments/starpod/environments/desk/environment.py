@@ -121,15 +121,15 @@ class Desk(Environment):
             return Outcome(valid=False, effective=False, criteria=self.criteria())
         criteria = self.criteria()
         if name != "finish":
-            looked = name.startswith(("list", "read", "find"))
-            if looked and (call := write_call(name, arguments)) not in self.looked:
+            is_look = name.startswith(("list", "read", "find"))
+            if is_look and (call := write_call(name, arguments)) not in self.looked:
                 self.looked = [*self.looked, call][-MOST_THINGS:]
-            changed = before != (len(self.events), len(self.sent), self.files)
-            return Outcome(effective=looked or changed, criteria=criteria)
+            has_changed = before != (len(self.events), len(self.sent), self.files)
+            return Outcome(effective=is_look or has_changed, criteria=criteria)
         self.done = True
-        met = sum(criteria.values()) / len(criteria)
-        reward = met if self.options.reward == "share" else float(met == 1)
-        return Outcome(reward, terminated=True, success=met == 1, criteria=criteria)
+        share = sum(criteria.values()) / len(criteria)
+        reward = share if self.options.reward == "share" else float(share == 1)
+        return Outcome(reward, terminated=True, success=share == 1, criteria=criteria)
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Execute a tool and return its result. Raises BadCall."""
@@ -172,18 +172,18 @@ class Desk(Environment):
             case "send_mail":
                 return self._send(Mail(arguments["to"], arguments["subject"], arguments["body"]), office)
             case "find_contact":
-                wanted = arguments["name"].strip().lower()
-                hits = [f"{name}: {address}" for name, address in office.contacts.items() if wanted in name.lower()]
-                if not wanted or not hits:
+                query = arguments["name"].strip().lower()
+                hits = [f"{name}: {address}" for name, address in office.contacts.items() if query in name.lower()]
+                if not query or not hits:
                     raise BadCall(f"nobody is called {arguments['name'][:40]!r}")
                 return "\n".join(hits)
         return "Done."
 
     def _add(self, event: Event) -> str:
-        now = self.now.events
-        if not is_free(now, event.day, event.start, event.hours):
+        events = self.now.events
+        if not is_free(events, event.day, event.start, event.hours):
             raise BadCall(f"{event.day} from {event.start} to {event.start + event.hours} is not free")
-        number = max(*now, *self.start[0].events, 0) + 1  # never reuse the number of an initial meeting
+        number = max(*events, *self.start[0].events, 0) + 1  # never reuse the number of an initial meeting
         self.events[number] = tuple(event)
         return f"Added as {number}."
 
@@ -199,7 +199,7 @@ class Desk(Environment):
         """Return the checklist of all tasks, and whether nothing else was changed."""
         office, tasks = self.start
         now = self.now
-        return {name: met for task in tasks for name, met in task.criteria(now).items()} | {
+        return {name: is_met for task in tasks for name, is_met in task.criteria(now).items()} | {
             "nothing_else_changed": _is_tidy(office, tasks, now)
         }
 
@@ -222,8 +222,8 @@ class Desk(Environment):
         for task in tasks:
             act = task.act(now)
             if act:
-                unseen = (call for call in task.look() if write_call(*call) not in self.looked)
-                return next(unseen, act)
+                calls = (call for call in task.look() if write_call(*call) not in self.looked)
+                return next(calls, act)
         return "finish", {}
 
     def score(self) -> float:
@@ -231,8 +231,8 @@ class Desk(Environment):
         criteria = self.criteria()
         if self.done:
             return float(all(criteria.values()))
-        tidy = criteria.pop("nothing_else_changed")
-        return 0.95 * tidy * sum(criteria.values()) / len(criteria)
+        is_tidy = criteria.pop("nothing_else_changed")
+        return 0.95 * is_tidy * sum(criteria.values()) / len(criteria)
 
     def render(self, mode: str = "text") -> str | bytes:
         office, tasks = self.start
@@ -246,7 +246,7 @@ class Desk(Environment):
                 *(f"{event.day} {event.start} to {event.start + event.hours}: {event.title}" for event in events),
                 f"Files: {', '.join(self.files)}",
                 *(f"Sent to {mail.other}: {mail.subject}: {mail.body}" for mail in now.sent),
-                *(f"[{'x' if met else ' '}] {name}" for name, met in self.criteria().items()),
+                *(f"[{'x' if is_met else ' '}] {name}" for name, is_met in self.criteria().items()),
             ]
         )
 
@@ -256,13 +256,13 @@ def _is_tidy(office: Office, tasks: list[Task], now: Changes) -> bool:
     for number, event in office.events.items():
         if now.events.get(number) != event and not any(task.may_go(number) for task in tasks):
             return False
-    new = [event for number, event in now.events.items() if office.events.get(number) != event]
+    new_events = [event for number, event in now.events.items() if office.events.get(number) != event]
     written = {name for name in {*office.files, *now.files} if office.files.get(name) != now.files.get(name)}
     may_write = frozenset[str]().union(*(task.files for task in tasks))
     may_hear = frozenset[str]().union(*(task.recipients for task in tasks))
     return (
-        all(any(task.is_meant(event) for task in tasks) for event in new)
-        and len(set(new)) == len(new)
+        all(any(task.is_meant(event) for task in tasks) for event in new_events)
+        and len(set(new_events)) == len(new_events)
         and written <= may_write
         and {mail.other for mail in now.sent} <= may_hear
     )

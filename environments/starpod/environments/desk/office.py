@@ -76,10 +76,10 @@ def draw_office(rng: random.Random) -> Office:
     files: dict[str, str] = {}
     facts = []
     for project in rng.sample(_PROJECTS, 4):
-        values = {what: form.format(rng.randint(low, high)) for what, form, low, high in _FACTS}
+        values = {fact: form.format(rng.randint(low, high)) for fact, form, low, high in _FACTS}
         name = f"{project.lower()}.txt"
-        files[name] = "\n".join([f"Project {project}", *(f"{what}: {value}" for what, value in values.items())])
-        facts += [(project, what, value) for what, value in values.items()]
+        files[name] = "\n".join([f"Project {project}", *(f"{fact}: {value}" for fact, value in values.items())])
+        facts += [(project, fact, value) for fact, value in values.items()]
     inbox: dict[int, Mail] = {}
     codes = {name: f"{rng.randint(1000, 9999)}-{rng.choice('ABCDEFGH')}" for name in rng.sample(people, 2)}
     mails = [Mail(contacts[name], "Door code", f"The new code of my office is {code}.") for name, code in codes.items()]

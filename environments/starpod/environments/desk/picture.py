@@ -43,9 +43,9 @@ def draw(now: Changes, new_files: frozenset[str], kept: frozenset[int], criteria
         canvas.text(747, 230 + row * 32, _clean(mail.other), (96, 100, 110), size=11, width=220)
         canvas.text(747, 244 + row * 32, _clean(mail.body), _INK, size=12, width=220)
     canvas.box(14, 370, 866, 456, (248, 240, 186), radius=4)
-    for place, (name, met) in enumerate(criteria.items()):
-        x, y = 40 + place % 5 * 168, 396 + place // 5 * 34
-        canvas.box(x - 14, y - 8, x + 2, y + 8, (60, 150, 90) if met else (206, 200, 170), radius=4)
+    for index, (name, is_met) in enumerate(criteria.items()):
+        x, y = 40 + index % 5 * 168, 396 + index // 5 * 34
+        canvas.box(x - 14, y - 8, x + 2, y + 8, (60, 150, 90) if is_met else (206, 200, 170), radius=4)
         canvas.text(x + 78, y, name.replace("_", " "), _INK, size=12, width=140)
     return canvas.png()
 
@@ -59,5 +59,5 @@ def _draw_event(canvas: Canvas, event: Event, colour: tuple[int, int, int]) -> N
 
 
 def _clean(text: str) -> str:
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return shown if len(shown) <= 40 else shown[:39] + "…"
+    clean_text = "".join(character if character.isprintable() else " " for character in text)
+    return clean_text if len(clean_text) <= 40 else clean_text[:39] + "…"

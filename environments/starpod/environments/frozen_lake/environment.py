@@ -64,8 +64,8 @@ class FrozenLakeOptions(EnvironmentOptions):
         for number, row in enumerate(rows):
             if len(row) != len(rows[0]):
                 raise ValueError(f"row {number} has {len(row)} tiles, row 0 has {len(rows[0])}; make them equal")
-            if strange := set(row) - set("SFHG"):
-                raise ValueError(f"row {number} has {min(strange)!r}; use only S, F, H and G")
+            if unknown_tiles := set(row) - set("SFHG"):
+                raise ValueError(f"row {number} has {min(unknown_tiles)!r}; use only S, F, H and G")
         tiles = "".join(rows)
         for tile, name in (("S", "start"), ("G", "goal")):
             if tiles.count(tile) != 1:
@@ -112,12 +112,12 @@ class FrozenLake(Environment):
     def step(self, action: str) -> Outcome:
         lake = self._cached_lake or self._shared_lake()
         position = self.position
-        ways = lake.ways[action][position]
+        targets = lake.ways[action][position]
         if lake.slippery:
             draw = (self._dynamics or self.dynamics).random()
-            target = ways[0] if draw < lake.before else ways[1] if draw < lake.straight else ways[2]
+            target = targets[0] if draw < lake.before else targets[1] if draw < lake.straight else targets[2]
         else:
-            target = ways[1]
+            target = targets[1]
         if target == position:
             return _BLOCKED
         self.position = target
@@ -138,8 +138,8 @@ class FrozenLake(Environment):
     def score(self) -> float:
         distances = distances_to_goal(self.map)
         lake = self._cached_lake or self._shared_lake()
-        remaining, total = distances[self.position], distances[lake.start]
-        return 0.0 if remaining is None or total is None else max(0.0, 1 - remaining / total)
+        distance, total = distances[self.position], distances[lake.start]
+        return 0.0 if distance is None or total is None else max(0.0, 1 - distance / total)
 
     def instructions(self) -> str:
         return _instructions(self.options)

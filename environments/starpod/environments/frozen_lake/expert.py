@@ -20,11 +20,11 @@ def best_actions(rows: tuple[str, ...], success_rate: float) -> tuple[str, ...]:
 
 
 def _shortest_paths(rows: tuple[str, ...]) -> tuple[str, ...]:
-    ways, distances = moves_on(len(rows), len(rows[0])), distances_to_goal(rows)
+    moves, distances = moves_on(len(rows), len(rows[0])), distances_to_goal(rows)
     far = len(distances)  # more than any distance
 
     def distance_after(action: str, position: int) -> int:
-        distance = distances[ways[action][position][1]]
+        distance = distances[moves[action][position][1]]
         return far if distance is None else distance
 
     return tuple(min(ACTIONS, key=lambda action: distance_after(action, position)) for position in range(far))
@@ -36,18 +36,18 @@ def _iterate_values(rows: tuple[str, ...], success_rate: float) -> tuple[str, ..
     Convergence is tested with relative errors, because values far from the goal are tiny.
     """
     tiles = "".join(rows)
-    ways = moves_on(len(rows), len(rows[0]))
-    targets = np.array([ways[action] for action in ACTIONS])  # action x position x (before, straight, after)
+    moves = moves_on(len(rows), len(rows[0]))
+    targets = np.array([moves[action] for action in ACTIONS])  # action x position x (before, straight, after)
     side = (1 - success_rate) / 2
-    ended = np.array([tile in "HG" for tile in tiles])
+    is_end = np.array([tile in "HG" for tile in tiles])
     values = np.array([float(tile == "G") for tile in tiles])
     while True:
-        reached = values[targets]
+        futures = values[targets]
         # Not a dot product: its order of summation, and so its rounding, differs between machines.
-        worth = _DISCOUNT * (side * reached[..., 0] + success_rate * reached[..., 1] + side * reached[..., 2])
+        worth = _DISCOUNT * (side * futures[..., 0] + success_rate * futures[..., 1] + side * futures[..., 2])
         best = worth.max(axis=0)
-        updated = np.where(ended, values, best)
+        updated = np.where(is_end, values, best)
         if (np.abs(updated - values) <= 1e-9 * updated).all():
             # The tolerance makes equally good actions tie in spite of rounding; the first one wins.
-            return tuple(ACTIONS[first] for first in (worth >= (1 - 1e-6) * best).argmax(axis=0))
+            return tuple(ACTIONS[index] for index in (worth >= (1 - 1e-6) * best).argmax(axis=0))
         values = updated

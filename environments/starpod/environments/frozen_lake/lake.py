@@ -27,13 +27,13 @@ class Symbols(EnvironmentOptions):
 
     @model_validator(mode="after")
     def _distinct(self) -> Symbols:
-        seen: dict[str, str] = {}
+        things: dict[str, str] = {}
         for thing, symbol in self:
             if len(symbol) != 1 or not symbol.isprintable() or symbol.isspace():
                 raise ValueError(f"{thing} is {symbol!r}; give it one visible character")
-            if symbol in seen:
-                raise ValueError(f"{seen[symbol]} and {thing} are both {symbol!r}; give each a character of its own")
-            seen[symbol] = thing
+            if symbol in things:
+                raise ValueError(f"{things[symbol]} and {thing} are both {symbol!r}; give each a character of its own")
+            things[symbol] = thing
         return self
 
 
@@ -61,8 +61,8 @@ class Lake:
         self.start, self.goal = self.tiles.index("S"), self.tiles.index("G")
         self.observation, self.symbols = observation, symbols
         self.ways = moves_on(len(rows), self.columns)
-        arrived = Outcome(reward=goal_reward, terminated=True, success=True)
-        self.arrivals = [{"H": _FELL, "G": arrived}.get(tile, _MOVED) for tile in self.tiles]
+        arrival = Outcome(reward=goal_reward, terminated=True, success=True)
+        self.arrivals = [{"H": _FELL, "G": arrival}.get(tile, _MOVED) for tile in self.tiles]
         self.slippery = success_rate < 1
         self.before = (1 - success_rate) / 2
         self.straight = self.before + success_rate
@@ -95,9 +95,9 @@ class Lake:
 
     def grid(self, position: int) -> list[str]:
         """Return the rows of the board in symbols."""
-        cells = [self._cell(place) for place in range(len(self.tiles))]
+        cells = [self._cell(cell) for cell in range(len(self.tiles))]
         cells[position] = self._player(position)
-        return ["".join(cells[first : first + self.columns]) for first in range(0, len(cells), self.columns)]
+        return ["".join(cells[start : start + self.columns]) for start in range(0, len(cells), self.columns)]
 
     def framed(self, position: int) -> str:
         """Return the board for people: in symbols, widely spaced and with a frame."""
@@ -124,7 +124,7 @@ class Lake:
             f"Goal: {self._at(self.goal)}",
             f"{player}: {self._at(position)}",
         ]
-        if holes := [str(self._at(place)) for place, tile in enumerate(self.tiles) if tile == "H"]:
+        if holes := [str(self._at(cell)) for cell, tile in enumerate(self.tiles) if tile == "H"]:
             lines.append(f"Holes: {', '.join(holes)}")
         return "\n".join(lines)
 

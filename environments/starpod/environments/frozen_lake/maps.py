@@ -25,7 +25,7 @@ def moves_on(rows: int, columns: int) -> dict[str, list[tuple[int, int, int]]]:
         return min(max(row + down, 0), rows - 1) * columns + min(max(column + right, 0), columns - 1)
 
     return {
-        name: [(move(at, action - 1), move(at, action), move(at, action + 1)) for at in range(rows * columns)]
+        name: [(move(cell, action - 1), move(cell, action), move(cell, action + 1)) for cell in range(rows * columns)]
         for action, name in enumerate(ACTIONS)
     }
 
@@ -34,15 +34,15 @@ def moves_on(rows: int, columns: int) -> dict[str, list[tuple[int, int, int]]]:
 def distances_to_goal(rows: tuple[str, ...]) -> tuple[int | None, ...]:
     """Return the number of moves to the goal from each position without slips; None if there is no path."""
     tiles = "".join(rows)
-    ways = moves_on(len(rows), len(rows[0]))
+    moves = moves_on(len(rows), len(rows[0]))
     distances: list[int | None] = [None] * len(tiles)
     goal = tiles.index("G")
     distances[goal] = 0
     queue = deque([(goal, 0)])
     while queue:
-        place, distance = queue.popleft()
+        cell, distance = queue.popleft()
         for action in ACTIONS:
-            target = ways[action][place][1]
+            target = moves[action][cell][1]
             if distances[target] is None and tiles[target] != "H":
                 distances[target] = distance + 1
                 queue.append((target, distance + 1))
@@ -55,6 +55,6 @@ def draw_map(rng: random.Random, size: int, frozen_probability: float) -> tuple[
         tiles = ["F" if rng.random() < frozen_probability else "H" for _ in range(size * size)]
         start, goal = rng.randrange(size * size), rng.randrange(size * size)
         tiles[start], tiles[goal] = "S", "G"
-        rows = tuple("".join(tiles[first : first + size]) for first in range(0, size * size, size))
+        rows = tuple("".join(tiles[start : start + size]) for start in range(0, size * size, size))
         if start != goal and distances_to_goal.__wrapped__(rows)[start] is not None:
             return rows

@@ -31,18 +31,18 @@ def draw(tiles: str, columns: int, position: int, pixels: int = TILE) -> bytes:
     margin = size // 4
     sprites = _sprites(size)
     picture = Image.new("RGB", (columns * size + 2 * margin, rows * size + 2 * margin), (96, 138, 166))
-    for place, tile in enumerate(tiles):
-        row, column = divmod(place, columns)
+    for cell, tile in enumerate(tiles):
+        row, column = divmod(cell, columns)
         corner = (margin + column * size, margin + row * size)
         ground = {"H": "hole", "G": "goal"}.get(tile, f"ice {(row * 5 + column * 3) % 4}")
         picture.paste(sprites[ground], corner)
-        above = None
-        if place == position:
-            above = {"H": "in hole", "G": "on goal"}.get(tile, "player")
+        sprite = None
+        if cell == position:
+            sprite = {"H": "in hole", "G": "on goal"}.get(tile, "player")
         elif tile == "S":
-            above = "start"
-        if above:
-            picture.paste(sprites[above], corner, sprites[above])
+            sprite = "start"
+        if sprite:
+            picture.paste(sprites[sprite], corner, sprites[sprite])
     return encode_png(picture)
 
 

@@ -16,17 +16,17 @@ Board = tuple[int, ...]
 def slide_line(line: Board) -> tuple[Board, int]:
     """Slide a line to its start. Return it and the sum of the merged tiles. A merged tile does not merge again."""
     tiles: list[int] = []
-    merged = 0
+    points = 0
     mergeable = False
     for tile in filter(None, line):
         if mergeable and tiles[-1] == tile:
             tiles[-1] += tile
-            merged += tiles[-1]
+            points += tiles[-1]
             mergeable = False
         else:
             tiles.append(tile)
             mergeable = True
-    return (*tiles, *(0,) * (len(line) - len(tiles))), merged
+    return (*tiles, *(0,) * (len(line) - len(tiles))), points
 
 
 @functools.cache
@@ -47,9 +47,9 @@ def slide(board: Board, size: int, action: str) -> tuple[Board, int]:
     cells = list(board)
     total = 0
     for line in _lines(size)[action]:
-        slid, merged = slide_line(tuple(board[cell] for cell in line))
-        total += merged
-        for cell, tile in zip(line, slid, strict=True):
+        new_line, points = slide_line(tuple(board[cell] for cell in line))
+        total += points
+        for cell, tile in zip(line, new_line, strict=True):
             cells[cell] = tile
     return tuple(cells), total
 
@@ -61,8 +61,8 @@ def moves(board: Board, size: int) -> list[str]:
 
 def add_tile(board: Board, rng: random.Random, two_probability: float) -> Board:
     """Add a tile in a random empty cell: a 2 with probability `two_probability`, else a 4."""
-    empty = [cell for cell, tile in enumerate(board) if not tile]
-    cell = empty[rng.randrange(len(empty))]
+    empty_cells = [cell for cell, tile in enumerate(board) if not tile]
+    cell = empty_cells[rng.randrange(len(empty_cells))]
     tile = 2 if rng.random() < two_probability else 4
     return (*board[:cell], tile, *board[cell + 1 :])
 

@@ -109,23 +109,23 @@ class Game2048(Environment):
 
     def step(self, action: str) -> Outcome:
         options = self.options
-        slid, merged = slide(self.board, options.width, action)
-        if slid == self.board:
+        new_board, points = slide(self.board, options.width, action)
+        if new_board == self.board:
             reward = -0.1 if options.reward == "raw" else 0.0
             return Outcome(reward, success=self._reached() or None, valid=False, effective=False)
         before = self._reached()
-        self.board = add_tile(slid, self.dynamics, options.two_probability)
-        self.points += merged
+        self.board = add_tile(new_board, self.dynamics, options.two_probability)
+        self.points += points
         reached = self._reached()
-        over = self._over()
+        is_over = self._over()
         match options.reward:
             case "raw":
-                reward = float(merged)
+                reward = float(points)
             case "log":
-                reward = 0.1 * math.log2(merged + 1)
+                reward = 0.1 * math.log2(points + 1)
             case "target":
                 reward = float(reached and not before)
-        return Outcome(reward, terminated=over, success=reached if over else reached or None)
+        return Outcome(reward, terminated=is_over, success=reached if is_over else reached or None)
 
     def _reached(self) -> bool:
         return max(self.board) >= self.options.target
@@ -143,13 +143,13 @@ class Game2048(Environment):
         if options.observation == "grid":
             return "\n".join(rows)
         open_moves = set(moves(self.board, options.width))
-        listed = ", ".join(f"{number}({name})" for number, name in enumerate(ACTIONS) if name in open_moves)
+        names = ", ".join(f"{number}({name})" for number, name in enumerate(ACTIONS) if name in open_moves)
         return "\n".join(
             (
                 f"Current {options.target} Grid:",
                 *rows,
                 "",
-                f"Valid Actions: {listed or 'None'}.",
+                f"Valid Actions: {names or 'None'}.",
                 f"Goal: Merge same numbers to reach {options.target}.",
                 f"Current Score: {self.points}",
                 "What is your next move?",

@@ -20,31 +20,31 @@ def best_action(board: Board, size: int, two_probability: float) -> str | None:
     """Return the move with the highest expected score, or None if no tile can move."""
     best: tuple[float, str] | None = None
     for action in ACTIONS:
-        after, _ = slide(board, size, action)
-        if after == board:
+        new_board, _ = slide(board, size, action)
+        if new_board == board:
             continue
-        worth = _expected_score(after, size, two_probability)
-        if best is None or worth > best[0]:
-            best = worth, action
+        score = _expected_score(new_board, size, two_probability)
+        if best is None or score > best[0]:
+            best = score, action
     return best[1] if best else None
 
 
 def _expected_score(board: Board, size: int, two_probability: float) -> float:
-    empty = [cell for cell, tile in enumerate(board) if not tile]
-    if not empty or len(empty) > _CROWDED:
+    empty_cells = [cell for cell, tile in enumerate(board) if not tile]
+    if not empty_cells or len(empty_cells) > _CROWDED:
         return _score(board, size)
     total = 0.0
-    for cell in empty:
+    for cell in empty_cells:
         for tile, probability in ((2, two_probability), (4, 1 - two_probability)):
             if probability:
-                filled = (*board[:cell], tile, *board[cell + 1 :])
-                total += probability * _best_score_after_move(filled, size)
-    return total / len(empty)
+                new_board = (*board[:cell], tile, *board[cell + 1 :])
+                total += probability * _best_score_after_move(new_board, size)
+    return total / len(empty_cells)
 
 
 def _best_score_after_move(board: Board, size: int) -> float:
-    boards = {after for action in ACTIONS if (after := slide(board, size, action)[0]) != board}
-    return max((_score(after, size) for after in boards), default=-1e6)
+    boards = {new_board for action in ACTIONS if (new_board := slide(board, size, action)[0]) != board}
+    return max((_score(new_board, size) for new_board in boards), default=-1e6)
 
 
 def _score(board: Board, size: int) -> float:

@@ -17,14 +17,14 @@ _CELL, _GAP, _HEAD = 92, 10, 62
 
 def draw(board: Board, size: int, points: int, target: int) -> bytes:
     """Draw points, target and tiles as a PNG. A tile is 92 pixels wide."""
-    whole = size * (_CELL + _GAP) + _GAP
-    canvas = Canvas(whole + 24, whole + _HEAD + 12, (250, 248, 239))
-    middle = (whole + 24) / 2
+    side = size * (_CELL + _GAP) + _GAP
+    canvas = Canvas(side + 24, side + _HEAD + 12, (250, 248, 239))
+    middle = (side + 24) / 2
     for x, label, number in ((middle - 50, "SCORE", points), (middle + 50, "TARGET", target)):
         canvas.box(x - 45, 10, x + 45, _HEAD - 6, (187, 173, 160), radius=6)
         canvas.text(x, 21, label, (238, 228, 218), size=11, width=80)
         canvas.text(x, 40, str(number), (255, 255, 255), size=20, width=80)
-    canvas.box(12, _HEAD, 12 + whole, _HEAD + whole, (187, 173, 160), radius=8)
+    canvas.box(12, _HEAD, 12 + side, _HEAD + side, (187, 173, 160), radius=8)
     for cell, tile in enumerate(board):
         row, column = divmod(cell, size)
         left, top = 12 + _GAP + column * (_CELL + _GAP), _HEAD + _GAP + row * (_CELL + _GAP)

@@ -70,8 +70,8 @@ class House(Environment):
 
     def reset(self, rng: random.Random) -> None:
         options = self.options
-        possible = _tasks(options.tasks, options.split)
-        house = draw_house(rng, possible[rng.choice(sorted(possible))], options.furniture, options.things)
+        tasks = _tasks(options.tasks, options.split)
+        house = draw_house(rng, tasks[rng.choice(sorted(tasks))], options.furniture, options.things)
         self.state = State(house.task, house.places, house.things)
         self.told = f"You are in the middle of a house. {self.state.view()}\nYour task: {house.task.ask()}."
         self.steps = 0
@@ -80,13 +80,13 @@ class House(Environment):
         return super().get_state() | {"state": dataclasses.asdict(self.state)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        restored = State(**state["state"])
-        restored.task = Task(*restored.task)
-        super().set_state({**state, "state": restored})
+        new_state = State(**state["state"])
+        new_state.task = Task(*new_state.task)
+        super().set_state({**state, "state": new_state})
 
     def step(self, action: Any) -> Outcome:
         self.steps += 1
-        late = self.steps >= self.options.max_steps
+        is_late = self.steps >= self.options.max_steps
         state = self.state
         try:
             if not isinstance(action, str) or len(action) > MAX_LENGTH:
@@ -94,16 +94,16 @@ class House(Environment):
             self.told = state.act(" ".join(action.lower().split()))
         except Nothing:
             self.told = "Nothing happens."
-            return INVALID._replace(truncated=late, criteria=state.stages())
-        looked = self.told.startswith("You hold") or action.strip().lower() in ("look", "inventory")
+            return INVALID._replace(truncated=is_late, criteria=state.stages())
+        is_look = self.told.startswith("You hold") or action.strip().lower() in ("look", "inventory")
         stages = state.stages()
-        done = all(stages.values())
+        is_done = all(stages.values())
         return Outcome(
-            float(done),
-            terminated=done,
-            truncated=late and not done,
-            success=done or None,
-            effective=not looked,
+            float(is_done),
+            terminated=is_done,
+            truncated=is_late and not is_done,
+            success=is_done or None,
+            effective=not is_look,
             criteria=stages,
         )
 
@@ -132,9 +132,9 @@ class House(Environment):
             return draw(state)
         lines = [f"Task: {state.task.ask()}"]
         for place in state.places:
-            known = place in state.seen and state.is_open(place)
+            is_known = place in state.seen and state.is_open(place)
             lines.append(
-                f"{'>' if place == state.at else ' '} {place}: {', '.join(state.inside(place)) if known else '?'}"
+                f"{'>' if place == state.at else ' '} {place}: {', '.join(state.inside(place)) if is_known else '?'}"
             )
         return "\n".join([*lines, f"In the hand: {state.held or 'nothing'}"])
 

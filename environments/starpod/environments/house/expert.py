@@ -36,8 +36,8 @@ def next_action(state: State) -> str | None:
             and thing not in state.changed[task.change]
         ):
             return _approach(state, place, f"take {thing} from {place}")
-    unseen = next((place for place in state.places if place not in state.seen), None)
-    return None if unseen is None else _approach(state, unseen, "look")
+    unseen_place = next((place for place in state.places if place not in state.seen), None)
+    return None if unseen_place is None else _approach(state, unseen_place, "look")
 
 
 def _approach(state: State, place: str, action: str, opened: bool = True) -> str:

@@ -31,14 +31,14 @@ def draw(state: State) -> bytes:
 
 
 def _draw_place(canvas: Canvas, state: State, place: str, left: int, top: int) -> None:
-    here = place == state.at
-    frame = (206, 84, 60) if here else (140, 104, 72)
+    is_here = place == state.at
+    frame = (206, 84, 60) if is_here else (140, 104, 72)
     canvas.box(left + 4, top + 4, left + _WIDTH - 4, top + _HEIGHT - 4, frame, radius=8)
-    closed = kind_of(place) in CLOSED and place not in state.opened
-    inside = (188, 152, 112) if closed else _PAPER if place in state.seen else (220, 212, 200)
-    canvas.box(left + 8, top + 8, left + _WIDTH - 8, top + _HEIGHT - 8, inside, radius=6)
+    is_closed = kind_of(place) in CLOSED and place not in state.opened
+    colour = (188, 152, 112) if is_closed else _PAPER if place in state.seen else (220, 212, 200)
+    canvas.box(left + 8, top + 8, left + _WIDTH - 8, top + _HEIGHT - 8, colour, radius=6)
     canvas.text(left + _WIDTH / 2, top + 20, place, _INK, size=14, width=_WIDTH - 24)
-    if closed:
+    if is_closed:
         canvas.ellipse(left + _WIDTH / 2 - 5, top + 50, left + _WIDTH / 2 + 5, top + 60, (90, 64, 40))
     elif place in state.seen:
         things = [*state.inside(place), *(["desklamp 1"] if place == "desk 1" else [])]
@@ -46,5 +46,5 @@ def _draw_place(canvas: Canvas, state: State, place: str, left: int, top: int) -
             canvas.text(left + _WIDTH / 2, top + 38 + 14 * row, line, (96, 70, 50), size=11, width=_WIDTH - 20)
     else:
         canvas.text(left + _WIDTH / 2, top + 54, "?", (150, 140, 130), size=24)
-    if here:
+    if is_here:
         canvas.ellipse(left + 14, top + _HEIGHT - 30, left + 32, top + _HEIGHT - 12, (206, 84, 60))

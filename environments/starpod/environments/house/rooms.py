@@ -63,15 +63,15 @@ class Task(NamedTuple):
 
     def ask(self) -> str:
         """Return the task in words."""
-        where = f"in or on {_a(self.target)}"
+        location = f"in or on {_a(self.target)}"
         match self.kind:
             case "place":
-                return f"put {_a(self.thing)} {where}"
+                return f"put {_a(self.thing)} {location}"
             case "place_two":
-                return f"put two {_PLURALS.get(self.thing, self.thing + 's')} {where}"
+                return f"put two {_PLURALS.get(self.thing, self.thing + 's')} {location}"
             case "look":
                 return f"look at {_a(self.thing)} under the desklamp"
-        return f"put {_a(self.thing)} {where} after you {self.kind}ed it"
+        return f"put {_a(self.thing)} {location} after you {self.kind}ed it"
 
 
 def possible_tasks(kind: str) -> list[Task]:
@@ -115,20 +115,20 @@ def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: in
     if task.target and task.target not in kinds:
         kinds.append(task.target)
     places = tuple(_numbered(sorted(kinds)))
-    wanted = {"place_two": 2}.get(task.kind, 1)
-    others = [thing for thing in THINGS if thing != task.thing]
-    names = _numbered([task.thing] * (wanted + rng.randint(0, 1)) + sorted(rng.choices(others, k=things)))
+    count = {"place_two": 2}.get(task.kind, 1)
+    other_things = [thing for thing in THINGS if thing != task.thing]
+    names = _numbered([task.thing] * (count + rng.randint(0, 1)) + sorted(rng.choices(other_things, k=things)))
     located = {}
     for name in names:
         kind = kind_of(name)
         fitting = _PLACES["look" if "look" in _ABILITIES[kind] else "kitchen"]
-        free = [
+        free_places = [
             place
             for place in places
             if kind_of(place) in fitting and (kind != task.thing or kind_of(place) != task.target)
         ]
-        elsewhere = "sinkbasin" if task.target == "desk" else "desk"  # both are in every house
-        located[name] = rng.choice(free or [place for place in places if kind_of(place) == elsewhere])
+        fallback = "sinkbasin" if task.target == "desk" else "desk"  # both are in every house
+        located[name] = rng.choice(free_places or [place for place in places if kind_of(place) == fallback])
     return House(task, places, located)
 
 

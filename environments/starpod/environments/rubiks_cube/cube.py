@@ -93,7 +93,7 @@ def turn(cube: Cube, action: str) -> Cube:
 
 def is_solved(cube: Cube) -> bool:
     """Return whether every face has one colour, in any orientation of the cube."""
-    return all(cube[first : first + 4] == cube[first : first + 1] * 4 for first in range(0, 24, 4))
+    return all(cube[start : start + 4] == cube[start : start + 1] * 4 for start in range(0, 24, 4))
 
 
 def _orientations() -> list[tuple[int, ...]]:
@@ -114,8 +114,8 @@ _ORIENTATIONS = {tuple(orientation[index] for index in _CORNER): orientation for
 
 def hold(cube: Cube) -> Cube:
     """Rotate the whole cube to its normal orientation: the corner with the colours of down, back and left is there."""
-    wanted = tuple(FACES.index(face) for face in "DBL")
+    colours = tuple(FACES.index(face) for face in "DBL")
     for corner, orientation in _ORIENTATIONS.items():
-        if tuple(cube[index] for index in corner) == wanted:
+        if tuple(cube[index] for index in corner) == colours:
             return permute(cube, orientation)
     raise ValueError("no corner has the colours of the down, back and left faces")

@@ -111,7 +111,7 @@ class RubiksCube(Environment):
         return Outcome()
 
     def observe(self) -> str:
-        rows = [[COLOURS[colour] for colour in self.cube[first : first + 2]] for first in range(0, 24, 2)]
+        rows = [[COLOURS[colour] for colour in self.cube[start : start + 2]] for start in range(0, 24, 2)]
         if self.options.observation == "net":
             return "\n".join(
                 f"{face}: {' '.join(rows[2 * number])} / {' '.join(rows[2 * number + 1])}"
@@ -142,7 +142,7 @@ class RubiksCube(Environment):
     def render(self, mode: str = "text") -> str | bytes:
         if mode == "png":
             return draw(self.cube, "solved" if is_solved(self.cube) else f"{self.steps} turns made")
-        pairs = ["".join(COLOURS[colour] for colour in self.cube[first : first + 2]) for first in range(0, 24, 2)]
+        pairs = ["".join(COLOURS[colour] for colour in self.cube[start : start + 2]) for start in range(0, 24, 2)]
         face = {name: pairs[2 * number : 2 * number + 2] for number, name in enumerate(FACES)}
         middle = [" ".join(face[name][row] for name in "LFRB") for row in range(2)]
         return "\n".join([*(f"   {pair}" for pair in face["U"]), *middle, *(f"   {pair}" for pair in face["D"])])

@@ -21,9 +21,9 @@ def draw(cube: Cube, done: str) -> bytes:
         column, row = _PLACES[face]
         left, top = _MARGIN + column * _FACE, _MARGIN + row * _FACE
         canvas.box(left, top, left + _FACE - 6, top + _FACE - 6, (20, 22, 28), radius=10)
-        for place in range(4):
-            x, y = left + 5 + place % 2 * _STICKER, top + 5 + place // 2 * _STICKER
-            canvas.box(x, y, x + _STICKER - 2, y + _STICKER - 2, _PAINT[cube[4 * number + place]], radius=6)
+        for index in range(4):
+            x, y = left + 5 + index % 2 * _STICKER, top + 5 + index // 2 * _STICKER
+            canvas.box(x, y, x + _STICKER - 2, y + _STICKER - 2, _PAINT[cube[4 * number + index]], radius=6)
         x, y = left + _FACE // 2 - 3, top + _FACE // 2 - 3
         canvas.ellipse(x - 13, y - 13, x + 13, y + 13, (20, 22, 28))
         canvas.text(x, y, face, (236, 238, 242), size=16)

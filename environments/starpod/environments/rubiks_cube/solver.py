@@ -19,12 +19,12 @@ _HELD_TURNS = tuple(TURNS[action] for action in ("U", "U'", "R", "R'", "F", "F'"
 @functools.cache
 def _near_cubes() -> dict[Cube, int]:
     """Return cube -> distance for all cubes with a distance of at most 7: about 45,000 of 3,674,160."""
-    near = {SOLVED: 0}
+    distances = {SOLVED: 0}
     edge = [SOLVED]
     for distance in range(1, _DEPTH + 1):
-        edge = _neighbours(edge, near)
-        near.update(dict.fromkeys(edge, distance))
-    return near
+        edge = _neighbours(edge, distances)
+        distances.update(dict.fromkeys(edge, distance))
+    return distances
 
 
 def _neighbours(edge: list[Cube], seen: dict[Cube, int]) -> list[Cube]:
@@ -36,10 +36,10 @@ def _neighbours(edge: list[Cube], seen: dict[Cube, int]) -> list[Cube]:
 @functools.lru_cache(maxsize=4096)
 def distance(cube: Cube) -> int:
     """Return the number of quarter turns of a shortest solution. Raises ValueError if there is no solution."""
-    near, edge = _near_cubes(), [hold(cube)]
+    near_cubes, edge = _near_cubes(), [hold(cube)]
     seen = {edge[0]: 0}
     for depth in range(MOST_TURNS - _DEPTH + 1):
-        if distances := [near[reached] for reached in edge if reached in near]:
+        if distances := [near_cubes[state] for state in edge if state in near_cubes]:
             return depth + min(distances)
         edge = _neighbours(edge, seen)
         seen.update(dict.fromkeys(edge, 0))
@@ -48,5 +48,5 @@ def distance(cube: Cube) -> int:
 
 def best_action(cube: Cube) -> str | None:
     """Return the first turn of a shortest solution, or None for a solved cube."""
-    remaining = distance(cube)
-    return next((action for action in ACTIONS if distance(turn(cube, action)) < remaining), None) if remaining else None
+    steps = distance(cube)
+    return next((action for action in ACTIONS if distance(turn(cube, action)) < steps), None) if steps else None

@@ -22,6 +22,6 @@ def exact_match(answer: str, truth: str) -> bool:
 
 def f1(answer: str, truth: str) -> float:
     """Return the harmonic mean of precision and recall of the answer's words."""
-    ours, theirs = normalise_answer(answer).split(), normalise_answer(truth).split()
-    same = sum((Counter(ours) & Counter(theirs)).values())
-    return 2 * same / (len(ours) + len(theirs)) if same else 0.0
+    words, true_words = normalise_answer(answer).split(), normalise_answer(truth).split()
+    overlap = sum((Counter(words) & Counter(true_words)).values())
+    return 2 * overlap / (len(words) + len(true_words)) if overlap else 0.0

@@ -79,8 +79,8 @@ class SearchQA(Environment):
     def reset(self, rng: random.Random) -> None:
         options = self.options
         hops = rng.randint(options.min_hops, options.max_hops)
-        rest = {"all": None, "train": 1, "test": 0}[options.split]
-        self.question, self.articles, self.answer = draw_question(rng, encyclopedia(), hops, rest)
+        remainder = {"all": None, "train": 1, "test": 0}[options.split]
+        self.question, self.articles, self.answer = draw_question(rng, encyclopedia(), hops, remainder)
         self.seen = frozenset()
         self.query = ""
         self.found = None
@@ -103,14 +103,14 @@ class SearchQA(Environment):
         return Outcome(effective=self.seen != before, criteria=self._criteria())
 
     def _finish(self, answer: str) -> Outcome:
-        exact, overlap = exact_match(answer, self.answer), f1(answer, self.answer)
-        self.verdict = "right" if exact else "wrong"
-        partial = overlap if self.options.reward == "f1" and overlap >= 0.3 else 0.0
+        is_exact, overlap = exact_match(answer, self.answer), f1(answer, self.answer)
+        self.verdict = "right" if is_exact else "wrong"
+        partial_reward = overlap if self.options.reward == "f1" and overlap >= 0.3 else 0.0
         return Outcome(
-            1.0 if exact else partial,
+            1.0 if is_exact else partial_reward,
             terminated=True,
-            success=exact,
-            criteria=self._criteria() | {"exact_match": exact},
+            success=is_exact,
+            criteria=self._criteria() | {"exact_match": is_exact},
             info={"answer": self.answer, "f1": overlap},
         )
 
@@ -145,8 +145,8 @@ class SearchQA(Environment):
         if mode == "png":
             cards = [(book.articles[number].title, book.articles[number].text) for number in self.found or ()]
             return draw(self.question, self.query, cards, self.verdict)
-        shown = [f"search[{self.query}]", _shown(book, self.found)] if self.found is not None else []
-        return "\n".join([self.question, *shown, *([self.verdict] if self.verdict else [])])
+        results = [f"search[{self.query}]", _shown(book, self.found)] if self.found is not None else []
+        return "\n".join([self.question, *results, *([self.verdict] if self.verdict else [])])
 
 
 def _shown(book: Encyclopedia, found: list[int]) -> str:

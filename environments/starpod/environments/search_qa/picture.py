@@ -19,20 +19,20 @@ def draw(question: str, query: str, found: Sequence[tuple[str, str]], verdict: s
         found: titles and texts of the results.
         verdict: "right" or "wrong"; "" before the answer.
     """
-    asked = textwrap.wrap(question, 66)
+    question_lines = textwrap.wrap(question, 66)
     cards = [(title, textwrap.wrap(text, 84)[:4]) for title, text in found[:5]]
-    height = 92 + 22 * len(asked) + sum(50 + 18 * len(lines) for _, lines in cards) + (0 if cards else 60)
+    height = 92 + 22 * len(question_lines) + sum(50 + 18 * len(lines) for _, lines in cards) + (0 if cards else 60)
     canvas = Canvas(640, height, (238, 240, 244))
     y = 24
-    for line in asked:
+    for line in question_lines:
         canvas.text(320, y, line, _INK, size=17, width=600)
         y += 22
     canvas.box(60, y, 580, y + 34, (255, 255, 255), radius=17)
     canvas.ellipse(74, y + 9, 88, y + 23, _BLUE)
     canvas.ellipse(77, y + 12, 85, y + 20, (255, 255, 255))
     canvas.line(86, y + 21, 92, y + 27, fill=_BLUE, width=3)
-    shown = "".join(character if character.isprintable() else " " for character in query)
-    canvas.text(330, y + 17, shown if len(shown) <= 60 else shown[:59] + "…", _INK, size=15, width=440)
+    query_text = "".join(character if character.isprintable() else " " for character in query)
+    canvas.text(330, y + 17, query_text if len(query_text) <= 60 else query_text[:59] + "…", _INK, size=15, width=440)
     y += 48
     for title, lines in cards:
         canvas.box(30, y, 610, y + 40 + 18 * len(lines), (255, 255, 255), radius=8)

@@ -51,16 +51,16 @@ def draw_question(rng: random.Random, book: Encyclopedia, hops: int, rest: int |
         rest: 0: the number of the first article is divisible by 5 (held out); 1: it is not; None: any article.
     """
     while True:
-        at = rng.randrange(len(book.articles))
-        if rest is not None and (at % 5 == 0) != (rest == 0):
+        start = rng.randrange(len(book.articles))
+        if rest is not None and (start % 5 == 0) != (rest == 0):
             continue
-        path, value, phrase = [at], None, book.articles[at].title
+        path, value, phrase = [start], None, book.articles[start].title
         question = ""
         for hop in range(1, hops + 1):
             article = book.articles[path[-1]]
-            ways = [(name, way) for (kind, name), way in _RELATIONS.items() if kind == article.kind]
-            ways = [(name, way) for name, way in ways if way[0] or hop == hops]
-            name, (_, part, form) = rng.choice(ways)
+            relations = [(name, relation) for (kind, name), relation in _RELATIONS.items() if kind == article.kind]
+            relations = [(name, relation) for name, relation in relations if relation[0] or hop == hops]
+            name, (_, part, form) = rng.choice(relations)
             value = article.facts[name]
             question = form.format(phrase)
             phrase = part.format(phrase)

@@ -64,27 +64,27 @@ class Sokoban(Environment):
         if delta is None:
             return INVALID
         self.steps += 1
-        late = self.steps >= options.max_steps
+        is_late = self.steps >= options.max_steps
         reward = options.step_reward
-        ahead = self.player + delta
+        next_cell = self.player + delta
         boxes = self.boxes
-        effective = ahead in board.floor
-        if effective and ahead in boxes:
-            behind = ahead + delta
-            effective = behind in board.floor and behind not in boxes
+        effective = next_cell in board.floor
+        if effective and next_cell in boxes:
+            far_cell = next_cell + delta
+            effective = far_cell in board.floor and far_cell not in boxes
             if effective:
-                self.boxes = boxes = boxes - {ahead} | {behind}
-                gained = (behind in board.targets) - (ahead in board.targets)
+                self.boxes = boxes = boxes - {next_cell} | {far_cell}
+                gained = (far_cell in board.targets) - (next_cell in board.targets)
                 if gained > 0:
                     reward += options.box_on_reward
                     if boxes == board.targets:
-                        self.player = ahead
+                        self.player = next_cell
                         return Outcome(reward=reward + options.solved_reward, terminated=True, success=True)
                 elif gained < 0:
                     reward += options.box_off_reward
         if effective:
-            self.player = ahead
-        if late:
+            self.player = next_cell
+        if is_late:
             return Outcome(reward=reward, truncated=True, success=False, effective=effective)
         return _step_outcome(reward, effective)
 

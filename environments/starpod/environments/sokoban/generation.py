@@ -56,20 +56,20 @@ def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, f
             row, column = divmod(cell, width)
             text[row] = text[row][:column] + ("O" if cell in targets else "_") + text[row][column + 1 :]
         board = Board("\n".join(text))
-        played, visited = _play_in_reverse(board, player, tuple(targets), options.search_depth)
-        states += visited
-        if played is None:
+        result, state_count = _play_in_reverse(board, player, tuple(targets), options.search_depth)
+        states += state_count
+        if result is None:
             continue
-        player, placed, displacement = played
-        player = _move_player(rng, board, player, placed, displacement)
+        player, box_cells, displacement = result
+        player = _move_player(rng, board, player, box_cells, displacement)
         if shortest or longest:
-            plan, visited = search(board, player, placed)
-            states += visited
+            plan, state_count = search(board, player, box_cells)
+            states += state_count
             if not isinstance(plan, list):
                 continue
             if not (shortest or 0) <= len(plan) <= (longest or math.inf):
                 continue
-        return board_of(board.text), player, placed
+        return board_of(board.text), player, box_cells
     raise OptionsError(
         f"none of {rooms} rooms had a solution of {shortest or 1} to "
         f"{longest or 'any number of'} moves: widen min_solution and max_solution, "
@@ -110,15 +110,15 @@ def _play_in_reverse(
     deltas = tuple(board.deltas.values())
     home = [board.coordinate(target) for target in targets]
     best, best_score = None, 0
-    seen: set[tuple[int, frozenset[int]]] = set()
+    states: set[tuple[int, frozenset[int]]] = set()
     # Player, boxes in the order of their targets, index of the last pulled box, changes of box, remaining moves.
     stack = [(player, targets, -1, 0, search_depth - 2)]
-    while stack and len(seen) < MAX_REVERSE_STATES:
-        player, boxes, last, changes, remaining = stack.pop()
+    while stack and len(states) < MAX_REVERSE_STATES:
+        player, boxes, last_box, changes, steps_left = stack.pop()
         key = (player, frozenset(boxes))
-        if key in seen:
+        if key in states:
             continue
-        seen.add(key)
+        states.add(key)
         if changes and board.targets.isdisjoint(key[1]):
             distance = sum(
                 abs(row - to_row) + abs(column - to_column)
@@ -126,34 +126,34 @@ def _play_in_reverse(
             )
             if changes * distance > best_score:
                 best, best_score = (player, key[1], distance), changes * distance
-        if remaining <= 0:
+        if steps_left <= 0:
             continue
         walks, pulls = [], []
         for delta in deltas:
-            ahead, behind = player + delta, player - delta
-            if ahead not in floor or ahead in key[1]:
+            next_cell, previous_cell = player + delta, player - delta
+            if next_cell not in floor or next_cell in key[1]:
                 continue
-            if behind in key[1]:
-                box = boxes.index(behind)
-                pulled = (*boxes[:box], player, *boxes[box + 1 :])
-                pulls.append((ahead, pulled, box, changes + (box != last), remaining - 1))
-                walks.append((ahead, boxes, last, changes, remaining - 1))
+            if previous_cell in key[1]:
+                box = boxes.index(previous_cell)
+                pulled_boxes = (*boxes[:box], player, *boxes[box + 1 :])
+                pulls.append((next_cell, pulled_boxes, box, changes + (box != last_box), steps_left - 1))
+                walks.append((next_cell, boxes, last_box, changes, steps_left - 1))
             else:
-                pulls.append((ahead, boxes, last, changes, remaining - 1))
+                pulls.append((next_cell, boxes, last_box, changes, steps_left - 1))
         stack += reversed(pulls + walks)
-    return best, len(seen)
+    return best, len(states)
 
 
 def _move_player(rng: random.Random, board: Board, player: int, boxes: frozenset[int], displacement: int) -> int:
     """Move the player by up to three cells, so that not every room starts right behind a box."""
-    visited = {player}
+    path = {player}
     chance = 0.8 if displacement == 1 else 0.5
-    while len(visited) <= 3 and rng.random() < chance:
+    while len(path) <= 3 and rng.random() < chance:
         neighbours = [player + delta for delta in board.deltas.values()]
-        free = [cell for cell in neighbours if cell in board.floor and cell not in boxes and cell not in visited]
-        if not free:
+        cells = [cell for cell in neighbours if cell in board.floor and cell not in boxes and cell not in path]
+        if not cells:
             break
-        player = rng.choice(free)
-        visited.add(player)
+        player = rng.choice(cells)
+        path.add(player)
         chance = 0.5
     return player

@@ -30,13 +30,13 @@ class Symbols(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Symbols:
-        seen: dict[str, str] = {}
+        names: dict[str, str] = {}
         for name, symbol in self.legend():
             if symbol.isspace() or not symbol.isprintable():
                 raise ValueError(f"the symbol of {name!r} is {symbol!r}: give one visible character")
-            if symbol in seen:
-                raise ValueError(f"{seen[symbol]!r} and {name!r} share the symbol {symbol!r}: give each its own")
-            seen[symbol] = name
+            if symbol in names:
+                raise ValueError(f"{names[symbol]!r} and {name!r} share the symbol {symbol!r}: give each its own")
+            names[symbol] = name
         return self
 
     def legend(self) -> Iterator[tuple[str, str]]:
@@ -110,9 +110,9 @@ class SokobanOptions(EnvironmentOptions):
     @field_validator("max_solution")
     @classmethod
     def _ordered(cls, value: int | None, info: ValidationInfo) -> int | None:
-        least = info.data.get("min_solution")
-        if value is not None and least is not None and value < least:
-            raise ValueError(f"max_solution {value} is below min_solution {least}: swap them or leave one out")
+        min_solution = info.data.get("min_solution")
+        if value is not None and min_solution is not None and value < min_solution:
+            raise ValueError(f"max_solution {value} is below min_solution {min_solution}: swap them or leave one out")
         return value
 
     @model_validator(mode="after")
@@ -122,25 +122,25 @@ class SokobanOptions(EnvironmentOptions):
             return self
         if max(self.rows, self.columns) < 5:
             raise ValueError("a 4x4 board has no room to push a box: make it at least 4x5")
-        most = min(8, (self.rows - 2) * (self.columns - 2) // 4 or 1)
-        if self.boxes > most:
+        max_boxes = min(8, (self.rows - 2) * (self.columns - 2) // 4 or 1)
+        if self.boxes > max_boxes:
             raise ValueError(
                 f"{self.boxes} boxes do not fit a {self.rows}x{self.columns} board: "
-                f"take at most {most}, or a larger board"
+                f"take at most {max_boxes}, or a larger board"
             )
         return self
 
     def _check_layout(self, layout: tuple[str, ...]) -> None:
-        changed = self.changed("rows", "columns", "boxes")
+        changed_names = self.changed("rows", "columns", "boxes")
         for name, size in (("rows", len(layout)), ("columns", len(layout[0]) if layout else 0)):
-            if name in changed and getattr(self, name) != size:
+            if name in changed_names and getattr(self, name) != size:
                 raise ValueError(
                     f"layout has {size} {name}, the option {name} says {getattr(self, name)}: leave it out"
                 )
         for name in self.changed("min_solution", "max_solution"):
             raise ValueError(f"{name} chooses among generated rooms: leave it out where there is a layout")
         board, player, boxes = read_layout(layout, self.vocabulary)
-        if "boxes" in changed and len(boxes) != self.boxes:
+        if "boxes" in changed_names and len(boxes) != self.boxes:
             raise ValueError(f"layout has {len(boxes)} boxes, the option boxes says {self.boxes}: leave it out")
         if boxes == board.targets:
             raise ValueError("every box of the layout is on a target already: move one off")
@@ -161,8 +161,8 @@ def read_layout(layout: Sequence[str], symbols: Symbols) -> tuple[Board, int, fr
             )
         for column, symbol in enumerate(line):
             if symbol not in kinds:
-                known = ", ".join(f"{symbol} {name}" for symbol, name in kinds.items())
-                raise ValueError(f"row {row}, column {column} of the layout is {symbol!r}; the symbols are: {known}")
+                legend = ", ".join(f"{symbol} {name}" for symbol, name in kinds.items())
+                raise ValueError(f"row {row}, column {column} of the layout is {symbol!r}; the symbols are: {legend}")
             kind = kinds[symbol]
             cell = row * (len(line) + 1) + column
             if kind.startswith("player"):

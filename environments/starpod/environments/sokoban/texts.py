@@ -81,8 +81,8 @@ class View(NamedTuple):
         offsets = [(there - row, across - column) for there, across in map(board.coordinate, sorted(goals))]
         down, right = min(offsets, key=lambda offset: abs(offset[0]) + abs(offset[1]), default=(0, 0))
         way = f"{'Up' if down < 0 else 'Down' if down else '-'} {'Left' if right < 0 else 'Right' if right else '-'}"
-        around = " ".join(self._symbol(cell + delta) for delta in board.deltas.values())
-        return f"{self._symbol(cell)} {row} {column} {way} {around}"
+        neighbours = " ".join(self._symbol(cell + delta) for delta in board.deltas.values())
+        return f"{self._symbol(cell)} {row} {column} {way} {neighbours}"
 
 
 @functools.lru_cache(maxsize=1024)

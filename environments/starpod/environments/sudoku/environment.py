@@ -48,18 +48,18 @@ class Sudoku(Environment):
 
     def step(self, action: Any) -> Outcome:
         self.steps += 1
-        late = self.steps >= self.options.steps_allowed
+        is_late = self.steps >= self.options.steps_allowed
         try:
             row, column, number = read_action(action if isinstance(action, str) else "", self.size)
         except ValueError as error:
-            return self._refuse(f"Invalid action format: {error}", {"error": str(error)}, late)
+            return self._refuse(f"Invalid action format: {error}", {"error": str(error)}, is_late)
         cell = (row - 1) * self.size + column - 1
         if self.puzzle[cell]:
             message = f"Cannot modify initial cell at ({row},{column})"
-            return self._refuse(message, {"error": "Cannot modify initial cells"}, late)
+            return self._refuse(message, {"error": "Cannot modify initial cells"}, is_late)
         if self.grid[cell] == number:
             message = f"({row},{column}) holds {number} already"
-            return self._refuse(message, {"error": message}, late)
+            return self._refuse(message, {"error": message}, is_late)
         conflicts = clashes(self.grid, self.size, cell, number)
         if conflicts and self.options.conflicts == "refuse":
             valid = candidates(self.grid, self.size, cell) if not self.grid[cell] else []
@@ -67,8 +67,8 @@ class Sudoku(Environment):
             if valid:
                 message += f"\n   Valid numbers for ({row},{column}): {valid}"
             info = {"error": f"Number {number} conflicts with {conflicts}", "valid_numbers": valid}
-            return self._refuse(message, info, late)
-        return self._place(cell, number, conflicts, late)
+            return self._refuse(message, info, is_late)
+        return self._place(cell, number, conflicts, is_late)
 
     def _refuse(self, message: str, info: dict[str, Any], late: bool) -> Outcome:
         self.feedback = f"❌ {message}"
@@ -82,22 +82,22 @@ class Sudoku(Environment):
         )
 
     def _place(self, cell: int, number: int, conflicts: str, late: bool) -> Outcome:
-        before = self.grid[cell]
+        old_number = self.grid[cell]
         self.grid = self.grid[:cell] + bytes([number]) + self.grid[cell + 1 :]
-        correct = number == self.solution[cell] and not conflicts
-        placed = f"Placed {number} at {cell_name(cell, self.size)}"
+        is_correct = number == self.solution[cell] and not conflicts
+        message = f"Placed {number} at {cell_name(cell, self.size)}"
         if conflicts:
             reward = self.options.invalid_reward
-            self.feedback = f"⚠ {placed} - conflicts with {conflicts}"
+            self.feedback = f"⚠ {message} - conflicts with {conflicts}"
         else:
             reward = self._pay(cell)
-            self.feedback = f"✓ Correct! {placed}" if correct else f"⚠ {placed} - Valid but not optimal"
-        reward += sum(self._pay(peer) for peer in self._unblocked(cell, before))
+            self.feedback = f"✓ Correct! {message}" if is_correct else f"⚠ {message} - Valid but not optimal"
+        reward += sum(self._pay(peer) for peer in self._unblocked(cell, old_number))
         solved = self._solved()
         if solved:
             reward += self.options.solved_reward
             self.feedback += "\n🎉 Congratulations! Puzzle solved!"
-        empty = self.grid.count(0)
+        empty_count = self.grid.count(0)
         return Outcome(
             reward=reward,
             terminated=solved,
@@ -105,10 +105,10 @@ class Sudoku(Environment):
             success=True if solved else False if late else None,
             criteria=self._criteria() if self.options.criteria else None,
             info={
-                "correct_placement": correct,
+                "correct_placement": is_correct,
                 "steps_remaining": self.options.steps_allowed - self.steps,
-                "cells_filled": len(self.grid) - empty,
-                "cells_remaining": empty,
+                "cells_filled": len(self.grid) - empty_count,
+                "cells_remaining": empty_count,
             },
         )
 
@@ -119,18 +119,18 @@ class Sudoku(Environment):
 
     def _pay(self, cell: int) -> float:
         """Return the reward for a digit without clashes. A cell pays only the excess over what it has paid before."""
-        correct = self.grid[cell] == self.solution[cell]
-        worth = self.options.correct_reward if correct else self.options.legal_reward
-        paid = self.paid.get(cell)
-        self.paid[cell] = worth if paid is None else max(worth, paid)
-        return worth if paid is None else max(worth - paid, 0.0)
+        is_correct = self.grid[cell] == self.solution[cell]
+        reward = self.options.correct_reward if is_correct else self.options.legal_reward
+        old_reward = self.paid.get(cell)
+        self.paid[cell] = reward if old_reward is None else max(reward, old_reward)
+        return reward if old_reward is None else max(reward - old_reward, 0.0)
 
     def _unblocked(self, cell: int, number: int) -> list[int]:
         """Return the cells whose digit clashed only with `number`, which was just removed from `cell`."""
         if not number:
             return []
-        same = [peer for peer in sorted(peers(self.size)[cell]) if self.grid[peer] == number]
-        return [peer for peer in same if not self.puzzle[peer] and not clashes(self.grid, self.size, peer, number)]
+        rivals = [peer for peer in sorted(peers(self.size)[cell]) if self.grid[peer] == number]
+        return [peer for peer in rivals if not self.puzzle[peer] and not clashes(self.grid, self.size, peer, number)]
 
     def observe(self) -> str:
         return self._view().text(self.options)
@@ -146,8 +146,8 @@ class Sudoku(Environment):
                 return view.detailed()
 
     def _view(self) -> View:
-        marked = self.options.conflicts == "place" and self.options.show_conflicts
-        cells = clashing(self.grid, self.size) if marked else ()
+        is_marked = self.options.conflicts == "place" and self.options.show_conflicts
+        cells = clashing(self.grid, self.size) if is_marked else ()
         return View(self.size, self.puzzle, self.grid, cells, self.feedback, self.steps)
 
     def instructions(self) -> str:
@@ -157,8 +157,8 @@ class Sudoku(Environment):
         """Return every placement that is not refused, in the longest form."""
         return [
             self._write(cell, number)
-            for cell, initial in enumerate(self.puzzle)
-            if not initial
+            for cell, digit in enumerate(self.puzzle)
+            if not digit
             for number in (
                 range(1, self.size + 1) if self.options.conflicts == "place" else candidates(self.grid, self.size, cell)
             )
@@ -183,8 +183,8 @@ class Sudoku(Environment):
         """
         if self._solved():
             return None
-        wrong = [cell for cell, digit in enumerate(self.grid) if digit and digit != self.solution[cell]]
-        todo = wrong + [cell for cell, digit in enumerate(self.grid) if not digit]
+        wrong_cells = [cell for cell, digit in enumerate(self.grid) if digit and digit != self.solution[cell]]
+        todo = wrong_cells + [cell for cell, digit in enumerate(self.grid) if not digit]
         free_for_all = self.options.conflicts == "place"
         for cell in todo:
             if free_for_all or not clashes(self.grid, self.size, cell, self.solution[cell]):

@@ -26,25 +26,25 @@ def generate(rng: random.Random, size: int, difficulty: str) -> tuple[Grid, Grid
         except SearchLimit:
             continue
         puzzle = list(solution)
-        cleared = 0
+        cleared_count = 0
         for cell in rng.sample(range(size * size), size * size):
             puzzle[cell] = 0
             if _has_other(puzzle, size, cell, solution[cell]):
                 puzzle[cell] = solution[cell]
             else:
-                cleared += 1
-                if cleared == goal:
+                cleared_count += 1
+                if cleared_count == goal:
                     return bytes(puzzle), solution
     raise RuntimeError(f"none of {MAX_GRIDS} grids could be thinned out to a {difficulty} {size}x{size} puzzle")
 
 
 def _has_other(puzzle: list[int], size: int, cell: int, digit: int) -> bool:
     """Return whether another digit in the cell also leads to a solution, or whether the search takes too long."""
-    taken = {puzzle[peer] for peer in peers(size)[cell]}
+    digits = {puzzle[peer] for peer in peers(size)[cell]}
     try:
-        for other in range(1, size + 1):
-            if other != digit and other not in taken:
-                puzzle[cell] = other
+        for candidate in range(1, size + 1):
+            if candidate != digit and candidate not in digits:
+                puzzle[cell] = candidate
                 if next(solutions(puzzle, size, CHECK_NODES), None) is not None:
                     return True
     except SearchLimit:

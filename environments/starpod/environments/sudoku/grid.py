@@ -25,11 +25,11 @@ def peers(size: int) -> tuple[frozenset[int], ...]:
     places = units(size)
     return tuple(
         frozenset(
-            other
-            for other, there in enumerate(places)
-            if other != cell and any(a == b for a, b in zip(here, there, strict=True))
+            peer
+            for peer, peer_units in enumerate(places)
+            if peer != cell and any(a == b for a, b in zip(cell_units, peer_units, strict=True))
         )
-        for cell, here in enumerate(places)
+        for cell, cell_units in enumerate(places)
     )
 
 
@@ -43,8 +43,8 @@ def clashes(grid: Grid, size: int, cell: int, number: int) -> str:
 
 def candidates(grid: Grid, size: int, cell: int) -> list[int]:
     """Return the numbers that can be placed in a cell without a clash."""
-    taken = {grid[peer] for peer in peers(size)[cell]}
-    return [number for number in range(1, size + 1) if number not in taken]
+    digits = {grid[peer] for peer in peers(size)[cell]}
+    return [number for number in range(1, size + 1) if number not in digits]
 
 
 def clashing(grid: Grid, size: int) -> set[int]:
@@ -60,4 +60,4 @@ def complete(grid: Grid, size: int) -> dict[str, bool]:
     for cell, (row, column, box) in enumerate(units(size)):
         for name in (f"row {row + 1}", f"column {column + 1}", f"box {box + 1}"):
             digits.setdefault(name, set()).add(grid[cell])
-    return {name: contained == set(range(1, size + 1)) for name, contained in digits.items()}
+    return {name: numbers == set(range(1, size + 1)) for name, numbers in digits.items()}

@@ -31,8 +31,8 @@ def draw_html(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) 
 def draw(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> bytes:
     """Draw the grid as a PNG with 48 pixels per cell."""
     side, edge, margin = math.isqrt(size), 48, 16
-    far = margin + size * edge
-    canvas = Canvas(far + margin, far + margin, "#faf8f3", smoothing=1)
+    end = margin + size * edge
+    canvas = Canvas(end + margin, end + margin, "#faf8f3", smoothing=1)
     for cell, digit in enumerate(grid):
         row, column = divmod(cell, size)
         left, top = margin + column * edge, margin + row * edge
@@ -45,7 +45,7 @@ def draw(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> by
             size_of_text = 28 if size < 10 else 22
             canvas.text(left + edge / 2, top + edge / 2, str(digit), ink, size=size_of_text, bold=bool(puzzle[cell]))
     for index in sorted(range(size + 1), key=lambda index: index % side == 0):  # thick lines last
-        heavy, ruler = index % side == 0, margin + index * edge
-        for line in ((margin, ruler, far, ruler), (ruler, margin, ruler, far)):
-            canvas.line(*line, fill="#3b3a45" if heavy else "#cfc9bb", width=3 if heavy else 1)
+        is_heavy, ruler = index % side == 0, margin + index * edge
+        for line in ((margin, ruler, end, ruler), (ruler, margin, ruler, end)):
+            canvas.line(*line, fill="#3b3a45" if is_heavy else "#cfc9bb", width=3 if is_heavy else 1)
     return canvas.png()

@@ -32,5 +32,5 @@ def read_action(text: str, size: int) -> tuple[int, int, int]:
                 if not 1 <= value <= size:
                     raise ValueError(f"{name} {value} is out of range (1-{size})")
             return row, column, number
-    shown = text if len(text) <= 200 else text[:200] + "..."
-    raise ValueError(f"Could not parse action: '{shown}'. Expected format: 'place 5 at row 2 col 3' or '2,3,5'")
+    excerpt = text if len(text) <= 200 else text[:200] + "..."
+    raise ValueError(f"Could not parse action: '{excerpt}'. Expected format: 'place 5 at row 2 col 3' or '2,3,5'")

@@ -74,13 +74,13 @@ class View(NamedTuple):
         if self.marked:
             lines += ["", "⚠ CONFLICTS DETECTED:"]
             lines += [f"  - Cell {cell_name(cell, size)}: {grid[cell]}" for cell in sorted(self.marked)]
-        empty = [cell for cell, digit in enumerate(grid) if not digit]
-        few = options.show_valid_numbers and len(empty) <= LISTED_CELLS
-        if empty and (few or options.show_candidates):
+        empty_cells = [cell for cell, digit in enumerate(grid) if not digit]
+        lists_numbers = options.show_valid_numbers and len(empty_cells) <= LISTED_CELLS
+        if empty_cells and (lists_numbers or options.show_candidates):
             lines += ["", "💡 VALID NUMBERS FOR EMPTY CELLS:"]
-            listed = ((cell, candidates(grid, size, cell)) for cell in empty)
-            lines += [f"  - {cell_name(cell, size)}: {numbers}" for cell, numbers in listed if numbers]
-        initial, filled = len(grid) - self.puzzle.count(0), len(grid) - len(empty)
+            choices = ((cell, candidates(grid, size, cell)) for cell in empty_cells)
+            lines += [f"  - {cell_name(cell, size)}: {numbers}" for cell, numbers in choices if numbers]
+        initial, filled = len(grid) - self.puzzle.count(0), len(grid) - len(empty_cells)
         lines += ["", f"Progress: {filled}/{len(grid)} cells filled ({initial} initial, {filled - initial} placed)"]
         lines.append(f"Steps: {self.steps}/{options.steps_allowed}")
         return "\n".join(lines)
@@ -96,11 +96,11 @@ def instructions(options: SudokuOptions) -> str:
     size = options.width
     side = math.isqrt(size)
     if options.observation == "simple":
-        shown = "Empty cells are dots."
+        legend = "Empty cells are dots."
     else:
-        shown = "Given digits stand in [brackets] and cannot be changed, your own stand alone, empty cells are dots."
+        legend = "Given digits stand in [brackets] and cannot be changed, your own stand alone, empty cells are dots."
         if options.conflicts == "place" and options.show_conflicts:
-            shown += " Digits that clash stand between *asterisks*."
+            legend += " Digits that clash stand between *asterisks*."
     if options.conflicts == "refuse":
         clash = "A digit that clashes with its row, column or box is refused"
     else:
@@ -108,7 +108,7 @@ def instructions(options: SudokuOptions) -> str:
     return (
         f"Sudoku on a grid of {size} rows and {size} columns. Fill every empty cell so that each row, each column "
         f"and each {side}x{side} box holds every number from 1 to {size} exactly once. "
-        f"{shown} Rows and columns are counted from 1 at the top left. Place one number at a time, written as "
+        f"{legend} Rows and columns are counted from 1 at the top left. Place one number at a time, written as "
         f"'place {size} at row 2 col 3', or in short as row, column, number: '2,3,{size}'. "
         f"{clash}; a number of your own may be overwritten. "
         # Limits of the episode may be lower. They are not mentioned here, because the caller sets them.

@@ -81,8 +81,8 @@ class TicTacToe(Environment):
         board = self.board
         if self.options.observation == "line":
             return " ".join((self._player(), *board))
-        shown = [number if mark == "." else mark for number, mark in zip(CELLS, board, strict=True)]
-        rows = "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
+        cells = [number if mark == "." else mark for number, mark in zip(CELLS, board, strict=True)]
+        rows = "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))
         if line := winning_line(board):
             return f"{board[line[0]]} has three in a row.\n{rows}"
         return f"{f'You are {self._player()}.' if '.' in board else 'It is a draw.'}\n{rows}"
@@ -98,8 +98,8 @@ class TicTacToe(Environment):
         )
 
     def valid_actions(self) -> Sequence[str]:
-        free = [name for name, mark in zip(CELLS, self.board, strict=True) if mark == "."]
-        return [] if is_over(self.board) else free
+        free_cells = [name for name, mark in zip(CELLS, self.board, strict=True) if mark == "."]
+        return [] if is_over(self.board) else free_cells
 
     def state_key(self) -> bytes:
         return f"{self._player()}{self.board}{self.first}{self.worth}".encode()
@@ -129,8 +129,8 @@ class TicTacToe(Environment):
 
         If the caller plays both sides, the result must be equal: a better one for one side is worse for the other.
         """
-        now = _sign(value(self.board)) * (1 if to_move(self.board) == self.first else -1)
-        return now == self.worth or bool(self.side and now > self.worth)
+        result = _sign(value(self.board)) * (1 if to_move(self.board) == self.first else -1)
+        return result == self.worth or bool(self.side and result > self.worth)
 
 
 def _sign(worth: int) -> int:

@@ -16,9 +16,9 @@ def draw(board: str) -> bytes:
     side = 3 * _CELL + 2 * _MARGIN
     canvas = Canvas(side, side, _PAPER)
     for number in (1, 2):
-        place = _MARGIN + number * _CELL
-        canvas.line(place, _MARGIN, place, side - _MARGIN, fill=_INK, width=4)
-        canvas.line(_MARGIN, place, side - _MARGIN, place, fill=_INK, width=4)
+        offset = _MARGIN + number * _CELL
+        canvas.line(offset, _MARGIN, offset, side - _MARGIN, fill=_INK, width=4)
+        canvas.line(_MARGIN, offset, side - _MARGIN, offset, fill=_INK, width=4)
     for cell, mark in enumerate(board):
         x, y = _centre(cell)
         if mark == "X":

@@ -92,8 +92,8 @@ class WebShop(Environment):
             open_stores()
         except StoreError as error:
             raise Unavailable(str(error)) from error
-        if lacking := _missing_for_pictures():
-            logger.warning("%s draws no png: %s", cls.spec.id, lacking)
+        if problem := _missing_for_pictures():
+            logger.warning("%s draws no png: %s", cls.spec.id, problem)
             cls.spec = replace(cls.spec, render_modes=tuple(mode for mode in cls.spec.render_modes if mode != "png"))
 
     def reset(self, rng: random.Random) -> None:
@@ -127,12 +127,12 @@ class WebShop(Environment):
         name, argument = actions.parse(action)
         try:
             if name == "click" and argument:
-                changed = shop.click(argument)
-                if changed is None:
+                has_changed = shop.click(argument)
+                if has_changed is None:
                     return self._invalid()
                 if shop.state.page == "done":
                     return self._purchase()
-                return _CHANGED if changed else _UNCHANGED
+                return _CHANGED if has_changed else _UNCHANGED
             if name == "search" and argument:
                 return self._search(argument)
         except TooManyTerms as error:
@@ -141,13 +141,13 @@ class WebShop(Environment):
 
     def _search(self, words: str) -> Outcome:
         rule, shop = self.options.search_without_bar, self._cached_shop
-        barred = rule != "allowed" and not shop.has_search_bar
-        if barred and rule == "refused":
+        is_barred = rule != "allowed" and not shop.has_search_bar
+        if is_barred and rule == "refused":
             return self._invalid()
-        changed = shop.search(words)
-        if barred:
-            return self._invalid(effective=changed)
-        return _CHANGED if changed else _UNCHANGED
+        has_changed = shop.search(words)
+        if is_barred:
+            return self._invalid(effective=has_changed)
+        return _CHANGED if has_changed else _UNCHANGED
 
     def _invalid(self, info: Mapping[str, Any] | None = None, effective: bool = False) -> Outcome:
         if self.options.on_invalid == "end":
@@ -165,10 +165,10 @@ class WebShop(Environment):
         else:
             reward = scale if solved else 0.0
             parts = {"solved": reward}
-        attributes, chosen = checklist(item.product, goal, shop.state.options, options.ratio)
+        attributes, chosen_options = checklist(item.product, goal, shop.state.options, options.ratio)
         criteria = {"purchase": True, "price": grade.r_price, "kind": grade.r_type == 1.0}
-        criteria |= {f"attribute: {name}": matched for name, matched in attributes.items()}
-        criteria |= {f"option: {name}": matched for name, matched in chosen.items()}
+        criteria |= {f"attribute: {name}": is_matched for name, is_matched in attributes.items()}
+        criteria |= {f"option: {name}": is_matched for name, is_matched in chosen_options.items()}
         info = {
             **grade.as_info(),
             "score": grade.reward,
@@ -194,8 +194,8 @@ class WebShop(Environment):
         if options.presentation != "original":
             return present(shop, options.presentation)
         page = self._page()
-        past = self._earlier_texts()
-        return pages.SEPARATOR.join([*past, page]) if past else page
+        earlier_texts = self._earlier_texts()
+        return pages.SEPARATOR.join([*earlier_texts, page]) if earlier_texts else page
 
     def _page(self) -> str:
         mode = self.options.observation
@@ -203,24 +203,24 @@ class WebShop(Environment):
 
     def _remember(self, action: str) -> None:
         """Keep the current page and the action that is about to be executed, to show them again later."""
-        shown, acts = self.options.num_prev_obs, self.options.num_prev_actions
-        self._past_pages = [*self._past_pages, self._page()][-shown:] if shown else []
-        self._past_actions = [*self._past_actions, action][-acts:] if acts else []
+        page_count, action_count = self.options.num_prev_obs, self.options.num_prev_actions
+        self._past_pages = [*self._past_pages, self._page()][-page_count:] if page_count else []
+        self._past_actions = [*self._past_actions, action][-action_count:] if action_count else []
 
     def _earlier_texts(self) -> list[str]:
         """Return earlier pages and actions alternately, oldest first: a page, the action on it, the next page, ..."""
-        shown, acts = self._past_pages, self._past_actions
-        past: list[str] = []
-        for age in range(max(len(shown), len(acts)), 0, -1):
-            past += [texts[-age] for texts in (shown, acts) if age <= len(texts)]
-        return past
+        past_pages, past_actions = self._past_pages, self._past_actions
+        past_texts: list[str] = []
+        for age in range(max(len(past_pages), len(past_actions)), 0, -1):
+            past_texts += [texts[-age] for texts in (past_pages, past_actions) if age <= len(texts)]
+        return past_texts
 
     def valid_actions(self) -> list[str]:
         shop = self._cached_shop
-        listed = [actions.click(text) for text in shop.clickables() if text != "search"]
+        choices = [actions.click(text) for text in shop.clickables() if text != "search"]
         if shop.has_search_bar:
-            listed.append(actions.search(shop.instruction))
-        return [action for action in listed if action is not None]
+            choices.append(actions.search(shop.instruction))
+        return [action for action in choices if action is not None]
 
     def state_key(self) -> bytes:
         """Return a digest of page and goal. Products opened before only count if the observation shows them."""

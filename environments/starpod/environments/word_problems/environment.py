@@ -120,13 +120,13 @@ class WordProblems(Environment):
 
     def _read_reply(self, reply: str) -> Outcome:
         equations = read_equations(reply)
-        correct = [right for left, right in equations if left is not None and abs(left - right) < 1e-9]
-        for right in correct:
+        results = [right for left, right in equations if left is not None and abs(left - right) < 1e-9]
+        for right in results:
             self.found |= self._steps_with(right)
         self._note(*[line.strip() for line in reply.splitlines() if line.strip()])
         finals = _FINAL.findall(reply)
         answer = float(finals[-1].replace(",", "")) if finals else None
-        return self._end("", answer, {"equations_hold": len(correct) == len(equations) > 0})
+        return self._end("", answer, {"equations_hold": len(results) == len(equations) > 0})
 
     def _note(self, *lines: str) -> None:
         self.work = [*self.work, *lines][-_SHOWN:]
@@ -170,8 +170,8 @@ class WordProblems(Environment):
             return None
         if self.options.mode == "steps":
             return "\n".join([*(f"{left} = {right}" for left, right in self.steps), f"#### {self.steps[-1][1]}"])
-        missing = (left for number, (left, _) in enumerate(self.steps) if number not in self.found)
-        expression = next(missing, None)
+        expressions = (left for number, (left, _) in enumerate(self.steps) if number not in self.found)
+        expression = next(expressions, None)
         return f"calculate[{expression}]" if expression else f"answer[{self.steps[-1][1]}]"
 
     def score(self) -> float:
@@ -194,11 +194,11 @@ def read_equations(reply: str) -> list[tuple[Number | None, int]]:
     equations: list[tuple[Number | None, int]] = []
     for line in reply.splitlines():
         left, equals, right = line.rpartition("=")
-        word = right.split()[0].strip("$.,") if right.split() else ""
+        number = right.split()[0].strip("$.,") if right.split() else ""
         expression = left[len(left.rstrip(_EQUATION_CHARACTERS)) :].strip()
-        if equals and re.fullmatch(r"[0-9]{1,20}", word) and expression and len(equations) < _MOST_EQUATIONS:
+        if equals and re.fullmatch(r"[0-9]{1,20}", number) and expression and len(equations) < _MOST_EQUATIONS:
             try:
-                equations.append((parse(expression).value, int(word)))
+                equations.append((parse(expression).value, int(number)))
             except Malformed:
-                equations.append((None, int(word)))
+                equations.append((None, int(number)))
     return equations

@@ -13,8 +13,8 @@ _LINE, _WIDTH = 26, 620
 def draw(problem: str, work: Sequence[str], verdict: str) -> bytes:
     """Draw a PNG, 620 pixels wide, with the problem, a line per calculation, and the verdict."""
     story = textwrap.wrap(problem, 62)
-    shown = [line if len(line) <= 60 else line[:59] + "…" for line in work[-12:]]
-    rows = len(story) + max(3, len(shown)) + 3
+    lines = [line if len(line) <= 60 else line[:59] + "…" for line in work[-12:]]
+    rows = len(story) + max(3, len(lines)) + 3
     canvas = Canvas(_WIDTH, rows * _LINE + 30, (252, 250, 242))
     for row in range(1, rows + 1):
         canvas.box(0, row * _LINE + 14, _WIDTH, row * _LINE + 15, (196, 214, 232))
@@ -24,9 +24,9 @@ def draw(problem: str, work: Sequence[str], verdict: str) -> bytes:
         canvas.text(330, y, line, (35, 40, 52), size=17, width=550)
         y += _LINE
     y += _LINE // 2
-    for line in shown:
-        clean = "".join(character if character.isprintable() else " " for character in line)
-        canvas.text(330, y, clean, (44, 92, 190), size=17, width=550)
+    for line in lines:
+        text = "".join(character if character.isprintable() else " " for character in line)
+        canvas.text(330, y, text, (44, 92, 190), size=17, width=550)
         y += _LINE
     if verdict:
         colour = (40, 140, 84) if verdict == "right" else (200, 60, 60)

@@ -88,9 +88,9 @@ class Browser:
         self._folder = Path(tempfile.mkdtemp(prefix="starpod-browser-"))
         # The driver could choose a port itself, but does not report it on machines without IPv6. If another program
         # takes this port first, the driver does not start, and the operation is tried again.
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
         driver = [config.chromedriver, f"--port={self._port}"]
         self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _KEEPER, str(self._folder), *driver],

@@ -86,10 +86,10 @@ class WebShopBrowser(WebShop):
         match = _ACTION.fullmatch(action.strip())
         if match is None:
             return INVALID
-        before = self.get_state()
+        state = self.get_state()
         return self._visit(
             lambda visit, view: self._act(visit, view, match[1] or match[3], match[2] or ""),
-            undo=lambda: self.set_state(before),
+            undo=lambda: self.set_state(state),
         )
 
     def _act(self, visit: Visit, view: View, name: str, argument: str) -> Outcome:
@@ -103,10 +103,10 @@ class WebShopBrowser(WebShop):
             case "back":
                 outcome = visit.back(view)
             case _:
-                field, _, words = argument.partition(",")
-                outcome = visit.type(view, field, words.strip())
+                field, _, text = argument.partition(",")
+                outcome = visit.type(view, field, text.strip())
                 if outcome.valid:
-                    self._typed = words.strip()
+                    self._typed = text.strip()
         if visit.outcome is not None:
             self._typed = None  # the page changed
         if outcome.effective:

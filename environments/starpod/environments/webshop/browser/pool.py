@@ -91,12 +91,12 @@ class Pool:
                     raise Busy(f"all browsers are taken and {self._waiting} callers wait already", RETRY_SECONDS)
                 self._waiting += 1
                 try:
-                    available = self._change.wait_for(
+                    is_available = self._change.wait_for(
                         lambda: self._free or self._places or self._closed, limit - time.monotonic()
                     )
                 finally:
                     self._waiting -= 1
-                if not available:
+                if not is_available:
                     raise Busy(f"no browser became free within {self.config.deadline:g} s", RETRY_SECONDS)
             if self._closed:
                 raise Busy("the browsers are being closed", RETRY_SECONDS)
@@ -129,11 +129,11 @@ class Pool:
 
 def once_per_process(make: Callable[[int], Result]) -> Callable[[], Result]:
     """Cache the result of `make(process_id)` per process, because a fork must not use its parent's object."""
-    cached, lock = functools.cache(make), threading.Lock()
+    cached_make, lock = functools.cache(make), threading.Lock()
 
     def shared() -> Result:
         with lock:
-            return cached(os.getpid())
+            return cached_make(os.getpid())
 
     return shared
 

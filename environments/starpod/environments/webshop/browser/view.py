@@ -44,9 +44,9 @@ class View:
 
         `#7` is always a number. `7` is a number only if no element on the page has that text.
         """
-        wanted = " ".join(name.split()).lower()
-        index = None if wanted.startswith("#") else self._find_text(wanted)
-        number = wanted.removeprefix("#")
+        text = " ".join(name.split()).lower()
+        index = None if text.startswith("#") else self._find_text(text)
+        number = text.removeprefix("#")
         if index is None and number.isdecimal() and 1 <= int(number) <= len(self.elements):
             return int(number) - 1
         return index
@@ -60,9 +60,9 @@ class View:
 
     def find_field(self, name: str) -> int | None:
         """Return the index of the field with this number, name or label, or None."""
-        wanted = name.strip().lower()
+        text = name.strip().lower()
         for index, element in enumerate(self.elements):
-            if element.field and wanted in (
+            if element.field and text in (
                 str(index + 1),
                 f"#{index + 1}",
                 element.field.lower(),

@@ -108,7 +108,7 @@ class Goals:
         draws.setstate(rng.getstate())
         if caps == "agentgym" and kind == "synthetic":
             draws.seed(ORDER_SEED)
-        product, record, cap, first, weights = array("i"), array("i"), array("d"), array("q", [0]), _Weights()
+        product, record, cap, starts, weights = array("i"), array("i"), array("d"), array("q", [0]), _Weights()
         for position in range(len(catalogue)):
             item = catalogue[position]
             rows = _human_rows(item) if kind == "human" else _synthetic_rows(item)
@@ -117,18 +117,18 @@ class Goals:
                     product.append(position)
                     record.append(number)
                     cap.append(price_upper)
-                    first.append(first[-1] + combinations)
+                    starts.append(starts[-1] + combinations)
                     if kind == "synthetic":
                         weights.add(attributes, combinations)
             progress(position + 1)
         columns: dict[str, np.ndarray] = {
             "product": np.array(product, np.int32),
             "record": np.array(record, np.int32),
-            "first": np.array(first, np.int64),
+            "first": np.array(starts, np.int64),
             "cap": np.array(cap, np.float64),
             "weight": weights.weights() if kind == "synthetic" else np.ones(len(product)),
         }
-        order, columns["stream"] = shuffle(first[-1], ORDER_SEED)
+        order, columns["stream"] = shuffle(starts[-1], ORDER_SEED)
         return cls._with_order(catalogue, kind, columns, order)
 
     def __len__(self) -> int:
@@ -178,8 +178,8 @@ class Goals:
         """
         if not len(self):
             raise ValueError(f"there is no {self.kind} goal to draw")
-        place = rng.uniform(0, float(self.arrays["cumulative"][-1]))
-        return min(int(np.searchsorted(self.arrays["cumulative"], place, side="right")) + 1, len(self) - 1)
+        point = rng.uniform(0, float(self.arrays["cumulative"][-1]))
+        return min(int(np.searchsorted(self.arrays["cumulative"], point, side="right")) + 1, len(self) - 1)
 
     def select(self, keep: Callable[[int, Goal], bool] | None = None, limit: int | None = None) -> Goals:
         """Select the goals for which `keep(index, goal)` is true, and draw `limit` of them by weight.
@@ -191,25 +191,25 @@ class Goals:
         Raises:
             ValueError: the limit is so close to the number of goals that rare goals would take too many draws.
         """
-        chosen = self
+        goals = self
         if keep is not None:
-            kept = np.fromiter((keep(goal.index, goal) for goal in self), bool, len(self))
-            chosen = self._with_order(self._catalogue, self.kind, self.arrays, self.arrays["order"][kept])
-        if limit is not None and limit < len(chosen):
+            mask = np.fromiter((keep(goal.index, goal) for goal in self), bool, len(self))
+            goals = self._with_order(self._catalogue, self.kind, self.arrays, self.arrays["order"][mask])
+        if limit is not None and limit < len(goals):
             rng = random.Random()
             rng.setstate((3, tuple(self.arrays["stream"].tolist()), None))
-            drawn: dict[int, None] = {}
+            indices: dict[int, None] = {}
             for _ in range(_DRAWS_PER_GOAL * limit):
-                drawn[chosen.draw(rng)] = None
-                if len(drawn) == limit:
+                indices[goals.draw(rng)] = None
+                if len(indices) == limit:
                     break
             else:
                 raise ValueError(
-                    f"{limit} of {len(chosen)} goals are too many to draw by weight, some come too rarely; "
+                    f"{limit} of {len(goals)} goals are too many to draw by weight, some come too rarely; "
                     "choose a smaller limit"
                 )
-            chosen = self._with_order(self._catalogue, self.kind, self.arrays, chosen.arrays["order"][list(drawn)])
-        return chosen
+            goals = self._with_order(self._catalogue, self.kind, self.arrays, goals.arrays["order"][list(indices)])
+        return goals
 
     @classmethod
     def _with_order(

@@ -46,14 +46,14 @@ def elements(path: Path, kind: Literal["list", "object"]) -> Iterator[Element]:
     with opener(path, "rt", encoding="utf-8-sig") as file:
         reader = _Reader(file.read)
         opening, closing = "[]" if kind == "list" else "{}"
-        if (first := reader.sign()) != opening:
+        if (opening_sign := reader.sign()) != opening:
             raise reader.broken(
-                f"a JSON {kind} was expected, which begins with {opening}, not with {first or 'nothing'!r}"
+                f"a JSON {kind} was expected, which begins with {opening}, not with {opening_sign or 'nothing'!r}"
             )
-        following = reader.peek()
-        if following == closing:
+        sign = reader.peek()
+        if sign == closing:
             reader.sign()
-        while following != closing:
+        while sign != closing:
             reader.peek()
             line = reader.line
             key = ""
@@ -62,9 +62,9 @@ def elements(path: Path, kind: Literal["list", "object"]) -> Iterator[Element]:
                 if not isinstance(key, str) or reader.sign() != ":":
                     raise reader.broken("a key in double quotes and a colon were expected")
             yield Element(key, reader.value(), line)
-            following = reader.sign()
-            if following not in (",", closing):
-                raise reader.broken(f"a comma or {closing} was expected, not {following or 'the end of the file'!r}")
+            sign = reader.sign()
+            if sign not in (",", closing):
+                raise reader.broken(f"a comma or {closing} was expected, not {sign or 'the end of the file'!r}")
         if trailing := reader.sign():
             raise reader.broken(f"nothing was expected after the {kind}, but {trailing!r} follows")
 
@@ -88,10 +88,10 @@ class _Reader:
         """Return the next character that is not blank without consuming it; "" at the end of the file."""
         while True:
             text = self._text
-            for at in range(self._at, len(text)):
-                if text[at] not in _BLANKS:
-                    self._move(at)
-                    return text[at]
+            for index in range(self._at, len(text)):
+                if text[index] not in _BLANKS:
+                    self._move(index)
+                    return text[index]
             self._move(len(text))
             if not self._more(CHUNK):
                 return ""
@@ -117,8 +117,8 @@ class _Reader:
                 size *= 2
                 continue
             # A number may continue beyond the window: 12|34, 1.|5. Other values have an explicit end.
-            whole = not isinstance(value, (int, float)) or self._text[end : end + 1] in _ENDS
-            if whole or len(self._text) - self._at > MAX_ELEMENT or not self._more(size):
+            is_whole = not isinstance(value, (int, float)) or self._text[end : end + 1] in _ENDS
+            if is_whole or len(self._text) - self._at > MAX_ELEMENT or not self._more(size):
                 self._move(end)
                 return value
             size *= 2
@@ -137,14 +137,14 @@ class _Reader:
     def _more(self, size: int) -> bool:
         """Read more text into the window. Return False at the end of the file."""
         try:
-            read = self._read(size)
+            text = self._read(size)
         except UnicodeDecodeError as error:
             raise self.broken(f"not UTF-8: {error.reason}") from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise self.broken(f"not a whole gzip file: {error}") from None
-        if not read:
+        if not text:
             self._ended = True
             return False
-        self._text = self._text[self._at :] + read
+        self._text = self._text[self._at :] + text
         self._at = 0
         return True

@@ -19,8 +19,8 @@ def draw_price(pricing: tuple[float, ...], rng: random.Random) -> float:
 
 def cap_candidates(price: float) -> tuple[float, ...]:
     """Return the four caps in LADDER above a price; fewer near its end."""
-    first = bisect_right(LADDER, price)
-    return LADDER[first : first + 4]
+    start = bisect_right(LADDER, price)
+    return LADDER[start : start + 4]
 
 
 def draw_cap(price: float, rng: random.Random) -> float:

@@ -22,8 +22,8 @@ def term_of(word: str) -> str:
     """Return the term of a word, or "" for a stop word."""
     if word[-1] in "sS" and word[-2:-1] in ("'", "\u2019", "\uff07"):
         word = word[:-2]
-    lower = word.lower() if word.isascii() else _lower(word)
-    return "" if lower in STOP_WORDS else stem(lower)
+    text = word.lower() if word.isascii() else _lower(word)
+    return "" if text in STOP_WORDS else stem(text)
 
 
 def _lower(word: str) -> str:

@@ -61,24 +61,24 @@ class Index:
         counts = Counter(analyze(query))
         if len(counts) > MOST_TERMS:
             raise TooManyTerms(f"{len(counts)} distinct terms in a query; at most {MOST_TERMS} are allowed")
-        encoded = [term.encode() for term in counts]
-        offsets = np.cumsum([0, *map(len, encoded)])
-        rows = find(*self._dictionary, np.frombuffer(b"".join(encoded), np.uint8), offsets)
-        known = rows >= 0
-        starts, ends = (self.arrays["posting_offsets"][rows[known] + end] for end in (0, 1))
-        weights = term_weights(np.array([*counts.values()])[known], ends - starts, self._with_terms)
-        found, scores = np.empty(k, np.int64), np.empty(k, np.float32)
-        size = best(*self._postings, starts, ends, weights, found, scores)
-        return list(zip(self.arrays["positions"][found[:size]].tolist(), scores[:size].tolist(), strict=True))
+        terms = [term.encode() for term in counts]
+        offsets = np.cumsum([0, *map(len, terms)])
+        rows = find(*self._dictionary, np.frombuffer(b"".join(terms), np.uint8), offsets)
+        is_known = rows >= 0
+        starts, ends = (self.arrays["posting_offsets"][rows[is_known] + end] for end in (0, 1))
+        weights = term_weights(np.array([*counts.values()])[is_known], ends - starts, self._with_terms)
+        documents, scores = np.empty(k, np.int64), np.empty(k, np.float32)
+        size = best(*self._postings, starts, ends, weights, documents, scores)
+        return list(zip(self.arrays["positions"][documents[:size]].tolist(), scores[:size].tolist(), strict=True))
 
     def _check(self) -> None:
         sizes = {name: len(array) for name, array in self.arrays.items()}
-        last = {name: int(self.arrays[name][-1:].sum()) for name in ("term_offsets", "posting_offsets")}
+        last_offsets = {name: int(self.arrays[name][-1:].sum()) for name in ("term_offsets", "posting_offsets")}
         if (
             sizes["lengths"] != sizes["positions"]
             or sizes["term_offsets"] != sizes["posting_offsets"]
-            or last["term_offsets"] != sizes["terms"]
-            or not last["posting_offsets"] == sizes["documents"] == sizes["frequencies"]
+            or last_offsets["term_offsets"] != sizes["terms"]
+            or not last_offsets["posting_offsets"] == sizes["documents"] == sizes["frequencies"]
         ):
             raise ValueError(f"the arrays of the index do not fit together: {sizes}")
 

@@ -32,18 +32,18 @@ def invert(documents: Iterable[tuple[str, str]], progress: Callable[[int], None]
     numbers = _Numbers()
     asins: list[str] = []
     parts: list[_Part] = []
-    waiting: list[int] = []
+    chunk: list[int] = []
     ends: list[int] = []
     for asin, text in documents:
         asins.append(asin)
-        waiting.extend(map(numbers.__getitem__, words(text)))
-        ends.append(len(waiting))
-        if len(waiting) >= _CHUNK:
-            parts.append(_counted(waiting, ends, len(numbers.terms)))
-            waiting.clear()
+        chunk.extend(map(numbers.__getitem__, words(text)))
+        ends.append(len(chunk))
+        if len(chunk) >= _CHUNK:
+            parts.append(_counted(chunk, ends, len(numbers.terms)))
+            chunk.clear()
             ends.clear()
         progress(len(asins))
-    parts.append(_counted(waiting, ends, len(numbers.terms)))
+    parts.append(_counted(chunk, ends, len(numbers.terms)))
     terms, frequencies, sizes, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
     parts.clear()
 
@@ -105,10 +105,10 @@ def _counted(numbers: list[int], ends: list[int], vocabulary: int) -> _Part:
 
 def _coded(numbers: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[Any]]:
     """Return the sorted distinct numbers, and the index of each number among them in the smallest unsigned type."""
-    present = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
-    present[numbers] = True
-    values = np.flatnonzero(present)
-    codes = np.zeros(len(present), np.min_scalar_type(len(values)))
+    mask = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
+    mask[numbers] = True
+    values = np.flatnonzero(mask)
+    codes = np.zeros(len(mask), np.min_scalar_type(len(values)))
     codes[values] = np.arange(len(values))
     return values.astype(np.uint32), codes[numbers]
 
@@ -128,20 +128,20 @@ def _count(
     size = 0
     start = 0
     for document in range(len(ends)):
-        first = size
-        for place in range(start, ends[document]):
-            number = numbers[place]
+        first_slot = size
+        for index in range(start, ends[document]):
+            number = numbers[index]
             if number < 0:
                 continue
-            if slots[number] < first:
+            if slots[number] < first_slot:
                 slots[number] = size
                 terms[size] = number
                 frequencies[size] = 0
                 size += 1
             frequencies[slots[number]] += 1
         start = ends[document]
-        sizes[document] = size - first
-        lengths[document] = frequencies[first:size].sum()
+        sizes[document] = size - first_slot
+        lengths[document] = frequencies[first_slot:size].sum()
     return size
 
 

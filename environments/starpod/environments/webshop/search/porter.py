@@ -28,13 +28,13 @@ def stem(word: str) -> str:
     if len(word) <= 2:
         return word
     if match := _DOUBLE.fullmatch(word):
-        halved, letter = match.groups()
-        if _VOWEL.search(halved + letter) and (letter != "y" or _ends_in_consonant_y(halved + letter)):
-            word = halved
+        root, letter = match.groups()
+        if _VOWEL.search(root + letter) and (letter != "y" or _ends_in_consonant_y(root + letter)):
+            word = root
     if match := _BLI_LOGI.fullmatch(word):
-        before, ending = match.groups()
-        if _VOWEL_CONSONANT.search(before):
-            word = before + ("ble" if ending == "bl" else ending)
+        prefix, ending = match.groups()
+        if _VOWEL_CONSONANT.search(prefix):
+            word = prefix + ("ble" if ending == "bl" else ending)
     with _lock:
         stemmed: str = _stemmer.stemWord(word)
     return stemmed

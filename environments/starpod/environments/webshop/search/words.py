@@ -133,7 +133,7 @@ def _set(limit: int, *properties: str) -> str:
 @functools.cache
 def _properties() -> dict[str, list[tuple[int, int]]]:
     """Return property -> ranges of characters (first and last) that have it."""
-    known: dict[str, list[tuple[int, int]]] = {}
+    properties: dict[str, list[tuple[int, int]]] = {}
     name = ""
     for line in resources.files(__package__).joinpath("characters.txt").read_text("ascii").splitlines():
         if line.startswith("#"):
@@ -141,8 +141,8 @@ def _properties() -> dict[str, list[tuple[int, int]]]:
         fields = line.split()
         if not line.startswith(" "):
             name = fields.pop(0)
-            known[name] = []
+            properties[name] = []
         for field in fields:
             low, _, high = field.partition("-")
-            known[name].append((int(low, 16), int(high or low, 16)))
-    return known
+            properties[name].append((int(low, 16), int(high or low, 16)))
+    return properties

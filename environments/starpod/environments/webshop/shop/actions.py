@@ -29,8 +29,8 @@ def click(text: str) -> str | None:
 
 def search(text: str) -> str | None:
     """Return the action that searches for a text without its brackets, or None if nothing remains."""
-    words = " ".join(text.replace("[", " ").replace("]", " ").split())
-    return _format("search", words.lower())
+    query = " ".join(text.replace("[", " ").replace("]", " ").split())
+    return _format("search", query.lower())
 
 
 def _format(name: str, argument: str) -> str | None:

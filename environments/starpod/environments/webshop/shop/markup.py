@@ -155,9 +155,9 @@ def _purchase(shop: Shop) -> dict[str, Any]:
         "price": (grade.r_price, 1),
     }
     parts = [
-        {"name": name.capitalize(), "met": round(share * asked), "asked": asked, "adds": grade.parts()[name]}
-        for name, (share, asked) in shares.items()
-        if asked
+        {"name": name.capitalize(), "met": round(share * count), "asked": count, "adds": grade.parts()[name]}
+        for name, (share, count) in shares.items()
+        if count
     ]
     return {
         "product": item.product,

@@ -48,8 +48,8 @@ def text(shop: Shop) -> str:
         )
     item = shop.item()
     assert item is not None
-    rest = _item_text(item) if page == "item_page" else _sub_page_text(item, state.sub_page)
-    return f"Instruction:{instruction}{SEPARATOR}Back to Search{SEPARATOR}< Prev{rest}"
+    content = _item_text(item) if page == "item_page" else _sub_page_text(item, state.sub_page)
+    return f"Instruction:{instruction}{SEPARATOR}Back to Search{SEPARATOR}< Prev{content}"
 
 
 def rich(shop: Shop) -> str:
@@ -116,10 +116,10 @@ def _entries(listing: Listing) -> tuple[tuple[str, str], ...]:
 
 def _listing_rich(listing: Listing, opened: list[str]) -> str:
     return "".join(
-        f"\n[clicked button] {asin} [clicked button_]\n{rest}"
+        f"\n[clicked button] {asin} [clicked button_]\n{text}"
         if asin in opened
-        else f"\n[button] {asin} [button_]\n{rest}"
-        for asin, rest in _entries(listing)
+        else f"\n[button] {asin} [button_]\n{text}"
+        for asin, text in _entries(listing)
     )
 
 

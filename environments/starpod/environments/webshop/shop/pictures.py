@@ -16,8 +16,8 @@ _PICTURES = DRAWINGS["pictures"]
 def picture(asin: str, category: str) -> str:
     """Return an SVG of 320 x 320 as a `data:` URI. Equal arguments give equal pictures on every machine."""
     dice = hashlib.blake2b(asin.encode(), digest_size=4).digest()
-    known = _PICTURES["categories"].get(category.lower(), {"hue": 205, "signs": _PICTURES["parcel"]})
-    hue, signs, shapes = (known["hue"] + dice[0] % 49 - 24) % 360, known["signs"], _PICTURES["shapes"]
+    entry = _PICTURES["categories"].get(category.lower(), {"hue": 205, "signs": _PICTURES["parcel"]})
+    hue, signs, shapes = (entry["hue"] + dice[0] % 49 - 24) % 360, entry["signs"], _PICTURES["shapes"]
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 320 320">'
         f'<rect width="320" height="320" fill="hsl({hue} 46% {88 + dice[1] % 5}%)"/>'

@@ -43,8 +43,8 @@ def expert_action(shop: Shop) -> str | None:
         return "click[back to search]"
     if state.page == "item_sub_page":
         return "click[< prev]"
-    missing = (value for group, value in plan.options.items() if state.options.get(group) != value)
-    return actions.click(next(missing, "buy now"))
+    values = (value for group, value in plan.options.items() if state.options.get(group) != value)
+    return actions.click(next(values, "buy now"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def plan_for(shop: Shop) -> Plan | None:
 
 
 def _plan(shop: Shop) -> Plan | None:
-    goal, best = shop.goal, None
+    goal, best_plan = shop.goal, None
     queries = _queries(shop)
     for position in _candidates(shop, queries):
         item = shop.item_at(position)
@@ -80,11 +80,11 @@ def _plan(shop: Shop) -> Plan | None:
             continue
         options = best_options(item, goal, shop.ratio)
         reward = shop.worth(item, options).reward
-        if best is None or reward > best.reward:
-            best = Plan(query, item, options, reward)
-        if best.reward == 1.0:
+        if best_plan is None or reward > best_plan.reward:
+            best_plan = Plan(query, item, options, reward)
+        if best_plan.reward == 1.0:
             break
-    return best
+    return best_plan
 
 
 def _queries(shop: Shop) -> list[str]:
@@ -117,29 +117,29 @@ def _results_action(shop: Shop, plan: Plan) -> str | None:
     state, page = shop.state, _page_of(shop, shop.hits(), plan.item.position)
     if page == state.number:
         return actions.click(plan.item.product.asin.lower())
-    planned = " ".join(state.keywords or ()) == plan.query
-    if page is None or state.drawn is not None or (abs(page - state.number) > NEAR and not planned):
+    is_planned = " ".join(state.keywords or ()) == plan.query
+    if page is None or state.drawn is not None or (abs(page - state.number) > NEAR and not is_planned):
         return "click[back to search]"
     return "click[next >]" if page > state.number else "click[< prev]"
 
 
 def best_options(item: Item, goal: Goal, ratio: Ratio) -> dict[str, str]:
     """Return the values to choose (group -> value) that match most of the goal's options."""
-    offered = [
+    offers = [
         (clickable.value, clickable.text)
         for clickable in item.clickables.values()
         if clickable.kind == "option" and clickable.text not in _CAPTIONS and actions.click(clickable.text)
     ]
     if isinstance(goal.options, dict):
-        wanted = [(name, value, normalise_pair(name, value)) for name, value in goal.options.items()]
+        wishes = [(name, value, normalise_pair(name, value)) for name, value in goal.options.items()]
     else:
-        wanted = [("", value, normalise(value)) for value in goal.options]
+        wishes = [("", value, normalise(value)) for value in goal.options]
     choices: list[list[tuple[str, str]]] = []
-    for name, value, text in wanted:
-        fitting = [offer for offer in offered if matches(normalise(offer[1]), text, ratio)]
+    for name, value, text in wishes:
+        fitting = [offer for offer in offers if matches(normalise(offer[1]), text, ratio)]
         fitting.sort(key=lambda offer: (offer[1] != value, offer[0] != name))  # exact matches come first
         choices.append(fitting[:CHOICES])
-    return max(_combinations(choices), key=lambda way: way[0], default=(0, {}))[1]
+    return max(_combinations(choices), key=lambda combination: combination[0], default=(0, {}))[1]
 
 
 def _combinations(choices: Sequence[Sequence[tuple[str, str]]]) -> Iterator[tuple[int, dict[str, str]]]:
@@ -149,13 +149,13 @@ def _combinations(choices: Sequence[Sequence[tuple[str, str]]]) -> Iterator[tupl
     """
     stack: list[tuple[int, int, dict[str, str]]] = [(0, 0, {})]
     while stack:
-        option, matched, chosen = stack.pop()
+        option, match_count, options = stack.pop()
         if option == len(choices):
-            yield matched, chosen
-            if matched == option:
+            yield match_count, options
+            if match_count == option:
                 return
             continue
-        stack.append((option + 1, matched, chosen))
+        stack.append((option + 1, match_count, options))
         for group, value in reversed(choices[option]):
-            if chosen.get(group, value) == value:
-                stack.append((option + 1, matched + 1, {**chosen, group: value}))
+            if options.get(group, value) == value:
+                stack.append((option + 1, match_count + 1, {**options, group: value}))

@@ -36,10 +36,10 @@ def present(shop: Shop, style: str) -> str:
 def _ragen(shop: Shop) -> str:
     """Return page, advice and possible actions. On the index, the page is only the instruction."""
     page = f"Instruction: {shop.instruction}" if shop.state.page == "index" else text(shop)
-    possible = list(_actions(shop, "search[<content>]"))
-    if possible == ["click[back to search]", "click[< prev]", "click[next >]"]:
-        possible.pop()  # this page of results is empty, and so are all further ones
-    return f"{page}.{_ADVICE}\nChoose one of these actions: {', '.join(possible)}."
+    choices = list(_actions(shop, "search[<content>]"))
+    if choices == ["click[back to search]", "click[< prev]", "click[next >]"]:
+        choices.pop()  # this page of results is empty, and so are all further ones
+    return f"{page}.{_ADVICE}\nChoose one of these actions: {', '.join(choices)}."
 
 
 def _verl_agent(shop: Shop) -> str:
@@ -49,8 +49,8 @@ def _verl_agent(shop: Shop) -> str:
     page = SEPARATOR.join(parts)
     if task in parts:
         page = SEPARATOR.join(f"'{part}'" for part in parts[parts.index(task) + 1 :])
-    listed = "\n".join(f"'{action}'," for action in _actions(shop, "search[<your query>]", hide_search=False))
-    return f"Task: {task}\nPage: {page}\nPossible actions: [\n{listed}\n]"
+    lines = "\n".join(f"'{action}'," for action in _actions(shop, "search[<your query>]", hide_search=False))
+    return f"Task: {task}\nPage: {page}\nPossible actions: [\n{lines}\n]"
 
 
 def _actions(shop: Shop, search: str, *, hide_search: bool = True) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _content(shop: Shop) -> Iterator[str]:
     elif state.page == "item_page":
         yield f"{item.product.title} {item.product.price_tag}"
         for group, values in item.product.options.items():
-            chosen = f" = {state.options[group]}" if group in state.options else ""
-            yield f"{group}{chosen}: {' '.join(f'[{value}]' for value in values)}"
+            choice = f" = {state.options[group]}" if group in state.options else ""
+            yield f"{group}{choice}: {' '.join(f'[{value}]' for value in values)}"
     else:
         yield f"Bought {state.asin.lower()} for a score of {state.reward:.3g}"

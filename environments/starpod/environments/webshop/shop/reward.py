@@ -103,13 +103,13 @@ def checklist(
     product: Product, goal: Goal, options: Mapping[str, str], ratio: Ratio = "difflib"
 ) -> tuple[dict[str, bool], dict[str, bool]]:
     """Return which of the goal's attributes and options (`group: value`, or only a value) a purchase matches."""
-    attributes = {wanted: _matched_attributes(product, (wanted,), ratio) == 1 for wanted in goal.attributes}
-    chosen, pairs = options.values(), goal.options
+    attributes = {name: _matched_attributes(product, (name,), ratio) == 1 for name in goal.attributes}
+    values, pairs = options.values(), goal.options
     if isinstance(pairs, Mapping):
         return attributes, {
-            f"{name}: {value}": _matched_options(chosen, {name: value}, ratio) == 1 for name, value in pairs.items()
+            f"{name}: {value}": _matched_options(values, {name: value}, ratio) == 1 for name, value in pairs.items()
         }
-    return attributes, {value: _matched_options(chosen, (value,), ratio) == 1 for value in pairs}
+    return attributes, {value: _matched_options(values, (value,), ratio) == 1 for value in pairs}
 
 
 @lru_cache(maxsize=1 << 14)
@@ -134,13 +134,13 @@ def _r_type(query_match: bool, category_match: bool, title_score: float) -> floa
 
 def _matched_attributes(product: Product, wanted: tuple[str, ...], ratio: Ratio) -> int:
     """Count the wanted attributes that match one of the product's attributes or occur literally in its texts."""
-    missing = [
-        attribute for attribute in wanted if not any(matches(other, attribute, ratio) for other in product.attributes)
+    unmatched = [
+        attribute for attribute in wanted if not any(matches(value, attribute, ratio) for value in product.attributes)
     ]
-    if not missing:
+    if not unmatched:
         return len(wanted)
     texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
-    return len(wanted) - sum(not any(attribute in text for text in texts) for attribute in missing)
+    return len(wanted) - sum(not any(attribute in text for text in texts) for attribute in unmatched)
 
 
 def _matched_options(chosen: Iterable[str], wanted: tuple[str, ...] | Mapping[str, str], ratio: Ratio) -> int:

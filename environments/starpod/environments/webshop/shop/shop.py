@@ -166,18 +166,18 @@ class Shop:
     def address(self) -> str:
         """Return the address of the page. Keywords are joined by '+', and nothing is escaped."""
         state = self.state
-        words = "+".join(state.keywords or ())
+        keywords = "+".join(state.keywords or ())
         match state.page:
             case "index":
                 return f"{HOME}/{state.session}"
             case "search_results":
-                return f"{HOME}/search_results/{state.session}/{words}/{state.number}"
+                return f"{HOME}/search_results/{state.session}/{keywords}/{state.number}"
             case "item_page":
                 options = json.dumps(state.options)
-                return f"{HOME}/item_page/{state.session}/{state.asin}/{words}/{state.number}/{options}"
+                return f"{HOME}/item_page/{state.session}/{state.asin}/{keywords}/{state.number}/{options}"
             case "item_sub_page":
-                place = f"{state.session}/{state.asin}/{words}/{state.number}/{state.sub_page}"
-                return f"{HOME}/item_sub_page/{place}/{state.options}"
+                path = f"{state.session}/{state.asin}/{keywords}/{state.number}/{state.sub_page}"
+                return f"{HOME}/item_sub_page/{path}/{state.options}"
         return f"{HOME}/done/{state.session}/{state.asin}/{state.options}"
 
     # --- actions -------------------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ class Shop:
             if clickable.value not in state.opened:
                 state.opened.append(clickable.value)
             return True
-        changed = state.options.get(clickable.value) != clickable.text
+        has_changed = state.options.get(clickable.value) != clickable.text
         state.options[clickable.value] = clickable.text
-        return changed
+        return has_changed
 
     def _show_results(self, keywords: list[str], number: int) -> bool:
         if keywords[0] == "<r>":
@@ -230,14 +230,14 @@ class Shop:
             self._cache.find(keywords)
             drawn = None
         state = self.state
-        changed = drawn is not None or (state.page, state.number, state.keywords) != (
+        has_changed = drawn is not None or (state.page, state.number, state.keywords) != (
             "search_results",
             number,
             keywords,
         )
         state.page, state.keywords, state.number, state.drawn = "search_results", keywords, number, drawn
         state.asin, state.sub_page, state.options, state.reward = "", "", {}, None
-        return changed
+        return has_changed
 
     def page_by_address(self) -> Page:
         """Return the page as the original WebShop determines it: by the first name in _PAGES that occurs in the

@@ -26,21 +26,21 @@ PERMUTATION_SEED = 42
 
 def store_named(name: str) -> Store:
     """Return the server's store with that name; "" means the first one. Raises OptionsError that lists all names."""
-    available = stores()
-    name = name or next(iter(available))
-    if name not in available:
-        raise OptionsError(f"this server has no catalogue {name!r}; it has {', '.join(available)}")
+    catalogues = stores()
+    name = name or next(iter(catalogues))
+    if name not in catalogues:
+        raise OptionsError(f"this server has no catalogue {name!r}; it has {', '.join(catalogues)}")
     try:
-        return available[name]
+        return catalogues[name]
     except StoreError as error:
         raise OptionsError(str(error)) from error
 
 
 def open_stores() -> None:
     """Open the server's stores (or the synthetic one if it has none) and load what they need. Raises StoreError."""
-    available = stores()
-    for name in [name for name in available if name not in BUNDLED] or [SYNTHETIC]:
-        store = available[name]
+    catalogues = stores()
+    for name in [name for name in catalogues if name not in BUNDLED] or [SYNTHETIC]:
+        store = catalogues[name]
         store.index.search("lamp")
         store.tagger.nouns(store.catalogue[0].title)
 
@@ -51,8 +51,8 @@ def goals_of(store: Store, kind: Kind, caps: Caps, limit: int | None) -> Goals:
     few."""
     goals = store.goals(kind, caps)
     if not len(goals):
-        other = "synthetic" if kind == "human" else "human"
-        raise OptionsError(f"the catalogue {store.name!r} has no {kind} goals; choose goals={other}")
+        other_kind = "synthetic" if kind == "human" else "human"
+        raise OptionsError(f"the catalogue {store.name!r} has no {kind} goals; choose goals={other_kind}")
     try:
         return goals if limit is None else goals.select(limit=limit)
     except ValueError as error:
@@ -86,14 +86,14 @@ def choose_goal(options: WebShopOptions, goals: Goals, rng: random.Random, seed:
         return str(options.goal), options.goal
     if options.choose == "weighted":
         return "".join(rng.choices(string.ascii_lowercase, k=10)), goals.draw(rng)
-    first, end = SPLITS[options.splits][options.split]
-    size = min(count if end is None else end, count) - first
+    start, end = SPLITS[options.splits][options.split]
+    size = min(count if end is None else end, count) - start
     if size <= 0:
         raise OptionsError(
-            f"the split {options.split} starts at goal {first}, and there are {count}; choose split=all or another "
+            f"the split {options.split} starts at goal {start}, and there are {count}; choose split=all or another "
             "catalogue"
         )
-    index = first + (seed % size if options.choose == "seed" else rng.randrange(size))
+    index = start + (seed % size if options.choose == "seed" else rng.randrange(size))
     if options.permute_goals:
         index = int(_permuted(count)[index])
     return str(index), index

@@ -95,12 +95,12 @@ class Site:
         form = await self._form(request, "start")
         spec = await self.service.environment(self.environment)
         try:
-            chosen = options.chosen(options.fields(spec.options_schema_json if spec else "", hidden=_HIDDEN), form)
+            values = options.chosen(options.fields(spec.options_schema_json if spec else "", hidden=_HIDDEN), form)
             seed = _seed(form.get("seed", ""))
         except ValueError as error:
             return await self.home(request, str(error), 400)
         try:
-            session = await self.service.open(self.environment, chosen, seed, form.get("key", ""), _LEASE_SECONDS)
+            session = await self.service.open(self.environment, values, seed, form.get("key", ""), _LEASE_SECONDS)
         except Refused as refused:
             if refused.code is grpc.StatusCode.INVALID_ARGUMENT:
                 return await self.home(request, refused.message, 400)
@@ -138,18 +138,18 @@ class Site:
         action = form.get("action") or actions.search(form.get("search_query", "")) or "search[]"
         try:
             transition = await self.service.act(session, place, action)
-        except Refused as refused:
-            if refused.reason in ("OUT_OF_ORDER", "EPISODE_OVER"):
-                return _redirect(_path(session) + f"?notice={'moved' if refused.reason == 'OUT_OF_ORDER' else 'over'}")
-            if refused.reason in ("OVERLOADED", "UNAVAILABLE", "DEADLINE", "DEADLINE_EXCEEDED"):
+        except Refused as error:
+            if error.reason in ("OUT_OF_ORDER", "EPISODE_OVER"):
+                return _redirect(_path(session) + f"?notice={'moved' if error.reason == 'OUT_OF_ORDER' else 'over'}")
+            if error.reason in ("OVERLOADED", "UNAVAILABLE", "DEADLINE", "DEADLINE_EXCEEDED"):
                 # The server executes a step only once, so the page can offer to send the same form again.
-                return self._failed(request, refused, again=form)
+                return self._failed(request, error, again=form)
             raise
         self.trail.act(session, place, action)
         if transition.truncated:
             return _redirect(_path(session) + "?notice=limit")
-        invalid = any(not outcome.valid for outcome in transition.outcomes)
-        return _redirect(_path(session) + ("?notice=invalid" if invalid else ""))
+        is_invalid = any(not outcome.valid for outcome in transition.outcomes)
+        return _redirect(_path(session) + ("?notice=invalid" if is_invalid else ""))
 
     async def again(self, request: Request, session: str) -> Response:
         """Start the next goal in a session that was opened on this site."""
@@ -158,8 +158,8 @@ class Site:
             raise HTTPException(403, "Only sessions that were started on this site get a new goal from it.")
         try:
             await self.service.again(session, _place(form).epoch)
-        except Refused as refused:
-            if refused.reason != "OUT_OF_ORDER":
+        except Refused as error:
+            if error.reason != "OUT_OF_ORDER":
                 raise
             return _redirect(_path(session) + "?notice=moved")
         return _redirect(_path(session))
@@ -277,8 +277,8 @@ def create_app(
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         request.state.nonce = secrets.token_urlsafe(16)
         request.state.framed = False
-        if refused := refusal(request.method, request.headers, hosts):
-            response = site.http_error(request, HTTPException(*refused))
+        if problem := refusal(request.method, request.headers, hosts):
+            response = site.http_error(request, HTTPException(*problem))
         else:
             response = await call(request)
         scripts = f"{script_hash()} 'nonce-{request.state.nonce}'"

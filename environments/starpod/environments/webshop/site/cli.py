@@ -61,8 +61,8 @@ def site(
     from .service import Security
 
     try:
-        security, known = Security(token_file, ca, certificate, key), {host, *hosts}
-        asyncio.run(_serve(address, stores, host=host, port=port, hosts=known, pictures=pictures, security=security))
+        security, names = Security(token_file, ca, certificate, key), {host, *hosts}
+        asyncio.run(_serve(address, stores, host=host, port=port, hosts=names, pictures=pictures, security=security))
     except RegistryError as error:
         raise click.UsageError(str(error)) from error
     except (ServerError, OSError) as error:

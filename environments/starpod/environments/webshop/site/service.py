@@ -185,9 +185,9 @@ class Service:
 
 
 def _refused(error: grpc.aio.AioRpcError) -> Refused:
-    refused = Refused(error.code(), error.code().name, error.details() or "")
+    refusal = Refused(error.code(), error.code().name, error.details() or "")
     if (status := status_in(error.trailing_metadata())) is not None:
         info, _, retry_after = details_of(status)
-        refused.reason = info.reason if info else refused.reason
-        refused.retry_after = refused.retry_after if retry_after is None else retry_after
-    return refused
+        refusal.reason = info.reason if info else refusal.reason
+        refusal.retry_after = refusal.retry_after if retry_after is None else retry_after
+    return refusal

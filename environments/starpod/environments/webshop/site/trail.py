@@ -43,15 +43,15 @@ class Trail:
         steps = self._sessions.setdefault(session, deque(maxlen=_STEPS))
         self._sessions.move_to_end(session)
         while len(self._sessions) > _SESSIONS:
-            forgotten, _ = self._sessions.popitem(last=False)
-            self._actions.pop(forgotten, None)
+            oldest_session, _ = self._sessions.popitem(last=False)
+            self._actions.pop(oldest_session, None)
         place = page.place
         if self.last(session) == place:
             return
         match = _TITLE.search(page.html)
         title = html.unescape(match[1]).strip().removesuffix(" - WebShop") if match else "?"
-        before, action = self._actions.get(session, (None, ""))
-        was_last = before == Place(place.epoch, place.index - 1)
+        previous_place, action = self._actions.get(session, (None, ""))
+        was_last = previous_place == Place(place.epoch, place.index - 1)
         steps.append(Seen(place.epoch, place.index, title, action if was_last else ""))
 
     def last(self, session: str) -> Place | None:
@@ -61,4 +61,4 @@ class Trail:
 
     def of(self, session: str) -> list[dict[str, Any]]:
         """Return the history of a session as plain values, oldest first."""
-        return [asdict(seen) for seen in self._sessions.get(session, ())]
+        return [asdict(step) for step in self._sessions.get(session, ())]

@@ -65,9 +65,9 @@ def build(
             for name in manifest.sections if manifest.bytes > CHECKED_BYTES else ():
                 make_lasting(path_of(folder, name))
             write_json(out / MANIFEST, manifest.as_json(), lasting=True)
-            for other in out.glob("data-*"):
-                if other != folder:
-                    shutil.rmtree(other)
+            for old_folder in out.glob("data-*"):
+                if old_folder != folder:
+                    shutil.rmtree(old_folder)
             return manifest
     except OSError as error:
         raise BuildError(_explain(out, error)) from error
@@ -92,11 +92,11 @@ def _read_present(out: Path) -> Manifest | None:
         return Manifest.read(out)
     except StoreError as error:
         names = {path.name for path in out.iterdir()} - {".lock"}
-        ours = {name for name in names if name.startswith("data-")}
-        foreign = names - ours - ({MANIFEST, f"{MANIFEST}.new"} if ours else set())
-        if not foreign:
+        data_names = {name for name in names if name.startswith("data-")}
+        extras = names - data_names - ({MANIFEST, f"{MANIFEST}.new"} if data_names else set())
+        if not extras:
             return None
-        raise BuildError(f"{out} holds other files ({', '.join(sorted(foreign)[:3])}); choose a new folder") from error
+        raise BuildError(f"{out} holds other files ({', '.join(sorted(extras)[:3])}); choose a new folder") from error
 
 
 def _build_folder(out: Path, present: Manifest | None, key: str) -> Path:
@@ -131,7 +131,7 @@ def code_digest() -> str:
 
 
 def _explain(out: Path, error: OSError) -> str:
-    where = error.filename or out
+    path = error.filename or out
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"no room for {where} ({error.strerror}); make room and run the same build again: it goes on"
-    return f"cannot write {where}: {error.strerror or error}"
+        return f"no room for {path} ({error.strerror}); make room and run the same build again: it goes on"
+    return f"cannot write {path}: {error.strerror or error}"

@@ -30,9 +30,9 @@ def encode(product: Product) -> bytes:
     """Encode a product as bytes, uncompressed."""
     row = [getattr(product, name) for name in Product.__slots__]
     row[-1] = [(human.instruction, human.attributes, human.options) for human in product.human]
-    packed = msgpack.packb(row, unicode_errors="surrogatepass")
-    assert isinstance(packed, bytes)
-    return packed
+    data = msgpack.packb(row, unicode_errors="surrogatepass")
+    assert isinstance(data, bytes)
+    return data
 
 
 def decode(data: bytes) -> Product:
@@ -214,14 +214,14 @@ class _Names:
         self._offsets = arrays[f"{kind}.offsets"]
         self._ends = arrays[f"{kind}.ends"]
         self._positions = arrays[f"{kind}.positions"]
-        last, end = (int(column[-1]) if len(column) else 0 for column in (self._offsets, self._ends))
-        if len(self._offsets) != len(self._ends) or (last, end) != (len(self._text), len(self._positions)):
+        text_end, end = (int(column[-1]) if len(column) else 0 for column in (self._offsets, self._ends))
+        if len(self._offsets) != len(self._ends) or (text_end, end) != (len(self._text), len(self._positions)):
             raise StoreError(f"the sections of {kind} do not fit together; build the store again")
 
     def find(self, name: str) -> Sequence[int]:
-        wanted = _bytes(name)
-        row = bisect_left(range(1, len(self._offsets)), wanted, key=self._name) + 1
-        if row >= len(self._offsets) or self._name(row) != wanted:
+        name_bytes = _bytes(name)
+        row = bisect_left(range(1, len(self._offsets)), name_bytes, key=self._name) + 1
+        if row >= len(self._offsets) or self._name(row) != name_bytes:
             return ()
         return Positions(self._positions[int(self._ends[row - 1]) : int(self._ends[row])])
 

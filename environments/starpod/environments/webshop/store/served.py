@@ -93,10 +93,10 @@ def _open_bundled(name: str) -> Store:
     """Open a bundled store in a cache folder; build it first if necessary. Concurrent processes are safe."""
     from .build import Synthetic, build, code_digest
 
-    cached = f"webshop-{name}-{code_digest()[:16]}"
+    folder_name = f"webshop-{name}-{code_digest()[:16]}"
     problem: Exception | None = None
     for folder in _cache_folders():
-        path = folder / cached
+        path = folder / folder_name
         for force in (False, True):  # the second time, replace a damaged store
             try:
                 if not force and (path / MANIFEST).exists():
@@ -110,14 +110,14 @@ def _open_bundled(name: str) -> Store:
 
 def _cache_folders() -> Iterator[Path]:
     """Yield folders for this user's cached files, best first. The last one is removed when the process ends."""
-    named = os.environ.get(CACHE_VARIABLE)
-    yield Path(named) if named else platformdirs.user_cache_path("starpod")
-    shared = Path(tempfile.gettempdir()) / f"starpod-{os.getuid()}"
+    override = os.environ.get(CACHE_VARIABLE)
+    yield Path(override) if override else platformdirs.user_cache_path("starpod")
+    shared_folder = Path(tempfile.gettempdir()) / f"starpod-{os.getuid()}"
     try:
-        shared.mkdir(mode=0o700, exist_ok=True)
-        status = shared.lstat()
+        shared_folder.mkdir(mode=0o700, exist_ok=True)
+        status = shared_folder.lstat()
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-            yield shared  # a folder that others can write to is not trusted
+            yield shared_folder  # a folder that others can write to is not trusted
     except OSError:
         pass
     temporary = tempfile.TemporaryDirectory(prefix="starpod-")

@@ -154,16 +154,16 @@ class Store:
         return {name.removeprefix(prefix): array for name, array in self._arrays.items() if name.startswith(prefix)}
 
 
-def verify(path: Path, progress: Callable[[int], None] = lambda done: None) -> Manifest:
+def verify(path: Path, progress: Callable[[int], None] = lambda count: None) -> Manifest:
     """Read a whole store and compare all checksums. `progress` is called with the number of bytes done.
 
     Raises:
         StoreError: the store is damaged.
     """
     manifest = Manifest.read(path)
-    done = 0
+    total = 0
     for name, section in manifest.sections.items():
         check_section(path / manifest.data, name, section)
-        done += section.bytes
-        progress(done)
+        total += section.bytes
+        progress(total)
     return manifest

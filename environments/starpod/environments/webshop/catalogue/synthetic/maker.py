@@ -101,19 +101,19 @@ class Maker:
             return lines[int(random() * len(lines))]
         brands = self._brands.setdefault(kind.category, [])
         if not brands or random() < 0.6:
-            made = name(random)
-            drawn = random()
-            brand = made.upper() if drawn < 0.25 else f"{made} {capital(name(random))}" if drawn < 0.35 else made
+            label = name(random)
+            draw = random()
+            brand = label.upper() if draw < 0.25 else f"{label} {capital(name(random))}" if draw < 0.35 else label
             _remember(random, brands, brand, _BRANDS)
         else:
             brand = pick(random, brands)
-        remaining = list(kind.attributes)
+        pool = list(kind.attributes)
         low, high = kind.price
         line = Line(
             brand=brand,
             series=common_name(random),
             noun=pick(random, kind.nouns),
-            attributes=tuple(remaining.pop(int(random() * len(remaining))) for _ in range(min(9, len(remaining) - 2))),
+            attributes=tuple(pool.pop(int(random() * len(pool))) for _ in range(min(9, len(pool) - 2))),
             made=pick(random, kind.made),
             price=low + (high - low) * small(random),
             options=tuple(generator for generator, share in kind.options if random() < share),
@@ -126,24 +126,24 @@ class Maker:
         random = self._random
         has = list(line.attributes[: bisect(_ATTRIBUTES, random())])
         if has and random() < 0.6:
-            other = kind.attributes[int(random() * len(kind.attributes))]
-            if other not in has:
-                has[int(random() * len(has))] = other
+            attribute = kind.attributes[int(random() * len(kind.attributes))]
+            if attribute not in has:
+                has[int(random() * len(has))] = attribute
         return has
 
     def _prices(self, line: Line) -> list[float]:
         """Draw no price, one price, or the ends of a range. A few records list the ends in the wrong order."""
         random = self._random
-        drawn = random()
-        if drawn < 0.09:
+        draw = random()
+        if draw < 0.09:
             return []
         price = line.price * (0.7 + 0.6 * random())
         ending = (0.99, 0.99, 0.99, 0.95, 0.0, 0.49, 0.89)[int(random() * 7)]
         low = max(1, int(price)) + ending
-        if drawn < 0.907:
+        if draw < 0.907:
             return [low]
         high = low + 1 + int(price * random())
-        return [low, high] if drawn < 0.997 else [high, low]
+        return [low, high] if draw < 0.997 else [high, low]
 
     def _options(self, line: Line) -> dict[str, list[str]]:
         """Choose options: group -> values."""
@@ -152,16 +152,16 @@ class Maker:
         for generator in line.options:
             if random() < 0.12:
                 continue
-            wanted = 1 + int(20 * small(random))
+            count = 1 + int(20 * small(random))
             if generator in ORDERED:
                 group, values = ORDERED[generator]
-                first = int(random() * max(1, len(values) - wanted + 1))
-                options[group] = list(values[first : first + wanted])
+                start = int(random() * max(1, len(values) - count + 1))
+                options[group] = list(values[start : start + count])
             else:
                 group, values = DRAWN[generator]
-                first, step = int(random() * len(values)), 1 + int(random() * (len(values) - 1) / wanted)
-                drawn = [values[(first + n * step) % len(values)] for n in range(min(wanted, len(values)))]
-                options[group] = self._coded(drawn) if group == "Color" and random() < 0.2 else drawn
+                start, step = int(random() * len(values)), 1 + int(random() * (len(values) - 1) / count)
+                choices = [values[(start + n * step) % len(values)] for n in range(min(count, len(values)))]
+                options[group] = self._coded(choices) if group == "Color" and random() < 0.2 else choices
         return options
 
     def _coded(self, colors: list[str]) -> list[str]:
@@ -177,10 +177,10 @@ class Maker:
         """Return the options in the form of a record; "" for none."""
         random = self._random
         groups: dict[str, list[dict[str, Any]] | None] = {}
-        chosen = random()
+        draw = random()
         price = prices[0] if prices else 0
         for group, values in options.items():
-            selected = int(chosen * len(values))
+            selected = int(draw * len(values))
             if group in PICTURED:
                 groups[group] = [
                     {
@@ -211,8 +211,8 @@ class Maker:
         if random() < 0.35:
             parts.append(line.series)
         parts += by_role["is"][:1]
-        shown = random() < 0.4
-        if shown:
+        shows_make = random() < 0.4
+        if shows_make:
             parts.append(title(line.made))
         parts.append(title(line.noun))
         if by_role["has"]:
@@ -221,9 +221,9 @@ class Maker:
             parts.append("for " + " and ".join(by_role["for"]))
         details = by_role["is"][1:]
         part, part2 = two(random, kind.parts)
-        made = pick(random, kind.made)
-        if random() < 0.75 and not (shown and made == line.made):
-            details.append(title(made))
+        make = pick(random, kind.made)
+        if random() < 0.75 and not (shows_make and make == line.made):
+            details.append(title(make))
         if random() < 0.6:
             details.append(title(f"{part2} and {part}"))
         if random() < 0.55:
@@ -263,24 +263,24 @@ class Maker:
         random = self._random
         entry: dict[str, Any] = {"attributes": [attribute.text for attribute in has]}
         if len(has) > 1 and random() < 0.64:
-            wanted = [attribute for attribute in has if random() < 0.6]
-            if len(wanted) < 2:
-                wanted = has[:2]
-            by_role = {role: ", ".join(one.text for one in wanted if one.role == role) for role in ROLES}
+            subset = [attribute for attribute in has if random() < 0.6]
+            if len(subset) < 2:
+                subset = has[:2]
+            by_role = {role: ", ".join(item.text for item in subset if item.role == role) for role in ROLES}
             entry["instruction"] = " ".join(
                 ["Find me", *filter(None, [by_role["is"]]), kind.query]
                 + [f"with {by_role['has']}"] * bool(by_role["has"])
                 + [f"for {by_role['for']}"] * bool(by_role["for"])
             )
-            entry["instruction_attributes"] = [attribute.text for attribute in wanted]
+            entry["instruction_attributes"] = [attribute.text for attribute in subset]
         return entry
 
     def _human(
         self, number: int, product_asin: str, line: Line, has: list[Attribute], options: dict[str, list[str]]
     ) -> list[dict[str, Any]]:
         random = self._random
-        drawn = random()
-        if not has or drawn >= (0.55 if number < _INSTRUCTED else 0.01):
+        draw = random()
+        if not has or draw >= (0.55 if number < _INSTRUCTED else 0.01):
             return []
         attributes = [attribute.text for attribute in has]
         return [

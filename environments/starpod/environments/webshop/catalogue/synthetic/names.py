@@ -47,12 +47,12 @@ def common_name(random: Random) -> str:
 
 def code(random: Random) -> str:
     """Draw a model or part number, such as KV-4821 or T730B."""
-    drawn = random()
-    letters = pick(random, _LETTERS) + (_LETTERS[int(drawn * 22)] if drawn < 0.7 else "")
+    draw = random()
+    letters = pick(random, _LETTERS) + (_LETTERS[int(draw * 22)] if draw < 0.7 else "")
     number = int(small(random) * 9900) + 100
-    if drawn < 0.3:
+    if draw < 0.3:
         return f"{letters}-{number}"
-    return f"{letters}{number}" if drawn < 0.8 else f"{letters}{number}{pick(random, _LETTERS)}"
+    return f"{letters}{number}" if draw < 0.8 else f"{letters}{number}{pick(random, _LETTERS)}"
 
 
 def asin(number: int, seed: int) -> str:

@@ -16,27 +16,27 @@ def instruction(
     random: Random, brand: str, noun: str, attributes: Sequence[Attribute], options: Mapping[str, Sequence[str]]
 ) -> tuple[str, list[str], list[str]]:
     """Write an instruction. Returns the text, and the attributes (one to four) and option values that it asks for."""
-    asked = [attributes[int(random() * len(attributes))]]
+    features = [attributes[int(random() * len(attributes))]]
     for attribute in attributes:
-        if attribute not in asked and random() < 0.35 and len(asked) < 4:
-            asked.append(attribute)
-    before = " ".join(one.text if random() < 0.6 else spoken(one.text) for one in asked if one.role == "is")
-    wanted = f"{before} {noun}".lstrip()
+        if attribute not in features and random() < 0.35 and len(features) < 4:
+            features.append(attribute)
+    prefix = " ".join(one.text if random() < 0.6 else spoken(one.text) for one in features if one.role == "is")
+    phrase = f"{prefix} {noun}".lstrip()
     if random() < 0.08:
-        wanted = f"{brand.lower()} {wanted}"
-    wanted = a(wanted)
-    for role, words in (("has", (" with ", " that has ", " made with ")), ("for", (" for ", " for my ", " good for "))):
-        texts = [attribute.text for attribute in asked if attribute.role == role]
+        phrase = f"{brand.lower()} {phrase}"
+    phrase = a(phrase)
+    for role, links in (("has", (" with ", " that has ", " made with ")), ("for", (" for ", " for my ", " good for "))):
+        texts = [attribute.text for attribute in features if attribute.role == role]
         if texts:
-            wanted += pick(random, words) + " and ".join(texts)
-    chosen = []
+            phrase += pick(random, links) + " and ".join(texts)
+    choices = []
     for group, values in options.items():
         if random() < 0.75:
             value = pick(random, values).strip().replace("/", " | ").lower()
-            wanted += pick(random, _PEOPLE["options"][group]).format(value)
-            chosen.append(value)
-    text = pick(random, _PEOPLE["openings"]).format(wanted) + pick(random, _PEOPLE["closings"])
-    return text, [attribute.text for attribute in asked], chosen
+            phrase += pick(random, _PEOPLE["options"][group]).format(value)
+            choices.append(value)
+    text = pick(random, _PEOPLE["openings"]).format(phrase) + pick(random, _PEOPLE["closings"])
+    return text, [attribute.text for attribute in features], choices
 
 
 def human_record(
@@ -46,14 +46,14 @@ def human_record(
     options: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
     """Return an entry of items_human_ins.json. `instruction` is the result of the function of that name."""
-    text, asked, chosen = instruction
+    text, features, choices = instruction
     return {
         "asin": asin,
         "instruction": text,
         "attributes": attributes,
         "options": [f"{group.lower()}: {value.lower()}" for group, values in options.items() for value in values],
-        "instruction_attributes": asked,
-        "instruction_options": chosen,
+        "instruction_attributes": features,
+        "instruction_options": choices,
         "assignment_id": "",
         "worker_id": "",
     }

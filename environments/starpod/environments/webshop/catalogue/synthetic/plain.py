@@ -34,7 +34,7 @@ def plain_products(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict
         query, noun = kind["query"], kind["noun"]
         asin = f"{string.ascii_uppercase[number % 26]}{number // 26}"
         options = {group: _some(random, split(_WORDS["values"][group])) for group in split(kind["options"])}
-        chosen = [pick(random, values) for values in options.values()]
+        choices = [pick(random, values) for values in options.values()]
         record = {
             "asin": asin,
             "name": title(f"{' '.join(has)} {noun}"),
@@ -58,14 +58,14 @@ def plain_products(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict
             "instruction": f"Find me {has[0]}, {has[1]} {query}",
             "instruction_attributes": has,
         }
-        asked = pick(random, _WORDS["openings"]).format(a(f"{has[0]} {has[1]} {noun}"))
-        yield record, entry, [human_record(asin, (f"{asked}, {', '.join(chosen)}", has, chosen), has, options)]
+        opening = pick(random, _WORDS["openings"]).format(a(f"{has[0]} {has[1]} {noun}"))
+        yield record, entry, [human_record(asin, (f"{opening}, {', '.join(choices)}", has, choices), has, options)]
 
 
 def _some(random: Random, values: tuple[str, ...]) -> list[str]:
     """Draw two or three of the values, and keep their order."""
-    drawn = _shuffled(random, list(values))[: 2 + int(random() * 2)]
-    return [value for value in values if value in drawn]
+    sample = _shuffled(random, list(values))[: 2 + int(random() * 2)]
+    return [value for value in values if value in sample]
 
 
 def _shuffled(random: Random, items: list[_T]) -> list[_T]:

@@ -66,7 +66,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _department(category: str) -> tuple[Kind, ...]:
-    words = _read(category)
+    department = _read(category)
     return tuple(
         Kind(
             category=category,
@@ -79,10 +79,10 @@ def _department(category: str) -> tuple[Kind, ...]:
             does=split(kind["does"]),
             price=tuple(kind["price"]),
             options=tuple(kind["options"].items()),
-            uses=split(words["uses"]),
-            sentences=tuple(words["sentences"]),
+            uses=split(department["uses"]),
+            sentences=tuple(department["sentences"]),
         )
-        for kind in words["kinds"]
+        for kind in department["kinds"]
     )
 
 

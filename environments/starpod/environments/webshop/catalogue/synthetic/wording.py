@@ -20,9 +20,9 @@ _STEPS = tuple(step for step in range(1, POOL) if math.gcd(step, POOL) == 1)
 
 def spoken(attribute: str) -> str:
     """Return an attribute as a person would say it: easy clean -> easy to clean."""
-    first, _, rest = attribute.partition(" ")
-    if first in ("easy", "ready"):
-        return f"{first} to {rest}"
+    word, _, remainder = attribute.partition(" ")
+    if word in ("easy", "ready"):
+        return f"{word} to {remainder}"
     return str(COMMON["spoken"].get(attribute, attribute))
 
 
@@ -70,8 +70,8 @@ class Wording:
 
     def text(self, random: Random, count: int) -> list[str]:
         """Draw `count` different sentences. Templates repeat only after all of them were used."""
-        first, step = int(random() * POOL), _STEPS[int(random() * len(_STEPS))]
-        return [self.sentences[(first + step * index) % POOL] for index in range(count)]
+        start, step = int(random() * POOL), _STEPS[int(random() * len(_STEPS))]
+        return [self.sentences[(start + step * index) % POOL] for index in range(count)]
 
     def _sentence(self, random: Random, template: str, attribute: str = "") -> str:
         kind = self._kind
@@ -111,9 +111,9 @@ def _headed(random: Random, heading: str, sentence: str) -> str:
 def anecdotes(random: Random, query: str, series: str) -> list[str]:
     """Write a few sentences with rare names and numbers, so that the text is unique; none for 40 % of the products."""
     templates, sentences = _TEXTS["anecdotes"], list[str]()
-    first = int(random() * len(templates))
+    start = int(random() * len(templates))
     while random() < 0.6 and len(sentences) < len(templates):
-        template = templates[(first + len(sentences)) % len(templates)]
+        template = templates[(start + len(sentences)) % len(templates)]
         template = template.replace("{series}", series).replace("{query}", query)
         sentences.append(re.sub("{(code)?}", lambda gap: code(random) if gap[1] else common_name(random), template))
     return sentences
@@ -135,8 +135,8 @@ def figures(random: Random, kind: Kind, model: str) -> str:
             f"our model is {tall}cm tall and weighs {tall - 110 + int(random() * 30)}kg."
         )
     if kind.category == "electronics" and random() < 0.6:
-        fits = ", ".join(code(random) for _ in range(3 + int(random() * 9)))
-        return f"Compatible with {common_name(random)} {fits}. Part number {model}."
+        models = ", ".join(code(random) for _ in range(3 + int(random() * 9)))
+        return f"Compatible with {common_name(random)} {models}. Part number {model}."
     if kind.category == "beauty":
         return f"Net contents {random() * 500 + 5:.1f}ml, batch {model}, best before {2026 + int(random() * 5)}."
     inches, pounds = (70, 90) if kind.category == "garden" else (12, 9)
