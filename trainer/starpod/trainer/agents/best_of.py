@@ -43,7 +43,7 @@ class BestOf(EngineAgent):
         # Sample one reply at a time, so that each one can use the conversation's cache.
         replies = [await self._shared.engine.generate(replace(request, seed=seed)) for seed in seeds]
         image = self.image_of(observation)
-        tried = [
+        candidates = [
             replace(
                 episode,
                 turns=[
@@ -60,5 +60,5 @@ class BestOf(EngineAgent):
             )
             for reply in replies
         ]
-        scores = [own[-1] for own in await self._shared.score(tried)]
+        scores = [turn_scores[-1] for turn_scores in await self._shared.score(candidates)]
         return replies[max(range(len(replies)), key=scores.__getitem__)]

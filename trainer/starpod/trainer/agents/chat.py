@@ -115,17 +115,17 @@ class ChatAgent(Agent):
         self._messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": self._prompter.system()}]
 
     def recall(self, episode: Episode) -> None:
-        past = replace(episode, turns=[])
+        history = replace(episode, turns=[])
         for turn in episode.turns:
-            self._messages.append({"role": "user", "content": self._prompter.following(past, turn.observation)})
+            self._messages.append({"role": "user", "content": self._prompter.following(history, turn.observation)})
             self._messages.append({"role": "assistant", "content": self._prompter.reply_of(turn)})
-            past.turns.append(turn)
+            history.turns.append(turn)
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         self._messages.append({"role": "user", "content": self._prompter.following(episode, observation.text)})
         choice = (await self._shared.complete(self._messages)).choices[0]
         text = choice.message.content or ""
         self._messages.append({"role": "assistant", "content": text})
-        parsed = self._prompter.parse(text)
+        parsed_reply = self._prompter.parse(text)
         finish: Finish = "length" if choice.finish_reason == "length" else "stop"
-        return Move(text, parsed.actions, parsed.thought, parsed.well_formed, finish)
+        return Move(text, parsed_reply.actions, parsed_reply.thought, parsed_reply.well_formed, finish)

@@ -54,8 +54,8 @@ class ScriptConfig(Section):
 
     @model_validator(mode="after")
     def _policies_are_told_apart(self) -> ScriptConfig:
-        given, distinct = self.policies, set(self.policies)
-        if not given:
+        names, distinct = self.policies, set(self.policies)
+        if not names:
             return self
         if self.name not in ("solver_verifier", "self_play"):
             raise ValueError(
@@ -63,12 +63,12 @@ class ScriptConfig(Section):
                 "context: set script.name to solver_verifier or self_play, or drop script.policies"
             )
         if self.name == "solver_verifier" and distinct != {SOLVER, VERIFIER}:
-            raise ValueError(f"script.policies {list(given)}: the agents of solver_verifier are [{SOLVER}, {VERIFIER}]")
-        if len(distinct) < max(len(given), 2):
-            raise ValueError(f"script.policies {list(given)}: name at least two agents, each once")
-        if wrong := next((name for name in given if not re.fullmatch(r"[\w-]+", name)), None):
+            raise ValueError(f"script.policies {list(names)}: the agents of solver_verifier are [{SOLVER}, {VERIFIER}]")
+        if len(distinct) < max(len(names), 2):
+            raise ValueError(f"script.policies {list(names)}: name at least two agents, each once")
+        if bad_name := next((name for name in names if not re.fullmatch(r"[\w-]+", name)), None):
             raise ValueError(
-                f"script.policies names {wrong!r}, which cannot stand in metrics: use letters, digits, _, -"
+                f"script.policies names {bad_name!r}, which cannot stand in metrics: use letters, digits, _, -"
             )
         return self
 

@@ -96,33 +96,33 @@ class EngineAgent(Agent):
         return self._answer(prompt, Reply(turn.reply, turn.logprobs, turn.versions, turn.finish))
 
     def recall(self, episode: Episode) -> None:
-        told, template, past = self._prompter, self._shared.template, replace(episode, turns=[])
+        prompter, template, history = self._prompter, self._shared.template, replace(episode, turns=[])
         # `limits_left` has subtracted these turns from the session's limits. The prompt shows limits that include them.
-        limits = longer(told.limits, len(episode.turns))
-        self._begin(Prompter(told.config, told.instructions, told.grammar.actions, limits))
+        limits = longer(prompter.limits, len(episode.turns))
+        self._begin(Prompter(prompter.config, prompter.instructions, prompter.grammar.actions, limits))
         for turn in episode.turns:
-            self._ask(turn.observation, past, turn.image)
+            self._ask(turn.observation, history, turn.image)
             if turn.reply:
                 self._conversation.answer(turn.reply, turn.finish, turn.text)
             else:  # not sampled, for example a demonstration
                 text = self._prompter.reply_of(turn)
                 self._conversation.answer(template.encode_reply(text), "stop", text)
-            past.turns.append(turn)
+            history.turns.append(turn)
 
     def _answer(self, prompt: Prompt, reply: Reply) -> Move:
         text = self._shared.template.decode(reply.tokens)
-        parsed = self._prompter.parse(text)
+        parsed_reply = self._prompter.parse(text)
         self._conversation.answer(reply.tokens, reply.finish, text)
         template, grammar = self._shared.template, self._prompter.grammar
         spans = template.spans(reply.tokens, grammar.cut(text)) if self._shared.spans else []
         return Move(
             text,
-            parsed.actions or None,
-            parsed.thought,
-            parsed.well_formed,
+            parsed_reply.actions or None,
+            parsed_reply.thought,
+            parsed_reply.well_formed,
             reply.finish,
             Tokens(prompt.appended, prompt.fresh, reply.tokens, reply.logprobs, reply.versions, spans),
-            parsed.blocks,
+            parsed_reply.blocks,
         )
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:

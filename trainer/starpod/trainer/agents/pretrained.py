@@ -54,8 +54,8 @@ class PretrainedAgents(Agents):
         if not sys.stderr.isatty():
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
-            loaded = load_model(model)
-            self.config, self._facts, self._policies = loaded.config, loaded.facts, loaded.policies
+            loaded_model = load_model(model)
+            self.config, self._facts, self._policies = loaded_model.config, loaded_model.facts, loaded_model.policies
             prompt = self.config.prompt if self.config else PromptConfig()
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
@@ -63,10 +63,10 @@ class PretrainedAgents(Agents):
             values = self.config.sampling if self.config else SamplingConfig()
             if sampling.max_tokens is not None:
                 values = values.model_copy(update={"max_reply_tokens": sampling.max_tokens})
-            usual = self.config.evaluation.temperature if self.config else TEMPERATURE
-            self.temperature = usual if sampling.temperature is None else sampling.temperature
-            longest = values.max_episode_tokens
-            self._engine = build_engines(EngineConfig(name=engine), self._policies, max_context=longest)
+            default_temperature = self.config.evaluation.temperature if self.config else TEMPERATURE
+            self.temperature = default_temperature if sampling.temperature is None else sampling.temperature
+            max_context = values.max_episode_tokens
+            self._engine = build_engines(EngineConfig(name=engine), self._policies, max_context=max_context)
             self._agents = engine_agents(
                 self.config.script if self.config else ScriptConfig(),
                 engine=self._engine,
@@ -106,15 +106,15 @@ class PretrainedAgents(Agents):
         The values come from the run's task of the same name, or otherwise from its first task with the same
         environment.
         """
-        own = [each for each in self._tasks if each.environment.id == task.environment]
-        own = [each for each in own if each.name == task.name] or own
-        if not own:
+        matches = [candidate for candidate in self._tasks if candidate.environment.id == task.environment]
+        matches = [candidate for candidate in matches if candidate.name == task.name] or matches
+        if not matches:
             return task
-        trained = make_task(own[0].held_out, task.actions)
-        given = {name: value for name, value in asdict(task.limits).items() if value is not None}
-        limits = replace(trained.limits, **given)
-        options = {**trained.options, **task.options}
-        return Task(task.environment, task.version or trained.version, options, limits, task.actions, own[0].name)
+        run_task = make_task(matches[0].held_out, task.actions)
+        limit_values = {name: value for name, value in asdict(task.limits).items() if value is not None}
+        limits = replace(run_task.limits, **limit_values)
+        options = {**run_task.options, **task.options}
+        return Task(task.environment, task.version or run_task.version, options, limits, task.actions, matches[0].name)
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
         return self._by_task.get(task.name, self._agents).agent(session, task, group)
@@ -154,16 +154,16 @@ def load_model(model: str) -> LoadedModel:
         policies = trained.policies
     elif path.is_dir():
         if not (path / "config.json").exists():
-            inside = sorted(str(each) for each in path.iterdir() if is_run_or_checkpoint(each))
-            others = f"; below it are {', '.join(inside)}" if inside else ""
-            raise ModelError(f"the folder holds no run, checkpoint or model{others}")
+            children = sorted(str(child) for child in path.iterdir() if is_run_or_checkpoint(child))
+            hint = f"; below it are {', '.join(children)}" if children else ""
+            raise ModelError(f"the folder holds no run, checkpoint or model{hint}")
         policies = Policies({"": load_policy(path)})
     elif not _could_be_a_name(model):
         raise ModelError("there is no such folder, and no Hugging Face model can have this name")
     else:
         dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
-        built = build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
-        policies = Policies({"": built})
+        base_policy = build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
+        policies = Policies({"": base_policy})
     for policy in policies.by_agent.values():
         round_weights(policy.model)
     policies.to("cuda" if torch.cuda.is_available() else "cpu")

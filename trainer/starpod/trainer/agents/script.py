@@ -136,7 +136,7 @@ class SolverVerifier(Agent):
             self._pending = False
             if move.actions is None or move.actions[0] != ACCEPT:
                 return replace(move, actions=None, agent_id=VERIFIER)
-            actions, of = list(self._proposals[-1]), 1
+            actions, replies_back = list(self._proposals[-1]), 1
         else:
             self._proposals.append(move.actions or ())
             self._pending = bool(move.actions) and len(self._proposals) < self._most
@@ -144,10 +144,10 @@ class SolverVerifier(Agent):
                 return replace(move, actions=None, agent_id=SOLVER)
             if len(self._proposals) < self._most:  # no actions, so there is nothing to judge
                 return replace(move, agent_id=SOLVER)
-            actions, of = list(move.actions) if move.actions else None, 0
-        self._sent.append(index - of)
+            actions, replies_back = list(move.actions) if move.actions else None, 0
+        self._sent.append(index - replies_back)
         self._proposals = []
-        return replace(move, actions=actions, of=of, agent_id=VERIFIER if of else SOLVER)
+        return replace(move, actions=actions, of=replies_back, agent_id=VERIFIER if replies_back else SOLVER)
 
 
 class Attempts(Agent):
@@ -183,10 +183,10 @@ class Attempts(Agent):
         return replace(move, agent_id=f"{ATTEMPT}{self._begun + 1}")
 
     def _see(self, observation: Observation, episode: Episode) -> Speaker:
-        own = turns_of(episode, f"{ATTEMPT}{self._begun + 1}")
-        first = self._begun and not own.turns
-        text = tried(self._script, self._prompt, observation.text) if first else observation.text
-        return self._speaker.see(text, own, fresh=False)
+        attempt = turns_of(episode, f"{ATTEMPT}{self._begun + 1}")
+        starts_retry = self._begun and not attempt.turns
+        text = tried(self._script, self._prompt, observation.text) if starts_retry else observation.text
+        return self._speaker.see(text, attempt, fresh=False)
 
 
 class SelfPlay(Agent):

@@ -44,17 +44,17 @@ def list_checkpoints(checkpoints: Path, without: Collection[Path] = ()) -> list[
     if not checkpoints.is_dir():
         return []
     matches = ((path, _FOLDER.fullmatch(path.name)) for path in checkpoints.iterdir() if path not in without)
-    found = [CheckpointFolder(int(match[1]), int(match[2] or 1), path) for path, match in matches if match]
-    return sorted(found, reverse=True)
+    folders = [CheckpointFolder(int(match[1]), int(match[2] or 1), path) for path, match in matches if match]
+    return sorted(folders, reverse=True)
 
 
 def marks_of(checkpoints: Path) -> dict[str, list[str]]:
     """Return the marks (best, latest) of each marked folder, by its name."""
-    named: dict[str, list[str]] = {}
+    marks: dict[str, list[str]] = {}
     for mark in MARKS:
         try:
             target = read_bytes(checkpoints / mark, _MOST_NAME).decode().strip()
         except (OSError, ValueError):
             continue
-        named.setdefault(target, []).append(mark)
-    return named
+        marks.setdefault(target, []).append(mark)
+    return marks

@@ -74,9 +74,9 @@ def resolve_run(
         if source is None:
             raise ConfigError(f"the run in {run_dir} ended before it noted its configuration: give CONFIG again")
         return load_config(source, words, explore=explore), True
-    own = str(folder.config)
-    config = load_config(source or own, words, explore=explore)
-    check_changes(load_config(own), config, allowed=changes)
+    saved_config = str(folder.config)
+    config = load_config(source or saved_config, words, explore=explore)
+    check_changes(load_config(saved_config), config, allowed=changes)
     return config, True
 
 
@@ -89,33 +89,33 @@ def check_changes(then: Config, now: Config, *, allowed: Collection[str] = ()) -
     if unknown:
         raise ConfigError(f"--change {unknown[0]}: only {', '.join(GUARDED)} are guarded; give other keys as KEY=VALUE")
     for guarded in GUARDED:
-        was, new = (_guarded(config, guarded) for config in (then, now))
-        if was != new and not any(f"{guarded}.".startswith(f"{key}.") for key in allowed):
+        old, new = (_guarded(config, guarded) for config in (then, now))
+        if old != new and not any(f"{guarded}.".startswith(f"{key}.") for key in allowed):
             raise ConfigError(
-                f"{guarded} is {new!r}, but the run that is resumed has {was!r}: leave CONFIG and that key out to go "
+                f"{guarded} is {new!r}, but the run that is resumed has {old!r}: leave CONFIG and that key out to go "
                 f"on as it was, begin another run with another --run-dir, or say it twice: --change {guarded}"
             )
 
 
 def _guarded(config: Config, key: str) -> Any:
     if key == "environments":
-        return {name: [own.id, own.version, own.options] for name, own in config.environments.items()}
+        return {name: [env.id, env.version, env.options] for name, env in config.environments.items()}
     if key == "stages":
         return config.to_dict().get(key, [])
-    section, _, last = key.partition(".")
+    section, _, field = key.partition(".")
     # Compare plain values, because a key of an estimator only exists with that estimator.
-    return config.to_dict().get(section, {}).get(last)
+    return config.to_dict().get(section, {}).get(field)
 
 
 def check_model(config: Config, loaded: Loaded) -> None:
     """Raise ConfigError if the configuration describes a different model than the checkpoint's."""
     # A run of an earlier version has fewer keys.
-    now, then = config.model.to_dict(), ModelConfig().to_dict() | loaded.state["config"]["model"]
-    changed = [key for key in now if key not in RUN_TIME and now[key] != then[key]]
-    if changed:
-        key = changed[0]
+    new, old = config.model.to_dict(), ModelConfig().to_dict() | loaded.state["config"]["model"]
+    changed_keys = [key for key in new if key not in RUN_TIME and new[key] != old[key]]
+    if changed_keys:
+        key = changed_keys[0]
         raise ConfigError(
-            f"model.{key} is {_short(now[key])}, but the run that is resumed has {_short(then[key])}: its weights "
+            f"model.{key} is {_short(new[key])}, but the run that is resumed has {_short(old[key])}: its weights "
             "fit no other model; give the same again, or begin another run with another --run-dir"
         )
     own, given = list(config.script.policies), loaded.state["config"].get("script", {}).get("policies", [])

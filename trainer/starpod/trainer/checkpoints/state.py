@@ -74,8 +74,8 @@ def join_parts(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def split_parts(tensors: Mapping[str, Tensor]) -> defaultdict[str, dict[str, Tensor]]:
     """Split the result of `join_parts` again. A part without tensors is empty."""
     parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
-    for joined, tensor in tensors.items():
-        part, _, name = joined.partition(".")
+    for full_name, tensor in tensors.items():
+        part, _, name = full_name.partition(".")
         parts[part][name] = tensor
     return parts
 
@@ -108,8 +108,8 @@ def capture_rng() -> dict[str, Any]:
 def restore_rng(state: Mapping[str, Any]) -> None:
     """Restore the generators from `capture_rng`. States of GPUs that do not exist here are skipped."""
     torch.set_rng_state(_to_tensor(state["torch"]))
-    for index, encoded in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(_to_tensor(encoded), index)
+    for index, cuda_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(_to_tensor(cuda_state), index)
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.frombuffer(base64.b64decode(keys), dtype="<u4"), position, has_gauss, cached))
     version, words, gauss = state["python"]

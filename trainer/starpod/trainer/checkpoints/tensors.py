@@ -52,21 +52,21 @@ class TensorFile:
         # Larger types first, so that each tensor is aligned.
         order = sorted(stored, key=lambda name: (-stored[name].element_size(), name))
         entries: dict[str, Any] = {}
-        places: list[tuple[int, Tensor]] = []
+        chunks: list[tuple[int, Tensor]] = []
         end = 0
         for name in order:
             tensor = stored[name]
             begin, end = end, end + tensor.numel() * tensor.element_size()
             shape = list(tensor.shape)
             entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
-            rows, first = rows_of(tensor)
+            rows, first_row = rows_of(tensor)
             if rows.numel() and (is_main or rows.shape != tensor.shape):
                 row = (end - begin) // shape[0] if shape else 0
-                places.append((begin + first * row, torch.empty(rows.shape, dtype=rows.dtype).copy_(rows)))
+                chunks.append((begin + first_row * row, torch.empty(rows.shape, dtype=rows.dtype).copy_(rows)))
         text = json.dumps(entries).encode()
         text += b" " * (-len(text) % 8)
         header = struct.pack("<Q", len(text)) + text
-        return cls(header, len(header) + end, [(len(header) + offset, rows) for offset, rows in places], ties)
+        return cls(header, len(header) + end, [(len(header) + offset, rows) for offset, rows in chunks], ties)
 
     def create(self, path: Path) -> None:
         """Create the file with its header. The ranks then write their parts."""
@@ -81,8 +81,8 @@ class TensorFile:
             for offset, rows in self.parts:
                 data = rows.reshape(-1).view(torch.uint8).numpy().data
                 while data:
-                    written = os.pwrite(descriptor, data, offset)
-                    data, offset = data[written:], offset + written
+                    count = os.pwrite(descriptor, data, offset)
+                    data, offset = data[count:], offset + count
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -92,16 +92,16 @@ def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]
     """Return the tensors to store, and for each tied tensor the name of the stored one that it equals."""
     stored: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
+    names: dict[tuple[Any, ...], str] = {}
     for name, tensor in named.items():
         rows, _ = rows_of(tensor)
         # Shards are compared by identity, because a rank may hold no row of them.
-        place = (rows.device, rows.data_ptr(), rows.dtype, rows.shape, rows.stride())
-        first = (
-            seen.setdefault(place if rows.shape == tensor.shape else (id(tensor),), name) if tensor.numel() else name
+        address = (rows.device, rows.data_ptr(), rows.dtype, rows.shape, rows.stride())
+        stored_name = (
+            names.setdefault(address if rows.shape == tensor.shape else (id(tensor),), name) if tensor.numel() else name
         )
-        if first == name:
+        if stored_name == name:
             stored[name] = tensor.detach() if rows.shape == tensor.shape else tensor
         else:
-            ties[name] = first
+            ties[name] = stored_name
     return stored, ties

@@ -56,37 +56,37 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
         ModelError: The model that training began from cannot be loaded.
     """
     path = Path(path).resolve()
-    loaded = _find(path, which)
-    loaded.check_finite()
-    run = loaded.path.parent.parent
-    config: Mapping[str, Any] = loaded.state["config"]
+    checkpoint = _find(path, which)
+    checkpoint.check_finite()
+    run = checkpoint.path.parent.parent
+    config: Mapping[str, Any] = checkpoint.state["config"]
     model = ModelConfig.model_validate(config["model"])
     if model.name == TINY:
         if not (run / INITIAL).is_dir():
             raise CheckpointError(
-                f"the checkpoint {loaded.path} is of a model built from scratch, whose tokenizer lies in "
+                f"the checkpoint {checkpoint.path} is of a model built from scratch, whose tokenizer lies in "
                 f"{run / INITIAL}: keep the checkpoint in its run folder"
             )
-        first = load_policy(run / INITIAL)
+        base_policy = load_policy(run / INITIAL)
     else:
-        first = build_policy(model, texts=None, critic="none", seed=0)
-    first.critic, first.critic_kind = None, "none"
-    policies = Policies.of(config.get("script", {}).get("policies", ()), first)
-    states = split_agents(loaded.tensors["policy"], policies.by_agent)
+        base_policy = build_policy(model, texts=None, critic="none", seed=0)
+    base_policy.critic, base_policy.critic_kind = None, "none"
+    policies = Policies.of(config.get("script", {}).get("policies", ()), base_policy)
+    states = split_agents(checkpoint.tensors["policy"], policies.by_agent)
     for agent, policy in policies.by_agent.items():
         state = {name: tensor for name, tensor in states[agent].items() if not name.startswith("critic.")}
         Parallel().load_full_state_dict(policy, state, without=policy.frozen())
-    return Trained(policies, config, loaded.step, loaded.score, loaded.path, run)
+    return Trained(policies, config, checkpoint.step, checkpoint.score, checkpoint.path, run)
 
 
 def _find(path: Path, which: Which) -> Loaded:
-    only = ["policy"]
+    file_names = ["policy"]
     if (path / MANIFEST).is_file():
-        return load_checkpoint(path, only)
+        return load_checkpoint(path, file_names)
     if not (path / "checkpoints").is_dir():
         raise CheckpointError(f"{path} is neither a run's folder nor one of its checkpoints (checkpoints/step-...)")
     checkpoints = Checkpoints(path / "checkpoints")
-    loaded = (checkpoints.best(only) if which == "best" else None) or checkpoints.latest(only)
-    if loaded is None:
+    checkpoint = (checkpoints.best(file_names) if which == "best" else None) or checkpoints.latest(file_names)
+    if checkpoint is None:
         raise CheckpointError(f"the run {path} has no checkpoint yet")
-    return loaded
+    return checkpoint

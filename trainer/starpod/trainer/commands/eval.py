@@ -148,14 +148,14 @@ def evaluate(
     choose_tasks = partial(
         _tasks, own=policy.tasks, names=names, assignments=assignments, version=version, limits=limits
     )
-    began = perf_counter()
+    start_time = perf_counter()
     try:
         with contextlib.nullcontext(address) if address else _own_service(policy.served) as address:
             try:
                 fleet = Fleet(address, token=access.token, tls=access.tls)
             except ValueError as error:
                 raise click.BadParameter(str(error), param_hint="ADDRESS") from error
-            played = asyncio.run(_run(fleet, policy, choose_tasks, seeds, samples))
+            task_results = asyncio.run(_run(fleet, policy, choose_tasks, seeds, samples))
     except (ConfigError, ServiceFailed) as error:
         raise click.ClickException(str(error)) from error
     except Unreachable as error:
@@ -171,7 +171,7 @@ def evaluate(
         "address": address,
         "seeds": [seeds.start, seeds.stop],
         "samples": samples,
-        "seconds": round(perf_counter() - began, 3),
+        "seconds": round(perf_counter() - start_time, 3),
         "environments": {
             task.name or task.environment: {
                 "environment": task.environment,
@@ -181,17 +181,17 @@ def evaluate(
                 **summarise(results),
                 "results": episode_results(results),
             }
-            for task, results in played
+            for task, results in task_results
         },
     }
     if episodes_file:
-        write_episodes(episodes_file, numbered([results for _, results in played]))
+        write_episodes(episodes_file, numbered([results for _, results in task_results]))
     console = safe_console(stderr=json_file == "-", highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 120)  # avoid wrapping in a log
     _show(console, report)
     write_report(json_file, json.dumps(report, ensure_ascii=False) + "\n")
-    failures = [episode.error for _, results in played for episode in results if episode.failed]
+    failures = [episode.error for _, results in task_results for episode in results if episode.failed]
     if failures:
         raise click.ClickException(f"{len(failures)} episodes failed, the first one by: {failures[0]}")
     context.exit(0)
@@ -206,18 +206,18 @@ def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.Abstra
 
 def _incomplete(model: str | None, address: str | None, environments: Sequence[str]) -> click.UsageError:
     """Return the error for a call without a model, a server or an environment, with a command that has all three."""
-    others = f"{CHAT}MODEL or {', '.join(reference_names())}"
+    other_models = f"{CHAT}MODEL or {', '.join(reference_names())}"
     if not model:
-        what = f"the folder of a run or of a checkpoint, a Hugging Face model, {others}"
-        return click.UsageError(f"name what to evaluate: {what}; for example: starpod eval runs/lake")
+        choices = f"the folder of a run or of a checkpoint, a Hugging Face model, {other_models}"
+        return click.UsageError(f"name what to evaluate: {choices}; for example: starpod eval runs/lake")
     _refuse_misspelt(model)
     subject, run = f"to play {model}", ""
     if not (Path(model).is_dir() or model in reference_names() or model.startswith(CHAT)):
-        subject = f"{model} is no folder here, and not {others}. If it is a Hugging Face model"
+        subject = f"{model} is no folder here, and not {other_models}. If it is a Hugging Face model"
         run = ". A run is evaluated by its folder: starpod eval runs/lake"
-    lacks = ["a server (`starpod serve` starts one)"] * (not address) + ["an environment (-e)"] * (not environments)
+    needs = ["a server (`starpod serve` starts one)"] * (not address) + ["an environment (-e)"] * (not environments)
     words = [model, address or "127.0.0.1:50051", *(f"-e {name}" for name in environments or ["frozen_lake"])]
-    return click.UsageError(f"{subject}, name {' and '.join(lacks)}, for example: starpod eval {' '.join(words)}{run}")
+    return click.UsageError(f"{subject}, name {' and '.join(needs)}, for example: starpod eval {' '.join(words)}{run}")
 
 
 async def _run(
@@ -230,7 +230,7 @@ async def _run(
     """Play the environments one after the other, and return the episodes of each."""
     console = safe_console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    played = []
+    results = []
     try:
         async with fleet:
             specs = pb.DescribeResponse(environments=await fleet.describe())
@@ -245,11 +245,11 @@ async def _run(
                         progress.advance(bar)
 
                     collector = Collector(fleet=fleet, agents=policy.agents, task=task, watch=advance)
-                    collected = await collector.collect(starts_from(seeds), samples, min_size=0)
-                    played.append((task, [episode for group in collected.groups for episode in group.members]))
+                    collection = await collector.collect(starts_from(seeds), samples, min_size=0)
+                    results.append((task, [episode for group in collection.groups for episode in group.members]))
     finally:
         await policy.agents.close()
-    return played
+    return results
 
 
 def _policy(
@@ -287,7 +287,7 @@ def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", 
         return EvaluatedPolicy("model", model, agents)
     tasks = {task.name: task.environment.id for task in config.tasks}
     environments = [task.environment for task in config.tasks]
-    served = [] if any(each.addresses for each in environments) else environments
+    served = [] if any(environment.addresses for environment in environments) else environments
     return EvaluatedPolicy("model", model, agents, tasks=tasks, served=served, seeds=config.seeds)
 
 
@@ -324,15 +324,15 @@ def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:
 
 def _warn_of_trained(seeds: SeedsConfig, played: range) -> None:
     trained = "it may have been trained on these start states"
-    for name, taken, meaning in (
+    for name, span, meaning in (
         ("train", seeds.train, trained),
         ("warmstart", seeds.warmstart, trained),
         ("selection", seeds.selection, "its best checkpoint was chosen on these start states"),
     ):
-        if played.start < taken.stop and taken.start < played.stop:
+        if played.start < span.stop and span.start < played.stop:
             click.echo(
-                f"Warning: seeds {played.start} to {played.stop - 1} reach into the run's seeds.{name} ({taken.start} "
-                f"to {taken.stop - 1}): {meaning}; without --seed they are held out",
+                f"Warning: seeds {played.start} to {played.stop - 1} reach into the run's seeds.{name} ({span.start} "
+                f"to {span.stop - 1}): {meaning}; without --seed they are held out",
                 err=True,
             )
 
@@ -350,33 +350,33 @@ def _tasks(
 
     own: see `EvaluatedPolicy.tasks`. A name in it takes precedence over that of an environment.
     """
-    played: dict[str, pb.EnvironmentSpec] = {}
+    task_specs: dict[str, pb.EnvironmentSpec] = {}
     for name in names:
         spec = find_environment(specs, own.get(name, name))
-        played[name if name in own else spec.id] = spec
-    meant: dict[str, list[str]] = {name: [] for name in played}
+        task_specs[name if name in own else spec.id] = spec
+    task_options: dict[str, list[str]] = {name: [] for name in task_specs}
     for assignment in assignments:
-        prefix, colon, rest = assignment.partition(":")
+        prefix, colon, option = assignment.partition(":")
         if not colon or "=" in prefix:
-            for words in meant.values():
-                words.append(assignment)
+            for options in task_options.values():
+                options.append(assignment)
             continue
-        environment = "" if prefix in played else find_environment(specs, prefix).id
-        targets = [name for name, spec in played.items() if prefix == name or spec.id == environment]
+        environment = "" if prefix in task_specs else find_environment(specs, prefix).id
+        targets = [name for name, spec in task_specs.items() if prefix == name or spec.id == environment]
         if not targets:
             raise click.BadParameter(f"{assignment!r} is for {environment}, which is not played", param_hint="--option")
         for name in targets:
-            meant[name].append(rest)
+            task_options[name].append(option)
     return [
         Task(
             spec.id,
             version,
-            parse_options(spec, meant[name]),
+            parse_options(spec, task_options[name]),
             limits,
             tuple(spec.action_space.names),
             name if name in own else "",
         )
-        for name, spec in played.items()
+        for name, spec in task_specs.items()
     ]
 
 
@@ -418,14 +418,14 @@ def _compare(first: Path, second: Path, *, json_file: str) -> None:
     table.add_column("Environment", no_wrap=True)
     for heading in ("Pairs", "Success A", "B", "B - A (95 %)", "p (McNemar)", "Return B - A (95 %)"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, each in figures.items():
+    for name, comparison in figures.items():
         table.add_row(
             name,
-            str(each["pairs"]),
-            *map(_share, each["success"]),
-            _difference(each["success_difference"], "+.1%"),
-            "-" if each["p_value"] is None else f"{each['p_value']:.2g}",
-            _difference(each["return_difference"], "+.3f"),
+            str(comparison["pairs"]),
+            *map(_share, comparison["success"]),
+            _difference(comparison["success_difference"], "+.1%"),
+            "-" if comparison["p_value"] is None else f"{comparison['p_value']:.2g}",
+            _difference(comparison["return_difference"], "+.3f"),
         )
     console.print(table)
     write_report(json_file, json.dumps({"first": str(first), "second": str(second), "environments": figures}) + "\n")

@@ -26,24 +26,24 @@ def export_episodes(path: Path, out: Path, style: str, tokens: bool, model: str,
     The path is a file of episodes (.jsonl or .jsonl.gz), or the folder of a run: then all that it holds.
     Episodes without a turn are left out.
     """
-    written = left_out = 0
+    written_count = skipped_count = 0
     try:
         for file in episode_files(path):
             stem = file.name[: -max(len(suffix) for suffix in SUFFIXES if file.name.endswith(suffix))]
             for number, episode in enumerate(read_episodes(file), 1):
                 if not episode.turns or (solved and not episode.success):
-                    left_out += 1
+                    skipped_count += 1
                     continue
                 name = f"{stem}-{number:05d}"
                 trajectory = to_atif(episode, name, model=model, tokens=tokens)
                 out.mkdir(parents=True, exist_ok=True)
                 text = json.dumps(trajectory, ensure_ascii=False, indent=None if tokens else 1)
                 (out / f"{name}.{style}.json").write_text(text + "\n", encoding="utf-8")
-                written += 1
+                written_count += 1
     except BadEpisodes as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"{out}: {error.strerror}") from error
-    if not written:
+    if not written_count:
         raise click.ClickException(f"{path} holds no such episode")
-    click.echo(f"{out}: {written} episodes" + (f"; {left_out} left out" if left_out else ""))
+    click.echo(f"{out}: {written_count} episodes" + (f"; {skipped_count} left out" if skipped_count else ""))

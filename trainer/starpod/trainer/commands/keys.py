@@ -26,28 +26,28 @@ def explain(wanted: str = "") -> str:
         {(prefix, type(section)): section for prefix, section in sections(AlgorithmConfig(preset=name), "algorithm")}
         for name in PRESETS
     ]
-    known = []
+    known_keys = []
     for prefix, section in sections(Config()):
         rows = []
         for name in own_keys(section):
             field, value = type(section).model_fields[name], getattr(section, name)
             key = f"{prefix}.{name}".lstrip(".")
-            known += [key, prefix]
+            known_keys += [key, prefix]
             if isinstance(value, Section) or not f"{key}.".startswith(f"{wanted}.".lstrip(".")):
                 continue
             differs = name != "preset" and any(
-                getattr(other.get((prefix, type(section)), section), name) != value for other in presets
+                getattr(preset.get((prefix, type(section)), section), name) != value for preset in presets
             )
             default = "required" if field.is_required() else choices(field.annotation, value, differs, field.examples)
             rows.append((key, f"{field.description} [{default}]"))
         if rows:
-            about = " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
-            formatter.write_text(f"{prefix}: {about}" if prefix else about)
+            description = " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
+            formatter.write_text(f"{prefix}: {description}" if prefix else description)
             with formatter.indentation():
                 formatter.write_dl(rows, col_max=42)
             formatter.write_paragraph()
     if not (text := formatter.getvalue()):
-        raise ConfigError(f"no key {wanted!r}{nearest(wanted, known)}; `starpod train --keys` prints all")
+        raise ConfigError(f"no key {wanted!r}{nearest(wanted, known_keys)}; `starpod train --keys` prints all")
     return text
 
 
@@ -60,8 +60,8 @@ def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]
     yield prefix, section
     if isinstance(section, AlgorithmConfig):
         for method in METHODS:
-            chosen = next((each for each in (section.estimator, section.objective) if isinstance(each, method)), None)
-            values = {name: getattr(chosen, name) for name in method.model_fields} if chosen else {}
+            config = next((part for part in (section.estimator, section.objective) if isinstance(part, method)), None)
+            values = {name: getattr(config, name) for name in method.model_fields} if config else {}
             yield from sections(method.model_construct(**values), prefix)
     for name, value in section:
         key = f"{prefix}.{name}".lstrip(".")
@@ -73,7 +73,7 @@ def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]
             yield from sections(value, key)
         kind = get_args(type(section).model_fields[name].annotation)
         if isinstance(value, dict) and issubclass(kind[1], Section):
-            required = {each: "" for each, field in kind[1].model_fields.items() if field.is_required()}
+            required = {field_name: "" for field_name, field in kind[1].model_fields.items() if field.is_required()}
             yield f"{key}.NAME", kind[1](**required)
         if isinstance(value, tuple) and isinstance(kind[0], type) and issubclass(kind[0], Section):
             yield f"{key}[]", kind[0]()
@@ -99,10 +99,10 @@ def choices(annotation: Any, default: Any, differs: bool, named: Sequence[str] |
 
     differs: whether presets give the key different values. named: choices for a text; None means those of the type.
     """
-    shown = show(default) + (f" in {DEFAULT_PRESET}" if differs else "")
-    found = list(named or kinds(annotation))
-    others = [kind for kind in found if kind not in (show(default), *kinds(type(default)))] if len(found) > 1 else []
-    return "; ".join([f"default: {shown}", *([f"or {', '.join(others)}"] if others else [])])
+    text = show(default) + (f" in {DEFAULT_PRESET}" if differs else "")
+    names = list(named or kinds(annotation))
+    others = [kind for kind in names if kind not in (show(default), *kinds(type(default)))] if len(names) > 1 else []
+    return "; ".join([f"default: {text}", *([f"or {', '.join(others)}"] if others else [])])
 
 
 def kinds(annotation: Any) -> list[str]:

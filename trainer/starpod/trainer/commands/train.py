@@ -89,40 +89,40 @@ def train(
     if config is not None and "=" in config and not Path(config).exists():
         words, config = (config, *words), None
     names = [word.partition("=")[0] for word in words]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    if repeated_keys := sorted({name for name in names if names.count(name) > 1}):
         # Accept repeated keys: scripts often append the user's arguments to their own.
-        click.echo(f"given more than once, the last one counts: {', '.join(repeated)}", err=True)
+        click.echo(f"given more than once, the last one counts: {', '.join(repeated_keys)}", err=True)
         words = tuple(dict(zip(names, words, strict=True)).values())
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run
     from starpod.trainer.environment_file import Job, choose_job
     from starpod.trainer.preflight import check
 
     def explore(file: str) -> Mapping[str, Any]:
-        job = choose_job(file, given.get("prompt.context"))
+        job = choose_job(file, values.get("prompt.context"))
         jobs.append(job)
         return job.values
 
-    given = {key: text for key, _, text in (word.partition("=") for word in words)}
+    values = {key: text for key, _, text in (word.partition("=") for word in words)}
     jobs: list[Job] = []
     world = int(os.environ.get("WORLD_SIZE", "1"))
     try:
-        resolved, resume = resolve_run(
+        resolved_config, resume = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore
         )
-        check(resolved, world=world)
+        check(resolved_config, world=world)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     for job in jobs:
-        click.echo("\n".join(job.explain(resolved)), err=True)
+        click.echo("\n".join(job.explain(resolved_config)), err=True)
     if dry_run:
         from starpod.trainer.strict_yaml import dump_yaml
 
-        click.echo(dump_yaml(resolved.to_dict()), nl=False)
-        return _check_memory(resolved)
+        click.echo(dump_yaml(resolved_config.to_dict()), nl=False)
+        return _check_memory(resolved_config)
     if run_dir is None and world > 1:
         raise click.UsageError("each process of torchrun would make up a folder of its own: name one with --run-dir")
     name = f"{Path(config or USUAL).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return run_training(resolved, run_dir or Path("runs") / name, resume=resume, with_site=with_site)
+    return run_training(resolved_config, run_dir or Path("runs") / name, resume=resume, with_site=with_site)
 
 
 def _check_memory(config: Config) -> int:
@@ -168,7 +168,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     from starpod.trainer.section import ConfigError
     from starpod.trainer.setup import open_run
 
-    wrong = (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion)
+    input_errors = (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion)
     torch.set_num_threads(config.threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -186,13 +186,13 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         except Unreachable as error:
             raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
         except Exception as error:
-            if isinstance(error, wrong) and (run is None or not run.progress.step):
+            if isinstance(error, input_errors) and (run is None or not run.progress.step):
                 raise click.UsageError(str(error)) from error
             if run is None or run.persistence.rescued is None:
                 raise
-            how = commands(path, config.to_dict())["go on"]
+            command = commands(path, config.to_dict())["go on"]
             raise click.ClickException(
-                f"{error}; the run is saved as of step {run.persistence.rescued}, go on with: {how}"
+                f"{error}; the run is saved as of step {run.persistence.rescued}, go on with: {command}"
             ) from error
 
     parallel, site = Parallel.start(config.device), ""
@@ -200,11 +200,11 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     def begin() -> None:
         nonlocal site
         if with_site and parallel.is_main:
-            site = live.enter_context(_live_site(path, "--port", "0", "--of-run", *_access(config)))
+            site = stack.enter_context(_live_site(path, "--port", "0", "--of-run", *_access(config)))
         screen.start(config.title or _environments(config), ({"live": site} if site else {}) | make_plan(config, path))
 
-    shown = config.monitor.screen if parallel.is_main else "off"
-    with ExitStack() as live, make_screen(shown) as screen, client_events(screen):
+    screen_kind = config.monitor.screen if parallel.is_main else "off"
+    with ExitStack() as stack, make_screen(screen_kind) as screen, client_events(screen):
         interrupts = Interrupts(notify=screen.warn, ranks=parallel.world)
         try:
             with interrupts:
@@ -237,18 +237,18 @@ def _ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> d
     except FileNotFoundError:  # stopped before there was anything to report
         return {"outcome": reason.text, "next": _next(path, config)}
     folder = RunFolder(path)
-    best, final = folder.best_step, folder.read_final()
-    said = {"outcome": reason.text}
-    said |= {} if final is None else {"final": final_line(final)}
-    if last := after_the_best(final, folder.read_evaluations()):
-        said["last"] = f"success {with_interval(last)} at step {last['step']}, on the selection seeds"
-    said |= {} if best is None else {"best": f"the checkpoint of step {best}"}
-    how = commands(path, config.to_dict())
-    how["go on"] += (more := further(config.stop, reason.limit))
+    best_step, final_result = folder.best_step, folder.read_final()
+    lines = {"outcome": reason.text}
+    lines |= {} if final_result is None else {"final": final_line(final_result)}
+    if last_result := after_the_best(final_result, folder.read_evaluations()):
+        lines["last"] = f"success {with_interval(last_result)} at step {last_result['step']}, on the selection seeds"
+    lines |= {} if best_step is None else {"best": f"the checkpoint of step {best_step}"}
+    command_lines = commands(path, config.to_dict())
+    command_lines["go on"] += (advice := further(config.stop, reason.limit))
     if not has_risen(folder.read_evaluations()):
-        longer = "train longer, or " * bool(more)
-        said["success did not rise"] = f"{longer}give the environment {remedies(config.warm_start)}"
-    return {**said, "report": str(report), **how}
+        prefix = "train longer, or " * bool(advice)
+        lines["success did not rise"] = f"{prefix}give the environment {remedies(config.warm_start)}"
+    return {**lines, "report": str(report), **command_lines}
 
 
 @contextmanager
@@ -267,9 +267,9 @@ def _live_site(path: Path, *words: str) -> Iterator[str]:
 def _access(config: Config) -> list[str]:
     """Return the access options of the run's servers for the live site; empty if the servers need different ones."""
     names = ("token_file", "ca", "certificate", "key")
-    asked = {tuple(getattr(task.environment, name) for name in names) for task in config.tasks}
-    given = zip(names, asked.pop(), strict=True) if len(asked) == 1 else ()
-    return [word for name, value in given if value for word in (f"--{name.replace('_', '-')}", value)]
+    option_sets = {tuple(getattr(task.environment, name) for name in names) for task in config.tasks}
+    options = zip(names, option_sets.pop(), strict=True) if len(option_sets) == 1 else ()
+    return [word for name, value in options if value for word in (f"--{name.replace('_', '-')}", value)]
 
 
 def _show_on(path: Path, config: Config, site: str) -> None:
@@ -300,10 +300,10 @@ def _next(path: Path, config: Config) -> str:
     """Return advice on how to continue. Servers with addresses must answer first; a run restarts its own."""
     from starpod.trainer.output.run_folder import RunFolder
 
-    once = "once it answers, " * any(task.environment.addresses for task in config.tasks)
+    condition = "once it answers, " * any(task.environment.addresses for task in config.tasks)
     if RunFolder(path).exists:
-        return f"{once}go on with: {commands(path, config.to_dict())['go on']}"
-    return f"{once}give the same command again: nothing was trained yet"
+        return f"{condition}go on with: {commands(path, config.to_dict())['go on']}"
+    return f"{condition}give the same command again: nothing was trained yet"
 
 
 def further(stop: StopConfig, limit: str) -> str:
@@ -322,15 +322,15 @@ def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     from starpod.trainer.rollout.environment import server_words
 
     folder = shlex.quote(str(path))
-    several = config.get("environments") or {"": config.get("environment") or {}}
-    tasks = [task for task in several.values() if isinstance(task, Mapping) and task.get("id")]
+    environments = config.get("environments") or {"": config.get("environment") or {}}
+    tasks = [task for task in environments.values() if isinstance(task, Mapping) and task.get("id")]
     addresses = dict.fromkeys(str(address) for task in tasks for address in task.get("addresses") or ())
-    known = shlex.quote(",".join(addresses)) if addresses else ""
+    address_text = shlex.quote(",".join(addresses)) if addresses else ""
     servers = dict.fromkeys(server_words(str(task["id"]), task.get("serve") or []) for task in tasks)
     return {
         "go on": f"starpod train --resume --run-dir {folder}",
-        "look": f"starpod ui {folder} {f'--address {known}' if known else ' '.join(servers)}",
-        "evaluate": f"starpod eval {folder} {known}".rstrip(),
+        "look": f"starpod ui {folder} {f'--address {address_text}' if address_text else ' '.join(servers)}",
+        "evaluate": f"starpod eval {folder} {address_text}".rstrip(),
         "watch": f"starpod watch {folder}",
         "export": f"starpod export {folder} {shlex.quote(f'{path}-model')}",
     }

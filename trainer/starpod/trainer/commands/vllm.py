@@ -69,10 +69,10 @@ def _source(model: str) -> str:
 def _has_scale_out() -> bool:
     """Return whether this vLLM needs an option at its start to sample from token ids."""
     try:
-        found = importlib.util.find_spec("vllm.entrypoints.scale_out.factories")
+        spec = importlib.util.find_spec("vllm.entrypoints.scale_out.factories")
     except ModuleNotFoundError:
         return False
-    return found is not None and "enable_scale_out" in Path(found.origin or "").read_text(encoding="utf-8")
+    return spec is not None and "enable_scale_out" in Path(spec.origin or "").read_text(encoding="utf-8")
 
 
 def _whole_cpu() -> dict[str, str]:

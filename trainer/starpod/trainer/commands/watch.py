@@ -64,18 +64,18 @@ def watch(
         file = ([file for file in files if file.name.startswith(EVALUATION)] or files)[-1]
         console = safe_console(highlight=False)
         pause = 1 / speed if speed and console.is_terminal else 0.0
-        total = shown = 0
-        excluded = ""
+        total = shown_count = 0
+        other_result = ""
         names: dict[str, None] = {}
         for total, episode in enumerate(read_episodes(file), 1):
             names.update(dict.fromkeys(name for name in (episode.task, episode.environment) if name))
             if environment not in (None, episode.task, episode.environment):
                 continue
-            ended = "solved" if episode.success else "failed"
-            if number == total and outcome not in (None, ended):
-                excluded = ended
-            elif number in (None, total) and outcome in (None, ended):
-                shown += 1
+            result = "solved" if episode.success else "failed"
+            if number == total and outcome not in (None, result):
+                other_result = result
+            elif number in (None, total) and outcome in (None, result):
+                shown_count += 1
                 play(console, episode, f"Episode {total} of {file.name}", pause)
     except BadEpisodes as error:
         raise click.ClickException(str(error)) from error
@@ -87,9 +87,9 @@ def watch(
         )
     if number is not None and number > total:
         raise click.BadParameter(f"{file} holds {total} episodes, not {number}", param_hint="--episode")
-    if excluded:
-        raise click.UsageError(f"episode {number} of {file} is {excluded}: leave --{outcome} out to see it")
-    if not shown:
+    if other_result:
+        raise click.UsageError(f"episode {number} of {file} is {other_result}: leave --{outcome} out to see it")
+    if not shown_count:
         raise click.ClickException(f"none of the {total} episodes of {file} is {outcome}")
 
 
@@ -109,19 +109,19 @@ def _show_trees(files: Sequence[Path]) -> None:
 def branches(group: EpisodeGroup) -> Tree:
     """Return the members of a group as a tree, each below the member that it branches from."""
     members, states = {episode.member: episode for episode in group.members}, siblings_of(group.members)
-    solved = sum(episode.success is True for episode in members.values())
-    tree = Tree(Text(f"group {group.id}: {solved} of {len(members)} solved", "bold"))
+    solved_count = sum(episode.success is True for episode in members.values())
+    tree = Tree(Text(f"group {group.id}: {solved_count} of {len(members)} solved", "bold"))
 
     def add(below: Tree, episode: Episode) -> None:
         word, style = _outcome(episode)
         count = len(episode.turns)
-        told = f"member {episode.member}: {word.lower()}, {count} turn{'s'[: count != 1]}, "
-        branch = below.add(Text(f"{told}reward {episode.total_reward:+.4g}", style))
-        for (parent, turn), own in states.items():
+        text = f"member {episode.member}: {word.lower()}, {count} turn{'s'[: count != 1]}, "
+        branch = below.add(Text(f"{text}reward {episode.total_reward:+.4g}", style))
+        for (parent, turn), children in states.items():
             if parent == episode.member:
                 state = branch.add(Text(f"before turn {turn + 1}", "bright_black"))
-                for each in own:
-                    add(state, each)
+                for child in children:
+                    add(state, child)
 
     for episode in members.values():
         if episode.parent is None or episode.parent[0] not in members:
@@ -144,8 +144,8 @@ def scenes(episode: Episode, title: str) -> Iterator[RenderableType]:
         (title, "bold"), f": {name}, seed {episode.seed}, group {episode.group}, member {episode.member}"
     )
     if episode.parent is not None:
-        member, shared = episode.parent
-        yield Text(f"A branch of member {member}: up to turn {shared} their turns are the same.", "bright_black")
+        member, shared_turns = episode.parent
+        yield Text(f"A branch of member {member}: up to turn {shared_turns} their turns are the same.", "bright_black")
     total = 0.0
     for number, turn in enumerate(episode.turns, 1):
         total += turn.reward
@@ -179,8 +179,8 @@ def show_end(episode: Episode) -> RenderableType:
     line += f", total reward {episode.total_reward:+.4g}"
     parts: list[RenderableType] = []
     if episode.final_observation:
-        final = _text(episode.final_observation)
-        parts.append(Panel(final, title="at the end", title_align="left", padding=(0, 1), expand=False))
+        end_text = _text(episode.final_observation)
+        parts.append(Panel(end_text, title="at the end", title_align="left", padding=(0, 1), expand=False))
     parts.append(Text(line, style=style))
     if episode.error:
         parts.append(_text(episode.error, style="red"))

@@ -73,7 +73,7 @@ class Batcher:
         return bool(self.running or self.waiting)
 
     def add(self, job: Job) -> None:
-        insort(self.waiting, job, key=lambda each: each.request.order)
+        insort(self.waiting, job, key=lambda waiting_job: waiting_job.request.order)
 
     def forget(self, conversation: str) -> None:
         """Drop the cache of a conversation, now or as soon as its reply is finished."""
@@ -111,25 +111,25 @@ class Batcher:
         feed: Any = self.cache.lay_out(spans)
         with showing({key: image for job in jobs for key, image in job.request.images.items()}):
             states = read(feed)
-        ready: list[Job] = []
+        ready_jobs: list[Job] = []
         rows: list[int] = []
         for job, span, row in zip(jobs, spans, feed.last, strict=True):
             job.fed += len(span.tokens)
             if job.fed == len(job.context):
-                ready.append(job)
+                ready_jobs.append(job)
                 rows.append(row)
         self._copy_shared()  # before a finished leader releases its slot
-        return self._sample(ready, states, rows, head, version) if ready else []
+        return self._sample(ready_jobs, states, rows, head, version) if ready_jobs else []
 
     def _admit(self) -> None:
         """Assign free slots to waiting jobs, lowest `order` first, then in the order of arrival."""
         while self.waiting:
             job = self.waiting[0]
-            taken = self.slots.take(job.request.conversation, job.context, rewinds=self.cache.rewinds)
-            if taken is None:
+            slot_and_fed = self.slots.take(job.request.conversation, job.context, rewinds=self.cache.rewinds)
+            if slot_and_fed is None:
                 return
             self.waiting.pop(0)
-            job.slot, job.fed = taken
+            job.slot, job.fed = slot_and_fed
             self.stats.reused += job.fed
             if not job.fed:
                 self._follow(job)
@@ -139,11 +139,11 @@ class Batcher:
         """Set the running job that shares the longest beginning of the prompt as leader. The prompt's last token is
         never shared, because it must be fed to sample the first one of the reply."""
         prompt = job.context[:-1]
-        for other in self.running:
-            shared = common_prefix(other.context, prompt)
-            if shared > job.shared and (self.cache.rewinds or shared >= other.fed):
-                job.leader, job.shared = other, shared
-                if shared == len(prompt):
+        for candidate in self.running:
+            shared_length = common_prefix(candidate.context, prompt)
+            if shared_length > job.shared and (self.cache.rewinds or shared_length >= candidate.fed):
+                job.leader, job.shared = candidate, shared_length
+                if shared_length == len(prompt):
                     return
 
     def _copy_shared(self) -> None:
@@ -166,7 +166,7 @@ class Batcher:
             count = len(job.context) - job.fed
             if not self.cache.rewinds:
                 # Stop where followers copy the cache.
-                count = min([count, *(each.shared - job.fed for each in self.running if each.leader is job)])
+                count = min([count, *(peer.shared - job.fed for peer in self.running if peer.leader is job)])
             if count > 1 or not job.logprobs:
                 count = min(count, room)
                 room -= count
@@ -180,28 +180,28 @@ class Batcher:
         self, jobs: Sequence[Job], states: Tensor, rows: list[int], head: Callable[[Tensor], Tensor], version: int
     ) -> list[tuple[Job, Reply]]:
         # Pad the rows to whole vectors here too; see slot_cache.py.
-        padded = rows + [rows[0]] * (pad(len(rows)) - len(rows))
-        logits = head(states[torch.tensor(padded, device=states.device)]).float()[: len(rows)]
-        drawn = draw(
+        padded_rows = rows + [rows[0]] * (pad(len(rows)) - len(rows))
+        logits = head(states[torch.tensor(padded_rows, device=states.device)]).float()[: len(rows)]
+        samples = draw(
             logits,
             [job.request.temperature for job in jobs],
             [job.request.top_p for job in jobs],
             [job.uniforms[len(job.logprobs)] for job in jobs],
         )
-        finished = []
-        for job, token, logprob in zip(jobs, drawn[0].tolist(), drawn[1].tolist(), strict=True):
+        replies = []
+        for job, token, logprob in zip(jobs, samples[0].tolist(), samples[1].tolist(), strict=True):
             job.context.append(token)
             job.logprobs.append(logprob)
             job.versions.append(version)
-            stopped = token in job.request.stop
-            if stopped or len(job.logprobs) == job.limit:
-                finished.append((job, job.reply("stop" if stopped else "length")))
+            has_stopped = token in job.request.stop
+            if has_stopped or len(job.logprobs) == job.limit:
+                replies.append((job, job.reply("stop" if has_stopped else "length")))
         self.stats.sampled += len(jobs)
-        self.stats.requests += len(finished)
-        if finished:
-            over = {id(job) for job, _ in finished}
-            self._release([job for job in self.running if id(job) in over])
-        return finished
+        self.stats.requests += len(replies)
+        if replies:
+            finished_ids = {id(job) for job, _ in replies}
+            self._release([job for job in self.running if id(job) in finished_ids])
+        return replies
 
     def _drop_cancelled(self) -> None:
         if any(job.cancelled for job in self.waiting):
@@ -213,8 +213,8 @@ class Batcher:
         for job in jobs:
             conversation = job.request.conversation if job.keep else ""
             self.slots.give_back(job.slot, conversation, job.context[: job.fed])
-        gone = {id(job) for job in jobs}
-        self.running = [job for job in self.running if id(job) not in gone]
+        released_ids = {id(job) for job in jobs}
+        self.running = [job for job in self.running if id(job) not in released_ids]
         for job in self.running:
-            if job.leader is not None and id(job.leader) in gone:
+            if job.leader is not None and id(job.leader) in released_ids:
                 job.leader = None

@@ -24,14 +24,14 @@ def build_engines(
 
     Arguments and exceptions are those of `build_engine`.
     """
-    part = config.model_copy(update={"cache_gib": config.cache_gib / len(policies.by_agent)})
+    engine_config = config.model_copy(update={"cache_gib": config.cache_gib / len(policies.by_agent)})
     if len(policies.by_agent) > 1 and config.name != "torch":
         raise EngineError(
             f"engine {config.name} samples from one policy, and script.policies has one for each agent: choose the "
             "engine torch"
         )
     engines = {
-        agent: build_engine(part, policy, max_context=max_context, parallel=parallel)
+        agent: build_engine(engine_config, policy, max_context=max_context, parallel=parallel)
         for agent, policy in policies.by_agent.items()
     }
     return RoutingEngine(engines) if len(engines) > 1 else engines.popitem()[1]
@@ -70,11 +70,11 @@ def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: to
     """
     from starpod.trainer.engines.slot_cache import cache_shape
 
-    one = math.prod(cache_shape(model_config, 0, length)) * dtype.itemsize
-    room = int(config.cache_gib * 2**30) // one - 1  # one slot is for padding rows
+    size = math.prod(cache_shape(model_config, 0, length)) * dtype.itemsize
+    room = int(config.cache_gib * 2**30) // size - 1  # one slot is for padding rows
     if room < 1:
         raise EngineError(
-            f"a context of {length} tokens takes {one / 2**30:.2f} GiB in the torch engine's cache, two of which must "
+            f"a context of {length} tokens takes {size / 2**30:.2f} GiB in the torch engine's cache, two of which must "
             f"fit into engine.cache_gib ({config.cache_gib:g}): raise it, or lower sampling.max_episode_tokens"
         )
     return min(config.slots, room)

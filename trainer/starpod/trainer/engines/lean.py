@@ -76,8 +76,8 @@ class LeanDecoder:
         inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
         return _Layer(
             layer.input_layernorm.weight,
-            torch.cat([part.weight for part in inputs]),
-            None if inputs[0].bias is None else torch.cat([part.bias for part in inputs]),
+            torch.cat([projection.weight for projection in inputs]),
+            None if inputs[0].bias is None else torch.cat([projection.bias for projection in inputs]),
             attention.o_proj.weight,
             attention.o_proj.bias,
             layer.post_attention_layernorm.weight,
@@ -88,7 +88,7 @@ class LeanDecoder:
     def run(self, feed: Feed) -> Tensor:
         """Return hidden states of the rows, [R, hidden]."""
         cache, model = self.cache, self.model.model
-        heads, shared, width = cache.heads, cache.key_value_heads, cache.width
+        heads, key_value_heads, width = cache.heads, cache.key_value_heads, cache.width
         positions_R = feed.positions_R1[:, 0]
         cosines, sines = (table.index_select(0, positions_R)[:, None] for table in (self._cosines, self._sines))
         states = model.embed_tokens(feed.tokens_R1[:, 0])
@@ -96,12 +96,12 @@ class LeanDecoder:
         cache.begin(feed)
         for index, layer in enumerate(self._layers):
             normed = rms_norm(states, shape, layer.attention_norm, self.epsilon)
-            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * shared, width)
-            turned = qkv[:, : heads + shared]
-            turned = torch.addcmul(turned * cosines, turned.roll(width // 2, -1), sines)
-            keys, values = cache.update(turned[:, heads:], qkv[:, heads + shared :], index)
-            seen = cache.attend(feed, index, turned[:, :heads, None], keys, values)
-            states = states + linear(seen.flatten(1), layer.out, layer.out_bias)
+            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * key_value_heads, width)
+            queries_keys = qkv[:, : heads + key_value_heads]
+            queries_keys = torch.addcmul(queries_keys * cosines, queries_keys.roll(width // 2, -1), sines)
+            keys, values = cache.update(queries_keys[:, heads:], qkv[:, heads + key_value_heads :], index)
+            attended = cache.attend(feed, index, queries_keys[:, :heads, None], keys, values)
+            states = states + linear(attended.flatten(1), layer.out, layer.out_bias)
             normed = rms_norm(states, shape, layer.mlp_norm, self.epsilon)
             gate, up = linear(normed, layer.gate_up).chunk(2, -1)
             states += linear(silu(gate).mul_(up), layer.down)

@@ -61,11 +61,11 @@ class OwnCaches:
 
     def _read(self, trunk: nn.Module, span: Span) -> Tensor:
         tokens_1L = torch.tensor([span.tokens], device=self.device)
-        cached = self._caches[span.slot] if span.start else {}
+        cache_arguments = self._caches[span.slot] if span.start else {}
         positions_1L = torch.arange(span.start, span.start + len(span.tokens), device=self.device)[None]
-        out = trunk(input_ids=tokens_1L, position_ids=positions_1L, use_cache=True, **cached)
-        self._caches[span.slot] = {name: out[name] for name in _NAMES if out.get(name) is not None}
-        states: Tensor = out.last_hidden_state[0]
+        output = trunk(input_ids=tokens_1L, position_ids=positions_1L, use_cache=True, **cache_arguments)
+        self._caches[span.slot] = {name: output[name] for name in _NAMES if output.get(name) is not None}
+        states: Tensor = output.last_hidden_state[0]
         return states
 
 
@@ -83,13 +83,13 @@ def make_cache(model: Any, slots: int, length: int) -> SlotCache | OwnCaches:
         expected = hidden_states(trunk_of(model), torch.tensor([tokens], device=device))[0]
         if set(layer_kinds(config)) <= SlotCache.KINDS:
             cache = SlotCache(model.config, slots, length, device, compute_dtype(model))
-            usual, config._attn_implementation = config._attn_implementation, ATTENTION
+            old_attention, config._attn_implementation = config._attn_implementation, ATTENTION
             if _agrees(cache, trunk_of(model), tokens, expected):
                 return cache
-            config._attn_implementation = usual
-        own = OwnCaches(slots, device)
-        if _agrees(own, trunk_of(model), tokens, expected):
-            return own
+            config._attn_implementation = old_attention
+        caches = OwnCaches(slots, device)
+        if _agrees(caches, trunk_of(model), tokens, expected):
+            return caches
     raise EngineError(
         f"the torch engine reads a conversation in parts, with which {type(model).__name__} of this version of "
         "transformers computes something else: use the engine vllm"
@@ -103,9 +103,9 @@ def _agrees(cache: SlotCache | OwnCaches, trunk: nn.Module, tokens: Sequence[int
     """
     states = []
     try:
-        for first, end in pairwise(sorted({0, len(tokens) // 2, len(tokens) - 1, len(tokens)})):
-            feed: Any = cache.lay_out([Span(0, first, tokens[first:end])])
-            states.append(cache.run(trunk, feed)[: end - first])
+        for start, end in pairwise(sorted({0, len(tokens) // 2, len(tokens) - 1, len(tokens)})):
+            feed: Any = cache.lay_out([Span(0, start, tokens[start:end])])
+            states.append(cache.run(trunk, feed)[: end - start])
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError):

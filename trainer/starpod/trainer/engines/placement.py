@@ -57,21 +57,21 @@ class Placement(Generic[Server]):
         """Note that the server has these tokens in its cache. A dropped server is ignored."""
         if server not in self.servers:
             return
-        cached = self._cached[self.servers.index(server)]
+        cached_blocks = self._cached[self.servers.index(server)]
         for block in _blocks(tokens, salt):
-            cached[block] = None
-            cached.move_to_end(block)
-        while len(cached) > MOST_BLOCKS:
-            cached.popitem(last=False)
+            cached_blocks[block] = None
+            cached_blocks.move_to_end(block)
+        while len(cached_blocks) > MOST_BLOCKS:
+            cached_blocks.popitem(last=False)
 
     def _choose(self, blocks: Sequence[int]) -> int:
-        most = LARGEST_SHARE * sum(self._loads) / len(self._loads)
+        max_load = LARGEST_SHARE * sum(self._loads) / len(self._loads)
 
         def worth(index: int) -> tuple[int, int]:
-            known = next((place for place, block in enumerate(blocks) if block not in self._cached[index]), len(blocks))
-            return known, -self._loads[index]
+            count = next((place for place, block in enumerate(blocks) if block not in self._cached[index]), len(blocks))
+            return count, -self._loads[index]
 
-        return max((index for index, load in enumerate(self._loads) if load <= most), key=worth)
+        return max((index for index, load in enumerate(self._loads) if load <= max_load), key=worth)
 
     def drop(self, server: Server) -> None:
         """Use a server no more. It must not be the last one."""

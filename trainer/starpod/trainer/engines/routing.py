@@ -39,8 +39,8 @@ class RoutingEngine:
 
     async def load(self, version: int, model: nn.Module) -> None:
         """Load each child of `Policies.model` into its agent's engine."""
-        for engine, own in zip(self._by_agent.values(), model.children(), strict=True):
-            await engine.load(version, own)
+        for engine, agent_model in zip(self._by_agent.values(), model.children(), strict=True):
+            await engine.load(version, agent_model)
 
     async def resume(self) -> None:
         for engine in self._by_agent.values():
@@ -48,9 +48,9 @@ class RoutingEngine:
 
     def stats(self) -> EngineStats:
         """Return the sums over the engines, except `slots`, which is the minimum."""
-        each = [asdict(engine.stats()) for engine in self._by_agent.values()]
-        sums = {name: sum(stats[name] for stats in each) for name in each[0]}
-        return EngineStats(**sums | {"slots": min(stats["slots"] for stats in each)})
+        all_stats = [asdict(engine.stats()) for engine in self._by_agent.values()]
+        sums = {name: sum(stats[name] for stats in all_stats) for name in all_stats[0]}
+        return EngineStats(**sums | {"slots": min(stats["slots"] for stats in all_stats)})
 
     async def close(self) -> None:
         await asyncio.gather(*(engine.close() for engine in self._by_agent.values()))

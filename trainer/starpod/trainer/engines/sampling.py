@@ -54,22 +54,22 @@ def draw(
     log_p = torch.log_softmax(logits_NV, -1)
     p = torch.softmax(logits_NV, -1)
     if any(top_p < 1.0 for top_p in top_ps):
-        kept = _nucleus(p, torch.tensor(top_ps, device=device, dtype=torch.float64))
-        p = torch.where(kept, p, 0.0)
+        mask = _nucleus(p, torch.tensor(top_ps, device=device, dtype=torch.float64))
+        p = torch.where(mask, p, 0.0)
         # Do not renormalize rows without a cut, so that their values stay the same bit for bit.
-        share = torch.where(kept.all(-1), 1.0, p.sum(-1))
-        log_p = torch.where(kept, log_p - share.log()[:, None], -torch.inf)
+        share = torch.where(mask.all(-1), 1.0, p.sum(-1))
+        log_p = torch.where(mask, log_p - share.log()[:, None], -torch.inf)
     cumulative = p.cumsum(-1, dtype=torch.float64)
     target = torch.tensor(uniforms, device=device, dtype=torch.float64) * cumulative[:, -1]
     # Take the first token whose cumulative probability exceeds the target. It never has probability 0.
     tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
-    likeliest = p.argmax(-1)
+    best_tokens = p.argmax(-1)
     # Rounding can put the target at or beyond the last cumulative probability.
-    tokens = torch.where(tokens < p.shape[-1], tokens, likeliest)
+    tokens = torch.where(tokens < p.shape[-1], tokens, best_tokens)
     logprobs = log_p.gather(-1, tokens[:, None])[:, 0]
     if any(temperature == 0.0 for temperature in temperatures):
         greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
-        tokens = torch.where(greedy, likeliest, tokens)
+        tokens = torch.where(greedy, best_tokens, tokens)
         logprobs = torch.where(greedy, 0.0, logprobs)
     if not torch.isfinite(cumulative[:, -1]).all():
         raise FloatingPointError("the policy's logits are not finite: its weights have diverged")
@@ -78,7 +78,7 @@ def draw(
 
 def _nucleus(p: Tensor, top_p: Tensor) -> Tensor:
     """Return the mask of the smallest set of likeliest tokens with a total probability of at least `top_p`."""
-    ordered, order = p.sort(stable=True, dim=-1, descending=True)
-    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
-    inside = (before < top_p[:, None]) | (top_p[:, None] >= 1.0)
-    return torch.zeros_like(inside).scatter(-1, order, inside)
+    sorted_p, order = p.sort(stable=True, dim=-1, descending=True)
+    before = sorted_p.cumsum(-1, dtype=torch.float64) - sorted_p
+    mask = (before < top_p[:, None]) | (top_p[:, None] >= 1.0)
+    return torch.zeros_like(mask).scatter(-1, order, mask)

@@ -44,8 +44,8 @@ class Slots:
         """
         slot = self._idle.pop(conversation, None)
         if slot is not None:
-            cached = common_prefix(self._tokens[slot], prompt[:-1])
-            return slot, cached if rewinds or cached == len(self._tokens[slot]) else 0
+            cached_count = common_prefix(self._tokens[slot], prompt[:-1])
+            return slot, cached_count if rewinds or cached_count == len(self._tokens[slot]) else 0
         if self._free:
             # Take the lowest slot to keep ranges short: attention is computed over whole ranges.
             return heapq.heappop(self._free), 0
@@ -134,8 +134,8 @@ def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, i
     config = model_config.get_text_config()
     heads: int = getattr(config, "num_attention_heads", None) or 1
     width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
-    shared: int = getattr(config, "num_key_value_heads", None) or heads
-    return config.num_hidden_layers, 2, slots + 1, shared, pad(length), width
+    key_value_heads: int = getattr(config, "num_key_value_heads", None) or heads
+    return config.num_hidden_layers, 2, slots + 1, key_value_heads, pad(length), width
 
 
 class SlotCache:
@@ -174,8 +174,8 @@ class SlotCache:
         low = min((spans[index].slot for index in singles), default=0)
         high = max((spans[index].slot + 1 for index in singles), default=0)
         width = high - low if len(singles) > 1 and len(singles) * _DENSE >= high - low else 0
-        total = pad(width + sum(len(span.tokens) for span in spans) - (len(singles) if width else 0))
-        tokens, positions, slots = [0] * total, [0] * total, [self.slots] * total
+        row_count = pad(width + sum(len(span.tokens) for span in spans) - (len(singles) if width else 0))
+        tokens, positions, slots = [0] * row_count, [0] * row_count, [self.slots] * row_count
         last = [0] * len(spans)
         rows: list[tuple[int, int, int]] = []
         end = width
@@ -199,19 +199,19 @@ class SlotCache:
         for window in {*self.windows}:
             masks = self._masks(positions_R, max(keys), window)
             dense, *blocks = [
-                _Block(first, last, slot, seen, masks[first:last, :seen])
-                for (first, last, slot), seen in zip(rows, keys, strict=True)
+                _Block(first, last, slot, key_count, masks[first:last, :key_count])
+                for (first, last, slot), key_count in zip(rows, keys, strict=True)
             ]
             by_window[window] = dense if width else None, blocks
         return Feed(tokens_R[:, None], positions_R[:, None], last, writes.flatten(), by_window)
 
     def _masks(self, positions_R: Tensor, keys: int, window: int) -> Tensor:
         """Return causal masks to add to the scores of each row, [R, keys]. A window of 0 is full attention."""
-        hidden = self._places[:keys] > positions_R[:, None]
+        mask = self._places[:keys] > positions_R[:, None]
         if window:
-            hidden |= self._places[:keys] <= positions_R[:, None] - window
-        zeros = torch.zeros(hidden.shape, device=self.device, dtype=self.layers.dtype)
-        return zeros.masked_fill_(hidden, -torch.inf)
+            mask |= self._places[:keys] <= positions_R[:, None] - window
+        zeros = torch.zeros(mask.shape, device=self.device, dtype=self.layers.dtype)
+        return zeros.masked_fill_(mask, -torch.inf)
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy the entries of the first `count` tokens from one slot to another."""
@@ -237,8 +237,8 @@ class SlotCache:
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write the rows' keys and values, [R, key-value heads, 1, width], and return all slots' keys and values."""
         cached_keys, cached_values = self.layers[layer]
-        for cached, new in ((cached_keys, keys), (cached_values, values)):
-            cached.view(-1, self.width).index_copy_(0, self._writes, new.reshape(-1, self.width))
+        for cache, new in ((cached_keys, keys), (cached_values, values)):
+            cache.view(-1, self.width).index_copy_(0, self._writes, new.reshape(-1, self.width))
         return cached_keys, cached_values
 
     def attend(
@@ -246,59 +246,59 @@ class SlotCache:
     ) -> Tensor:
         """Compute each row's attention over its slot: query [R, heads, 1, width], result [R, 1, heads, width]."""
         dense, blocks = feed.blocks[self.windows[layer]]
-        out = torch.zeros(query.shape[0], 1, self.heads, self.width, device=query.device, dtype=query.dtype)
+        result = torch.zeros(query.shape[0], 1, self.heads, self.width, device=query.device, dtype=query.dtype)
         if dense is not None:
-            out[dense.first : dense.last, 0] = self._range(dense, query, keys, values, scale)
+            result[dense.first : dense.last, 0] = self._range(dense, query, keys, values, scale)
         attend = self._one_query if self.one_query else self._many_queries
         for block in blocks:
-            out[block.first : block.last, 0] = attend(block, query, keys, values, scale)
-        return out
+            result[block.first : block.last, 0] = attend(block, query, keys, values, scale)
+        return result
 
     def _range(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
         """Compute attention for a dense range of slots, one row each."""
-        rows, shared = block.last - block.first, self.heads // self.key_value_heads
+        rows, group_size = block.last - block.first, self.heads // self.key_value_heads
         query = query[block.first : block.last]
-        keys, values = (cached[block.slot : block.slot + rows, :, : block.keys] for cached in (keys, values))
+        keys, values = (tensor[block.slot : block.slot + rows, :, : block.keys] for tensor in (keys, values))
         if not self.one_query:
-            query = query.reshape(rows, self.key_value_heads, shared, self.width)
+            query = query.reshape(rows, self.key_value_heads, group_size, self.width)
             mask = block.mask[:, None, None]
-            out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
-            return out.reshape(rows, self.heads, self.width)
-        if shared > 1:
+            result = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+            return result.reshape(rows, self.heads, self.width)
+        if group_size > 1:
             # Heads that share keys must not become several queries of one sequence. Each key-value head becomes a
             # sequence instead, and its query heads become the heads.
-            query = query.reshape(rows * self.key_value_heads, shared, 1, self.width)
-            keys, values = (cached.flatten(0, 1)[:, None].expand(-1, shared, -1, -1) for cached in (keys, values))
-        mask = block.mask if shared == 1 else block.mask.repeat_interleave(self.key_value_heads, 0)
-        out = scaled_dot_product_attention(query, keys, values, attn_mask=mask[:, None, None], scale=scale)
-        return out.reshape(rows, self.heads, self.width)
+            query = query.reshape(rows * self.key_value_heads, group_size, 1, self.width)
+            keys, values = (tensor.flatten(0, 1)[:, None].expand(-1, group_size, -1, -1) for tensor in (keys, values))
+        mask = block.mask if group_size == 1 else block.mask.repeat_interleave(self.key_value_heads, 0)
+        result = scaled_dot_product_attention(query, keys, values, attn_mask=mask[:, None, None], scale=scale)
+        return result.reshape(rows, self.heads, self.width)
 
     def _one_query(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
         """Compute attention for rows that use the same slot and have one query each.
 
         The rows share the slot's keys, so the kernel gets them as if they were further heads.
         """
-        rows, shared = block.last - block.first, self.heads // self.key_value_heads
-        query = query[block.first : block.last].reshape(rows, self.key_value_heads, shared, self.width)
-        query = query.transpose(0, 1).reshape(self.key_value_heads, rows * shared, 1, self.width)
+        rows, group_size = block.last - block.first, self.heads // self.key_value_heads
+        query = query[block.first : block.last].reshape(rows, self.key_value_heads, group_size, self.width)
+        query = query.transpose(0, 1).reshape(self.key_value_heads, rows * group_size, 1, self.width)
         keys, values = (
-            cached[block.slot][:, None, : block.keys].expand(-1, rows * shared, -1, -1) for cached in (keys, values)
+            tensor[block.slot][:, None, : block.keys].expand(-1, rows * group_size, -1, -1) for tensor in (keys, values)
         )
-        mask = block.mask if shared == 1 else block.mask.repeat_interleave(shared, 0)
-        out = scaled_dot_product_attention(query, keys, values, attn_mask=mask[None, :, None], scale=scale)
-        out = out.reshape(self.key_value_heads, rows, shared, self.width).transpose(0, 1)
-        return out.reshape(rows, self.heads, self.width)
+        mask = block.mask if group_size == 1 else block.mask.repeat_interleave(group_size, 0)
+        result = scaled_dot_product_attention(query, keys, values, attn_mask=mask[None, :, None], scale=scale)
+        result = result.reshape(self.key_value_heads, rows, group_size, self.width).transpose(0, 1)
+        return result.reshape(rows, self.heads, self.width)
 
     def _many_queries(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
         """Compute attention for rows of one slot by treating their queries as one sequence."""
-        shared = self.heads // self.key_value_heads
+        group_size = self.heads // self.key_value_heads
         query = query[block.first : block.last, :, 0].transpose(0, 1)[None]
         keys, values = (
-            cached[block.slot : block.slot + 1, :, : block.keys].repeat_interleave(shared, 1)
-            for cached in (keys, values)
+            tensor[block.slot : block.slot + 1, :, : block.keys].repeat_interleave(group_size, 1)
+            for tensor in (keys, values)
         )
-        out = scaled_dot_product_attention(query, keys, values, attn_mask=block.mask[None, None], scale=scale)
-        return out[0].transpose(0, 1)
+        result = scaled_dot_product_attention(query, keys, values, attn_mask=block.mask[None, None], scale=scale)
+        return result[0].transpose(0, 1)
 
 
 def _attention(

@@ -161,12 +161,12 @@ class TorchEngine:
                 self._take_inbox()
                 if not self._batcher.busy:
                     return
-                began = perf_counter()
-                finished = self._batcher.step(read, head, self._version)
-                self._stats.seconds += perf_counter() - began
-                if finished:
-                    loop = finished[0][0].handle[0]
-                    loop.call_soon_threadsafe(_deliver, finished)
+                start_time = perf_counter()
+                replies = self._batcher.step(read, head, self._version)
+                self._stats.seconds += perf_counter() - start_time
+                if replies:
+                    loop = replies[0][0].handle[0]
+                    loop.call_soon_threadsafe(_deliver, replies)
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -203,26 +203,26 @@ def _sharing_copy(model: Any) -> Any:
 
     Parameters that the model rounds before computing are copied in rounded form instead.
     """
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    dtype, kept = compute_dtype(model), kept_in_float32(model)
+    memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    dtype, float32_ids = compute_dtype(model), kept_in_float32(model)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dtype != dtype and id(parameter) not in kept:
-                shared[id(parameter)] = nn.Parameter(whole(parameter).to(dtype), requires_grad=False)
+            if parameter.dtype != dtype and id(parameter) not in float32_ids:
+                memo[id(parameter)] = nn.Parameter(whole(parameter).to(dtype), requires_grad=False)
     # Evaluation mode disables dropout, and also gradient checkpointing, which would disable the cache.
-    return copy.deepcopy(model, shared).eval()
+    return copy.deepcopy(model, memo).eval()
 
 
 def _share_weights(source: nn.Module, shared_model: nn.Module) -> None:
     """Make a model share the source's parameters. Sharded parameters and those of another type are copied."""
     # Tied weights have several owners, so every name is needed.
-    theirs, ours = (dict(each.named_parameters(remove_duplicate=False)) for each in (source, shared_model))
-    if theirs.keys() != ours.keys() or any(theirs[name].shape != ours[name].shape for name in theirs):
+    sources, targets = (dict(model.named_parameters(remove_duplicate=False)) for model in (source, shared_model))
+    if sources.keys() != targets.keys() or any(sources[name].shape != targets[name].shape for name in sources):
         raise ValueError("the model to be loaded has other parameters than the one that the engine was made for")
     with torch.no_grad():
-        for name, parameter in theirs.items():
-            if hasattr(parameter, "full_tensor") or parameter.dtype != ours[name].dtype:
-                ours[name].copy_(whole(parameter))
-            elif parameter is not ours[name]:
+        for name, parameter in sources.items():
+            if hasattr(parameter, "full_tensor") or parameter.dtype != targets[name].dtype:
+                targets[name].copy_(whole(parameter))
+            elif parameter is not targets[name]:
                 owner, _, attribute = name.rpartition(".")
                 setattr(shared_model.get_submodule(owner), attribute, parameter)

@@ -61,8 +61,8 @@ def image_prompt(prompt: list[int], images: Images, model: nn.Module, salt: str)
     if view is None:
         raise ValueError("the prompt holds images, and the model has no eyes")
     places = images_within(prompt, view.tokens)
-    if missing := {key for _, key in places} - images.keys():
-        raise ValueError(f"the prompt names images that were not given with it: keys {sorted(missing)}")
+    if missing_keys := {key for _, key in places} - images.keys():
+        raise ValueError(f"the prompt names images that were not given with it: keys {sorted(missing_keys)}")
     pixels_N3HW = torch.stack([pixels_of(images[key]) for _, key in places])
     fields = {
         "pixel_values": pixels_N3HW,
@@ -70,10 +70,10 @@ def image_prompt(prompt: list[int], images: Images, model: nn.Module, salt: str)
         "num_patches": torch.ones(len(places), dtype=torch.long),
     }
     kinds = {name: MultiModalFieldConfig.batched("image", keep_on_cpu=name == "num_patches") for name in fields}
-    mark = unwrapped(model).config.image_token_id
+    image_token = unwrapped(model).config.image_token_id
     return {
         "type": "multimodal",
-        "prompt_token_ids": [mark if each < 0 else each for each in prompt],
+        "prompt_token_ids": [image_token if token < 0 else token for token in prompt],
         "mm_kwargs": MultiModalKwargsItems.from_hf_inputs(fields, kinds),
         "mm_hashes": {"image": [f"{salt}-{key}" for _, key in places]},
         "mm_placeholders": {"image": [PlaceholderRange(offset=place, length=view.tokens) for place, _ in places]},

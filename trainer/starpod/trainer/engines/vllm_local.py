@@ -192,8 +192,8 @@ class LocalVllm(ServedEngine):
         # By default, vLLM's sockets are in the folder of all temporary files, and stay there if a process is killed.
         if len(os.fsencode(self._sockets)) < MOST_SOCKET_BYTES:
             os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
-        several = self._parallel.world > 1 and self._parallel.device.type == "cuda"
-        with own_session(), only_gpu(self._parallel.device) if several else contextlib.nullcontext():
+        has_several_gpus = self._parallel.world > 1 and self._parallel.device.type == "cuda"
+        with own_session(), only_gpu(self._parallel.device) if has_several_gpus else contextlib.nullcontext():
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
 
     def _remove(self, folder: Path) -> None:
@@ -210,18 +210,18 @@ class LocalVllm(ServedEngine):
 
         async def sample() -> Any:
             parameters = self._vllm.SamplingParams(**settings, output_kind=self._final_only)
-            told = (
+            inputs = (
                 image_prompt(prompt, request.images, self._model, salt)
                 if min(prompt) < 0
                 else self._vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
             )
             last: Any = None
-            async for output in self._llm.generate(told, parameters, request_id=f"{self._name}-{next(self._ids)}"):
+            async for output in self._llm.generate(inputs, parameters, request_id=f"{self._name}-{next(self._ids)}"):
                 last = output
             return last
 
         try:
-            last = await self._watch.guard(sample())
+            request_output = await self._watch.guard(sample())
         except EngineError:
             raise
         except Exception as error:
@@ -230,12 +230,12 @@ class LocalVllm(ServedEngine):
             if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
                 raise EngineError(f"vLLM refused a request: {type(error).__name__}: {error}") from error
             raise EngineLost(f"vLLM stopped: {type(error).__name__}: {error}") from error
-        if last is None:
+        if request_output is None:
             return Piece([], [], aborted=True)
-        sampled = last.outputs[0]
-        chosen = list(sampled.token_ids)
-        logprobs = [float(place[token].logprob) for place, token in zip(sampled.logprobs or (), chosen, strict=False)]
-        return Piece(chosen, logprobs, sampled.finish_reason == "abort", last.num_cached_tokens or 0)
+        result = request_output.outputs[0]
+        tokens = list(result.token_ids)
+        logprobs = [float(entry[token].logprob) for entry, token in zip(result.logprobs or (), tokens, strict=False)]
+        return Piece(tokens, logprobs, result.finish_reason == "abort", request_output.num_cached_tokens or 0)
 
     async def _halt(self) -> None:
         await self._ask(self._llm.pause_generation(mode="abort"), "a pause")
@@ -280,14 +280,14 @@ class LocalVllm(ServedEngine):
 
     async def _is_on_gpu_of(self, model: torch.nn.Module) -> bool:
         """Return whether vLLM runs on the policy's GPU and can open its memory. Raises EngineError if it must."""
-        mine = gpu_of(device_of(model))
-        (other,) = await self._ask(self._llm.collective_rpc("starpod_gpu"), "which GPU it has")
-        if self._only_ipc and other != mine:
+        gpu = gpu_of(device_of(model))
+        (vllm_gpu,) = await self._ask(self._llm.collective_rpc("starpod_gpu"), "which GPU it has")
+        if self._only_ipc and vllm_gpu != gpu:
             raise EngineError(
-                f"engine.handover ipc is for one GPU, and the policy is on {mine}, vLLM on {other}: give both the "
+                f"engine.handover ipc is for one GPU, and the policy is on {gpu}, vLLM on {vllm_gpu}: give both the "
                 "same, or set engine.handover to disk"
             )
-        return bool(other == mine)
+        return bool(vllm_gpu == gpu)
 
     async def _go_on(self) -> None:
         await self._wake()
@@ -330,8 +330,8 @@ class LocalVllm(ServedEngine):
         except EngineError:
             raise
         except Exception as error:
-            kind = EngineLost if self._llm is None or self._llm.errored else EngineError
-            raise kind(f"vLLM failed at {what}: {type(error).__name__}: {error}") from error
+            error_class = EngineLost if self._llm is None or self._llm.errored else EngineError
+            raise error_class(f"vLLM failed at {what}: {type(error).__name__}: {error}") from error
 
     def _check_alive(self) -> None:
         if self._llm is None or self._llm.errored:
@@ -339,10 +339,10 @@ class LocalVllm(ServedEngine):
 
     def _is_working(self) -> bool:
         """Return whether the core's processes compute. If one is stopped, the others may just busy-wait for it."""
-        found = list(_core_processes())
-        before, self._cpu_seconds = self._cpu_seconds, sum(seconds for _, seconds in found)
-        stopped = any(status == STOPPED for status, _ in found)
-        return not stopped and self._cpu_seconds - before > WORKING_SHARE * LOOK_SECONDS
+        processes = list(_core_processes())
+        before, self._cpu_seconds = self._cpu_seconds, sum(seconds for _, seconds in processes)
+        has_stopped = any(status == STOPPED for status, _ in processes)
+        return not has_stopped and self._cpu_seconds - before > WORKING_SHARE * LOOK_SECONDS
 
 
 def _core_processes() -> Iterator[tuple[str, float]]:
@@ -353,9 +353,9 @@ def _core_processes() -> Iterator[tuple[str, float]]:
         if core.name.startswith("EngineCore"):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(core.pid)
-                for each in (process, *process.children(recursive=True)):
-                    times = each.cpu_times()
-                    yield each.status(), times.user + times.system
+                for member in (process, *process.children(recursive=True)):
+                    times = member.cpu_times()
+                    yield member.status(), times.user + times.system
 
 
 def _none_is_stopped() -> bool:
@@ -385,9 +385,9 @@ def _cache_gibibytes(model: torch.nn.Module, tokens: int, ranks: int) -> int:
     """Return the GiB of keys and values of `tokens` tokens, rounded up; at most a quarter of a rank's memory."""
     config, size = _attention(model)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    wanted: int = tokens * config.num_hidden_layers * 2 * heads * size * next(model.parameters()).element_size()
+    cache_bytes: int = tokens * config.num_hidden_layers * 2 * heads * size * next(model.parameters()).element_size()
     machine: int = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(math.ceil(wanted / 2**30), machine // ranks // 2**32))
+    return max(1, min(math.ceil(cache_bytes / 2**30), machine // ranks // 2**32))
 
 
 def _use_whole_cpu(cache_gibibytes: int, parallel: Parallel) -> None:
@@ -396,7 +396,7 @@ def _use_whole_cpu(cache_gibibytes: int, parallel: Parallel) -> None:
     By default vLLM keeps one CPU core free, which halves its speed on two cores.
     """
     cores = sorted(os.sched_getaffinity(0))
-    own = parallel.split(cores) or cores[:1]
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
+    own_cores = parallel.split(cores) or cores[:1]
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own_cores)))
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gibibytes))

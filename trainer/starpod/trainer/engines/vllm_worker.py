@@ -72,12 +72,12 @@ def run_core(*arguments: Any, **named: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # A forked process inherits the patched EngineCoreProc and the original. A spawned one imports it unpatched.
-    original: Callable[..., None] | None = getattr(run_core, "original", None)
-    if original is None:
+    run_engine_core: Callable[..., None] | None = getattr(run_core, "original", None)
+    if run_engine_core is None:
         from vllm.v1.engine.core import EngineCoreProc
 
-        original = EngineCoreProc.run_engine_core
-    original(*arguments, **named)
+        run_engine_core = EngineCoreProc.run_engine_core
+    run_engine_core(*arguments, **named)
 
 
 def _end_with_parent() -> None:
@@ -96,8 +96,8 @@ def only_gpu(device: torch.device) -> Iterator[None]:
     initialized CUDA, so the variable does not change what it sees itself.
     """
     before = os.environ.get(_VISIBLE)
-    seen = before.split(",") if before else [str(number) for number in range(torch.cuda.device_count())]
-    os.environ[_VISIBLE] = seen[device.index or 0]
+    visible_gpus = before.split(",") if before else [str(number) for number in range(torch.cuda.device_count())]
+    os.environ[_VISIBLE] = visible_gpus[device.index or 0]
     try:
         yield
     finally:
@@ -118,7 +118,7 @@ def buckets(weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, T
     """Yield the weights, made contiguous, in lists of at most BUCKET_BYTES."""
     bucket: list[tuple[str, Tensor]] = []
     for name, weight in weights:
-        if bucket and sum(each.nbytes for _, each in bucket) + weight.nbytes > BUCKET_BYTES:
+        if bucket and sum(tensor.nbytes for _, tensor in bucket) + weight.nbytes > BUCKET_BYTES:
             yield bucket
             bucket = []
         bucket.append((name, weight.contiguous()))
@@ -142,16 +142,16 @@ async def sent_by_handles(weights: Iterator[tuple[str, Tensor]], parallel: Paral
     Weights of a sharded model are gathered in a thread, and all of them even if sending fails, because the other ranks
     wait for this one.
     """
-    failed: list[Exception] = []
+    errors: list[Exception] = []
     connections: list[asyncio.StreamWriter] = []
-    sending: list[asyncio.Task[Any]] = []
+    senders: list[asyncio.Task[Any]] = []
 
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
-        sending.extend([task] if (task := asyncio.current_task()) else ())
-        packed = buckets(weights)
+        senders.extend([task] if (task := asyncio.current_task()) else ())
+        weight_buckets = buckets(weights)
         try:
-            while bucket := await parallel.in_thread(next, packed, None):
+            while bucket := await parallel.in_thread(next, weight_buckets, None):
                 torch.cuda.synchronize()
                 handles = pack_handles(bucket)
                 writer.write(_SIZE.pack(len(handles)) + handles)
@@ -162,7 +162,7 @@ async def sent_by_handles(weights: Iterator[tuple[str, Tensor]], parallel: Paral
         except asyncio.IncompleteReadError:
             pass  # the worker failed and reports the error itself
         except Exception as error:
-            failed.append(error)
+            errors.append(error)
         finally:
             writer.close()
 
@@ -175,11 +175,11 @@ async def sent_by_handles(weights: Iterator[tuple[str, Tensor]], parallel: Paral
             server.close()
             for connection in connections:
                 connection.close()
-            await asyncio.gather(*sending, return_exceptions=True)
+            await asyncio.gather(*senders, return_exceptions=True)
             if parallel.world > 1:
                 await parallel.in_thread(gather, weights)
-            if failed:
-                raise failed[0]
+            if errors:
+                raise errors[0]
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -213,22 +213,22 @@ class WeightReceiver:
         torch.cuda.synchronize()
 
     def _opened(self, address: str) -> Iterator[tuple[str, Tensor]]:
-        place = self.device.index or 0
+        gpu = self.device.index or 0
         with socket.socket(socket.AF_UNIX) as channel:
             channel.connect(address)
             stream = channel.makefile("rb")
             while size := _SIZE.unpack(_read(stream, _SIZE.size))[0]:
                 # Replace the seventh argument, the GPU's number, which may differ between the two processes.
-                opened = [
-                    (name, rebuild(*arguments[:6], place, *arguments[7:]))
+                tensors = [
+                    (name, rebuild(*arguments[:6], gpu, *arguments[7:]))
                     for name, (rebuild, arguments) in pickle.loads(_read(stream, size))
                 ]
-                for name, weight in opened:
+                for name, weight in tensors:
                     # Copy the weight, because vLLM keeps a layer's weights until it has all of them.
                     yield name, weight.clone()
                     del weight
                 torch.cuda.synchronize()
-                opened.clear()
+                tensors.clear()
                 torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
                 channel.sendall(b"+")
 

@@ -56,19 +56,19 @@ class Watch:
         if self._looking is None:
             self._since_reply = 0.0
             self._looking = asyncio.ensure_future(self._keep_looking())
-        looking = self._looking
+        checker = self._looking
         self._guarded += 1
         try:
-            await asyncio.wait((task, looking), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, checker), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                looking.result()
+                checker.result()
             self._since_reply = 0.0
             return task.result()
         finally:
             task.cancel()
             self._guarded -= 1
             if not self._guarded:
-                looking.cancel()
+                checker.cancel()
                 self._looking = None
 
     async def _keep_looking(self) -> NoReturn:
@@ -76,7 +76,7 @@ class Watch:
 
         Time is counted in checks and not by a clock, because answers may arrive unnoticed while the event loop stalls.
         """
-        silent = 0.0
+        silent_seconds = 0.0
         answer: asyncio.Future[object] | None = None
         try:
             while True:
@@ -85,14 +85,14 @@ class Watch:
                 await asyncio.sleep(self._look)
                 self._check()
                 self._since_reply += self._look
-                silent += self._look
+                silent_seconds += self._look
                 if answer is None or answer.done():
                     if answer is None or answer.exception() is None:
-                        silent = 0.0
+                        silent_seconds = 0.0
                     answer = None
                 elif self._working():
-                    silent = 0.0
-                if silent >= self._health:
+                    silent_seconds = 0.0
+                if silent_seconds >= self._health:
                     raise self._hung(
                         f"{self._name} hangs: it has answered no health check for {self._health:g} s "
                         "(engine.health_timeout)"

@@ -43,8 +43,8 @@ def weights_of(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[t
         if ".lora_" in name:
             continue
         weight = whole(parameter)
-        layer, below, _ = name.rpartition(".base_layer.weight")
-        if below:
+        layer, separator, _ = name.rpartition(".base_layer.weight")
+        if separator:
             weight = weight + _adapters(model.get_submodule(layer), weight)
         weight = weight.to(dtype)
         yield from _as_saved(model, name, weight)
@@ -55,8 +55,8 @@ def shapes_of(model: nn.Module) -> Iterator[tuple[str, list[int]]]:
     """Yield the names and shapes of the tensors of `weights_of` without gathering them."""
     for name, parameter in model.named_parameters():
         if ".lora_" not in name:
-            for saved, weight in _as_saved(model, name, torch.empty(parameter.shape, device="meta")):
-                yield saved, list(weight.shape)
+            for saved_name, weight in _as_saved(model, name, torch.empty(parameter.shape, device="meta")):
+                yield saved_name, list(weight.shape)
 
 
 def _as_saved(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -99,37 +99,37 @@ def write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None = No
 
 
 def _write(weights: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    temporary = folder.with_name(folder.name + ".part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     config = copy.deepcopy(unwrapped(model).config)
     config.architectures = [type(unwrapped(model)).__name__]
     config.dtype = dtype
-    config.save_pretrained(part)
+    config.save_pretrained(temporary)
     shard: dict[str, Tensor] = {}
-    held = shards = 0
+    shard_bytes = shards = 0
     for name, weight in _under_all_names(weights, model):
-        if held and held + weight.nbytes > SHARD_BYTES:
-            save_file(shard, part / f"model-{shards:05}.safetensors")
-            shard, held, shards = {}, 0, shards + 1
+        if shard_bytes and shard_bytes + weight.nbytes > SHARD_BYTES:
+            save_file(shard, temporary / f"model-{shards:05}.safetensors")
+            shard, shard_bytes, shards = {}, 0, shards + 1
         shard[name] = weight.to("cpu", copy=False).contiguous()
-        held += weight.nbytes
+        shard_bytes += weight.nbytes
         del weight
-    save_file(shard, part / f"model-{shards:05}.safetensors")
-    part.rename(folder)
+    save_file(shard, temporary / f"model-{shards:05}.safetensors")
+    temporary.rename(folder)
 
 
 def _under_all_names(weights: Iterable[tuple[str, Tensor]], model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights, and tied weights once per name."""
-    first: dict[int, str] = {}
-    others: dict[str, list[str]] = {}
+    first_names: dict[int, str] = {}
+    other_names: dict[str, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if (known := first.setdefault(id(parameter), name)) != name:
-            others.setdefault(_plain_name(known), []).append(_plain_name(name))
+        if (first_name := first_names.setdefault(id(parameter), name)) != name:
+            other_names.setdefault(_plain_name(first_name), []).append(_plain_name(name))
     for name, weight in weights:
         yield name, weight
-        for other in others.get(name, ()):
-            yield other, weight.clone()  # safetensors refuses tensors that share memory
+        for other_name in other_names.get(name, ()):
+            yield other_name, weight.clone()  # safetensors refuses tensors that share memory
 
 
 def _adapters(layer: Any, weight: Tensor) -> Tensor:
