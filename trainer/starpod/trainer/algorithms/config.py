@@ -259,9 +259,9 @@ class AlgorithmConfig(Section):
         earlier.
         """
         whole_episodes = self.objective.couples_turns or self.correction.level == "sequence"
-        single = self.epochs * self.steps(episodes) == 1
-        unscored = self.correction.mode == "bypass" or (single and not whole_episodes)
-        return self.needs_critic or self.needs_reference or not unscored
+        is_single_step = self.epochs * self.steps(episodes) == 1
+        skips_scoring = self.correction.mode == "bypass" or (is_single_step and not whole_episodes)
+        return self.needs_critic or self.needs_reference or not skips_scoring
 
     @property
     def critic(self) -> CriticEstimator | None:

@@ -91,11 +91,11 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, val
     returns are detached.
     """
     old_values_BT, returns_BT = old_values_BT.detach(), returns_BT.detach()
-    squared_BT = (values_BT - returns_BT).square()
+    error_BT = (values_BT - returns_BT).square()
     if value_clip is not None:
         clipped_BT = old_values_BT + (values_BT - old_values_BT).clamp(-value_clip, value_clip)
-        squared_BT = torch.maximum(squared_BT, (clipped_BT - returns_BT).square())
-    return 0.5 * squared_BT
+        error_BT = torch.maximum(error_BT, (clipped_BT - returns_BT).square())
+    return 0.5 * error_BT
 
 
 # --- ratios of whole turns and episodes -------------------------------------------------------------------------------

@@ -145,8 +145,8 @@ class Batch:
                 if end > first:  # otherwise there is nothing to score
                     self._places.append(_Place(row, sample, first, end))
                 first = end
-        steps = torch.arange(max(self.row_tokens, default=0))
-        self.mask_BT = (steps < torch.tensor(self.row_tokens).unsqueeze(1)).to(self.device)
+        positions = torch.arange(max(self.row_tokens, default=0))
+        self.mask_BT = (positions < torch.tensor(self.row_tokens).unsqueeze(1)).to(self.device)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -243,11 +243,11 @@ class Batch:
         """Return the positions in the batch of the results of `pack(block)`."""
         places = [self._places[index] for index in block]
         rows = sorted({place.row for place in places})
-        inside = torch.zeros(len(rows), self.mask_BT.shape[1], dtype=torch.bool)
+        inside_RT = torch.zeros(len(rows), self.mask_BT.shape[1], dtype=torch.bool)
         row_index = {row: index for index, row in enumerate(rows)}
         for place in places:
-            inside[row_index[place.row], place.first : place.end] = True
-        return Unpacked(rows, inside.to(self.device))
+            inside_RT[row_index[place.row], place.first : place.end] = True
+        return Unpacked(rows, inside_RT.to(self.device))
 
     def micro_batches(
         self, rows: Sequence[int], max_tokens: int, tokens_read: Callable[[Sequence[list[int]]], int] | None = None

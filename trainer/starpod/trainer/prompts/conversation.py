@@ -177,8 +177,8 @@ class Template:
         return tuple(self._encode_messages([_user(user)]))
 
     def _encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        dummy, following = self._cut(messages)
-        ids = self.encode(dummy + following + self._gap + self.prefill)
+        dummy, next_text = self._cut(messages)
+        ids = self.encode(dummy + next_text + self._gap + self.prefill)
         return ids[self._length(dummy) :]
 
     def _closing(self, reply: Sequence[int], following: Sequence[int]) -> list[int]:
