@@ -80,8 +80,8 @@ def _packed_files(name: str, package: _Package) -> list[Path]:
 
     The packages are not imported, because one of them imports llama.cpp.
     """
-    found = importlib.util.find_spec(package.module)
-    root = Path(found.origin).parent if found is not None and found.origin else None
+    spec = importlib.util.find_spec(package.module)
+    root = Path(spec.origin).parent if spec is not None and spec.origin else None
     files: list[Path] = []
     if root is not None:
         files = sorted(root.glob("*.gguf")) or sorted(root.parent.glob(f"{root.name}_part*/data/*.gguf.part*"))
@@ -109,8 +109,8 @@ def _write(name: str, files: list[Path], folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)  # left over from a killed process
     temporary.mkdir()
     try:
-        packed = files[0] if len(files) == 1 else _join(files, temporary / "joined.gguf")
-        tokenizer, model = _dequantise(packed)
+        gguf_file = files[0] if len(files) == 1 else _join(files, temporary / "joined.gguf")
+        tokenizer, model = _dequantise(gguf_file)
         if not tokenizer.chat_template:
             tokenizer.chat_template = Path(__file__).with_name(f"{name}.jinja").read_text(encoding="utf-8")
         model.save_pretrained(temporary)
@@ -149,11 +149,11 @@ def _dequantise(packed: Path) -> tuple[Any, Any]:
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     # Older versions of transformers always dequantise.
-    plain = (
+    arguments = (
         {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
     )
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        packed.parent, gguf_file=packed.name, dtype=torch.float32, **plain
+        packed.parent, gguf_file=packed.name, dtype=torch.float32, **arguments
     )
     _set_special_tokens(tokenizer, model, fields)
     return tokenizer, model
@@ -169,10 +169,10 @@ def _set_special_tokens(tokenizer: Any, model: Any, fields: Mapping[str, Any]) -
         if field is None:
             continue
         number = int(field.contents())
-        token, found = fields["tokenizer.ggml.tokens"].contents(number), tokenizer.convert_ids_to_tokens(number)
-        if found != token:
+        token, found_token = fields["tokenizer.ggml.tokens"].contents(number), tokenizer.convert_ids_to_tokens(number)
+        if found_token != token:
             raise ModelError(
-                f"token {number} is {token!r} in the GGUF file and {found!r} in the tokenizer that transformers "
+                f"token {number} is {token!r} in the GGUF file and {found_token!r} in the tokenizer that transformers "
                 f"{transformers.__version__} makes of it: install another version of transformers"
             )
         setattr(tokenizer, f"{name}_token", token)

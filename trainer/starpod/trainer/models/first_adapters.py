@@ -23,7 +23,7 @@ class FirstAdapters:
         self._policy = policy
         self._parallel = parallel
         trained = {id(parameter) for parameter in policy.trained_parameters()}
-        self._present = {name: each for name, each in policy.named_parameters() if id(each) in trained}
+        self._present = {name: parameter for name, parameter in policy.named_parameters() if id(parameter) in trained}
         self._first = {name: parameter.detach().clone() for name, parameter in self._present.items()}
 
     def score(
@@ -62,8 +62,8 @@ class FirstAdapters:
     def _exchange(self) -> None:
         # Swap in place, because an engine may share the weights' memory.
         reshard(self._policy)
-        for name, present in self._present.items():
-            first = self._first[name]
-            held = present.detach().clone()
-            present.detach().copy_(first)
-            first.copy_(held)
+        for name, parameter in self._present.items():
+            first_values = self._first[name]
+            values = parameter.detach().clone()
+            parameter.detach().copy_(first_values)
+            first_values.copy_(values)

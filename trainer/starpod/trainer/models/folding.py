@@ -77,8 +77,8 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
     The estimate depends on `width`, the width of the hidden states. `shortest` is the minimum length of a
     folded prefix.
     """
-    padded = tokens_BT.tolist()
-    rows = [ids[:length] for ids, length in zip(padded, lengths_B.tolist(), strict=True)]
+    padded_rows = tokens_BT.tolist()
+    rows = [ids[:length] for ids, length in zip(padded_rows, lengths_B.tolist(), strict=True)]
     folds = _worthwhile_folds(rows, tokens_BT.shape[1], width, shortest)
     if not folds:
         return lay_out_plainly(tokens_BT)
@@ -88,15 +88,15 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
     ends = [[length] * length for _ in folds]
     places = [[0] * tokens_BT.shape[1] for _ in rows]
     for index, fold in enumerate(folds):
-        read = 0
+        end = 0
         path: list[int] = []  # places of the previous row's tokens
-        for row, shared in zip(fold.rows, fold.shared, strict=True):
-            for place in path[shared:]:
-                ends[index][place] = read
-            first, read = read, read + len(rows[row]) - shared
-            tokens[index][first:read] = rows[row][shared:]
-            positions[index][first:read] = range(shared, len(rows[row]))
-            path = [*path[:shared], *range(first, read)]
+        for row, prefix_length in zip(fold.rows, fold.shared, strict=True):
+            for place in path[prefix_length:]:
+                ends[index][place] = end
+            start, end = end, end + len(rows[row]) - prefix_length
+            tokens[index][start:end] = rows[row][prefix_length:]
+            positions[index][start:end] = range(prefix_length, len(rows[row]))
+            path = [*path[:prefix_length], *range(start, end)]
             places[row][: len(path)] = [index * length + place for place in path]
     device = tokens_BT.device
     return Layout(
@@ -109,17 +109,17 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
 
 def tokens_read(rows: Sequence[list[int]], *, width: int) -> int:
     """Return the number of tokens, with padding, in the layout of these rows. It determines the memory of a pass."""
-    longest = max(map(len, rows))
-    folds = _worthwhile_folds(rows, longest, width, SHORTEST)
-    return len(folds) * max(fold.total for fold in folds) if folds else len(rows) * longest
+    max_length = max(map(len, rows))
+    folds = _worthwhile_folds(rows, max_length, width, SHORTEST)
+    return len(folds) * max(fold.total for fold in folds) if folds else len(rows) * max_length
 
 
 def _worthwhile_folds(rows: Sequence[list[int]], longest: int, width: int, shortest: int) -> list[_Fold]:
     """Return the folds of the rows, or an empty list if folding saves too little work."""
     folds = _fold(rows, width, shortest)
-    folded = len(folds) * _work(max(fold.total for fold in folds), width)
-    apart = len(rows) * _work(longest, width)
-    return [] if len(folds) == len(rows) or folded > _WORTH * apart else folds
+    folded_work = len(folds) * _work(max(fold.total for fold in folds), width)
+    plain_work = len(rows) * _work(longest, width)
+    return [] if len(folds) == len(rows) or folded_work > _WORTH * plain_work else folds
 
 
 def _work(tokens: int, width: int) -> int:
@@ -130,23 +130,23 @@ def _work(tokens: int, width: int) -> int:
 def _fold(rows: Sequence[list[int]], width: int, shortest: int) -> list[_Fold]:
     """Group rows with common prefixes, as long as the added attention costs less than the saved tokens."""
     order = sorted(range(len(rows)), key=lambda row: rows[row])
-    shared = [0, *(common_prefix(rows[one], rows[next_]) for one, next_ in pairwise(order))]
+    prefix_lengths = [0, *(common_prefix(rows[row], rows[next_row]) for row, next_row in pairwise(order))]
 
     def parts(first: int, end: int) -> list[_Fold]:
         """Split a range of the ordered rows in two, recursively, as long as that is less work than reading it whole."""
-        again = [0, *shared[first + 1 : end]]
-        fresh = (len(rows[row]) - before for row, before in zip(order[first:end], again, strict=True))
-        read = [0, *accumulate(fresh)]
+        lengths = [0, *prefix_lengths[first + 1 : end]]
+        new_counts = (len(rows[row]) - length for row, length in zip(order[first:end], lengths, strict=True))
+        totals = [0, *accumulate(new_counts)]
 
         def apart(cut: int) -> int:
-            before = read[cut - first]
-            return _work(before, width) + _work(read[-1] - before + shared[cut], width)
+            before = totals[cut - first]
+            return _work(before, width) + _work(totals[-1] - before + prefix_lengths[cut], width)
 
-        least = min(again[1:], default=0)
-        cuts = [place for place in range(first + 1, end) if shared[place] < least + shortest]
+        min_length = min(lengths[1:], default=0)
+        cuts = [index for index in range(first + 1, end) if prefix_lengths[index] < min_length + shortest]
         cut = min(cuts, key=apart, default=first)
-        if cut == first or (least >= shortest and apart(cut) >= _work(read[-1], width)):
-            return [_Fold(order[first:end], again, read[-1])]
+        if cut == first or (min_length >= shortest and apart(cut) >= _work(totals[-1], width)):
+            return [_Fold(order[first:end], lengths, totals[-1])]
         return [*parts(first, cut), *parts(cut, end)]
 
     return parts(0, len(order))
@@ -159,8 +159,8 @@ def _mask(ends_GL: Tensor) -> Tensor:
         ends_GL: End (exclusive) of the range in which rows continue from each token.
     """
     places_L = torch.arange(ends_GL.shape[1], device=ends_GL.device)
-    seen = places_L[None, :, None] < ends_GL[:, None, :]
-    return seen.tril()[:, None]
+    visible = places_L[None, :, None] < ends_GL[:, None, :]
+    return visible.tril()[:, None]
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -66,10 +66,10 @@ def load_model(config: ModelConfig, seed: int) -> torch.nn.Module:
     if config.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise ModelError("model.attention flash_attention_2 needs the package flash-attn: install it, or use sdpa")
     dtype: torch.dtype = getattr(torch, config.base_dtype)
-    kind = _kind(_load(AutoConfig, config))
+    model_class = _kind(_load(AutoConfig, config))
     # By default, transformers chooses sdpa if the model supports it, otherwise eager.
     attention = None if config.attention == "sdpa" else config.attention
-    model: PreTrainedModel = _load(kind, config, dtype=dtype, attn_implementation=attention)
+    model: PreTrainedModel = _load(model_class, config, dtype=dtype, attn_implementation=attention)
     return add_adapters(model, config.lora, seed) if config.lora.rank else model
 
 

@@ -29,10 +29,10 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
         log_p = torch.log_softmax(logits_NV, -1)
-        chosen = log_p.gather(-1, tokens_N[:, None])[:, 0]
+        logprobs_N = log_p.gather(-1, tokens_N[:, None])[:, 0]
         entropy_N = (log_p.exp() * log_p).sum(-1).neg_() if entropy else None
         ctx.save_for_backward(log_p, tokens_N, entropy_N)
-        return chosen, entropy_N
+        return logprobs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
@@ -40,14 +40,14 @@ class _TokenLogprobs(torch.autograd.Function):
         chosen_gradient, entropy_gradient = gradients
         scale = torch.zeros_like(log_p[:, :1]) if chosen_gradient is None else -chosen_gradient[:, None]
         if entropy_gradient is None or entropy_N is None:
-            out = log_p.exp().mul_(scale)
+            logits_gradient = log_p.exp().mul_(scale)
         else:
             # p (-g - gH (log p + H)); `scale` collects the terms that are equal for all entries of a row.
             scale = scale - (entropy_gradient * entropy_N)[:, None]
-            out = torch.addcmul(scale, log_p, entropy_gradient[:, None], value=-1).mul_(log_p.exp())
+            logits_gradient = torch.addcmul(scale, log_p, entropy_gradient[:, None], value=-1).mul_(log_p.exp())
         if chosen_gradient is not None:
-            out.scatter_add_(1, tokens_N[:, None], chosen_gradient[:, None])
-        return out, None, None
+            logits_gradient.scatter_add_(1, tokens_N[:, None], chosen_gradient[:, None])
+        return logits_gradient, None, None
 
 
 class _SlicedLogprobs(torch.autograd.Function):
@@ -73,14 +73,14 @@ class _SlicedLogprobs(torch.autograd.Function):
         count = len(tokens_N)
         peak_N = torch.full((count,), -torch.inf, device=hidden_NH.device)
         chosen_N, total_N, weighted_N = (torch.zeros_like(peak_N) for _ in range(3))
-        for first, logits in _slices(hidden_NH, weight_VH, bias_V, temperature, width):
-            chosen_N += _take(logits, tokens_N - first)
+        for start, logits in _slices(hidden_NH, weight_VH, bias_V, temperature, width):
+            chosen_N += _take(logits, tokens_N - start)
             old_N, peak_N = peak_N, torch.maximum(peak_N, logits.amax(-1))
             # Sums so far are relative to the old maximum. Before the first slice they are 0, and so is the factor.
             factor_N = (old_N - peak_N).exp()
             if entropy:
-                moved_N = torch.where(total_N > 0, old_N - peak_N, 0.0)
-                weighted_N = (weighted_N + total_N * moved_N) * factor_N
+                shift_N = torch.where(total_N > 0, old_N - peak_N, 0.0)
+                weighted_N = (weighted_N + total_N * shift_N) * factor_N
             p = logits.sub_(peak_N[:, None]).exp()
             total_N = total_N * factor_N + p.sum(-1)
             if entropy:
@@ -99,24 +99,24 @@ class _SlicedLogprobs(torch.autograd.Function):
         g_N = zero_N if chosen_gradient is None else chosen_gradient
         gh_N = zero_N if entropy_gradient is None or entropy_N is None else entropy_gradient
         scale_N = -g_N if entropy_N is None else -g_N - gh_N * entropy_N
-        to_hidden, to_weight, to_bias = ctx.needs_input_grad[:3]
-        hidden_gradient = torch.zeros_like(hidden_NH, dtype=torch.float32) if to_hidden else None
-        weight_gradient = torch.empty_like(weight_VH) if to_weight else None
-        bias_gradient = torch.empty_like(bias_V) if to_bias else None
-        for first, logits in _slices(hidden_NH, weight_VH, bias_V, ctx.temperature, ctx.width):
-            inside = slice(first, first + logits.shape[1])
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        hidden_gradient = torch.zeros_like(hidden_NH, dtype=torch.float32) if needs_hidden else None
+        weight_gradient = torch.empty_like(weight_VH) if needs_weight else None
+        bias_gradient = torch.empty_like(bias_V) if needs_bias else None
+        for start, logits in _slices(hidden_NH, weight_VH, bias_V, ctx.temperature, ctx.width):
+            entries = slice(start, start + logits.shape[1])
             log_p = logits.sub_(normaliser_N[:, None])
             p = log_p.exp()
-            out = log_p.mul_(-gh_N[:, None]).add_(scale_N[:, None]).mul_(p)
+            logits_gradient = log_p.mul_(-gh_N[:, None]).add_(scale_N[:, None]).mul_(p)
             del p
-            _add(out, tokens_N - first, g_N)
-            out = out.div_(ctx.temperature).to(hidden_NH.dtype)
+            _add(logits_gradient, tokens_N - start, g_N)
+            logits_gradient = logits_gradient.div_(ctx.temperature).to(hidden_NH.dtype)
             if hidden_gradient is not None:
-                hidden_gradient += out @ weight_VH[inside].to(out.dtype)
+                hidden_gradient += logits_gradient @ weight_VH[entries].to(logits_gradient.dtype)
             if weight_gradient is not None:
-                weight_gradient[inside] = out.T @ hidden_NH
+                weight_gradient[entries] = logits_gradient.T @ hidden_NH
             if bias_gradient is not None:
-                bias_gradient[inside] = out.sum(0)
+                bias_gradient[entries] = logits_gradient.sum(0)
         if hidden_gradient is not None:
             hidden_gradient = hidden_gradient.to(hidden_NH.dtype)
         return hidden_gradient, weight_gradient, bias_gradient, None, None, None, None
@@ -126,11 +126,11 @@ def _slices(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float, width: int
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the first entry of each slice of the vocabulary, and its logits in float32, which may be overwritten."""
-    for first in range(0, len(weight_VH), width):
-        logits = hidden_NH @ weight_VH[first : first + width].to(hidden_NH.dtype).T
+    for start in range(0, len(weight_VH), width):
+        logits = hidden_NH @ weight_VH[start : start + width].to(hidden_NH.dtype).T
         if bias_V is not None:
-            logits += bias_V[first : first + width].to(logits.dtype)
-        yield first, logits.float().div_(temperature)
+            logits += bias_V[start : start + width].to(logits.dtype)
+        yield start, logits.float().div_(temperature)
         del logits
 
 
@@ -172,8 +172,8 @@ def token_logprobs(
         return result
 
     if linear is not None:
-        rounded = linear.dtype != linear.weight_VH.dtype
-        per_entry = max(len(tokens_N), hidden_NH.shape[1] if rounded else 0)
+        is_rounded = linear.dtype != linear.weight_VH.dtype
+        per_entry = max(len(tokens_N), hidden_NH.shape[1] if is_rounded else 0)
         if per_entry * vocabulary > logits_at_once:
             width = max(1, logits_at_once // per_entry)
             with torch.autocast(hidden_NH.device.type, enabled=False):

@@ -33,14 +33,14 @@ class Policies(nn.Module):
 
         Copies share frozen parameters.
         """
-        first, *others = agents or ("",)
-        return cls({first: policy, **{agent: copy_trained(policy) for agent in others}})
+        first_agent, *other_agents = agents or ("",)
+        return cls({first_agent: policy, **{agent: copy_trained(policy) for agent in other_agents}})
 
     @property
     def model(self) -> nn.Module:
         """The language model; a list of them, in the order of the agents, if there are several policies."""
-        first, *others = (policy.model for policy in self.by_agent.values())
-        return nn.ModuleList([first, *others]) if others else first
+        first_model, *other_models = (policy.model for policy in self.by_agent.values())
+        return nn.ModuleList([first_model, *other_models]) if other_models else first_model
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -54,7 +54,7 @@ class Policies(nn.Module):
 
 def copy_trained(model: Model) -> Model:
     """Copy a model's trained parameters and share the frozen parameters."""
-    return copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
+    return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 
 def policy_of(policies: Policies, agent: str = "") -> Policy:

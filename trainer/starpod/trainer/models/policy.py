@@ -75,11 +75,11 @@ class Policy(nn.Module):
         self.critic_kind = critic
         self.heads = heads
         self.critic = _build_critic(config, model, critic, heads)
-        for part in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
+        for module in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
             if config.gradient_checkpointing:
-                _recompute_activations(unwrapped(part))
+                _recompute_activations(unwrapped(module))
             if (dtype := getattr(torch, config.dtype)) != torch.float32:
-                compute_in(part, dtype, float32_logits=config.float32_logits)
+                compute_in(module, dtype, float32_logits=config.float32_logits)
         # Dropout is never used, so that training and sampling use the same distribution.
         self.eval()
         self.folds = folds_cleanly(model)
@@ -105,15 +105,15 @@ class Policy(nn.Module):
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
         """Return the trained parameters that belong only to the critic."""
-        every = iter(()) if self.critic is None else self.critic.parameters()
-        return (parameter for parameter in every if parameter.requires_grad)
+        parameters = iter(()) if self.critic is None else self.critic.parameters()
+        return (parameter for parameter in parameters if parameter.requires_grad)
 
     def frozen(self) -> frozenset[str]:
         """Return the entries of the state dict that adapters leave unchanged; empty without adapters."""
         if unwrapped(self.model) is self.model:
             return frozenset()
-        every = self.named_parameters(remove_duplicate=False)
-        return frozenset(name for name, parameter in every if not parameter.requires_grad)
+        parameters = self.named_parameters(remove_duplicate=False)
+        return frozenset(name for name, parameter in parameters if not parameter.requires_grad)
 
     def trained_parameters(self) -> Iterator[nn.Parameter]:
         """Return the trained parameters of the language model."""
@@ -152,13 +152,13 @@ class Policy(nn.Module):
         """
         if sampled_BL[:, 0].any():
             raise ValueError("the first token of a sequence has no context to be sampled from")
-        longest = int(lengths_B.max())
-        sampled_BL = sampled_BL[:, 1:longest]
-        targets_N = tokens_BL[:, 1:longest][sampled_BL]
+        max_length = int(lengths_B.max())
+        sampled_BL = sampled_BL[:, 1:max_length]
+        targets_N = tokens_BL[:, 1:max_length][sampled_BL]
         # The last token of a sequence is only a target, not an input.
-        inputs_BL = tokens_BL[:, : longest - 1]
+        inputs_BL = tokens_BL[:, : max_length - 1]
         layout = (
-            lay_out(inputs_BL, (lengths_B - 1).clamp(max=longest - 1), width=self.width)
+            lay_out(inputs_BL, (lengths_B - 1).clamp(max=max_length - 1), width=self.width)
             if self.folds
             else lay_out_plainly(inputs_BL)
         )
@@ -266,8 +266,8 @@ def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
     if (folder / _VALUES).exists():
         values = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
         # The folder holds complete weights with merged adapters.
-        saved = values["config"] | {"name": str(folder), "lora": {}, "base_dtype": "float32", "revision": "main"}
-        config = ModelConfig.model_validate(saved | {key: getattr(given, key) for key in RUN_TIME if given})
+        saved_values = values["config"] | {"name": str(folder), "lora": {}, "base_dtype": "float32", "revision": "main"}
+        config = ModelConfig.model_validate(saved_values | {key: getattr(given, key) for key in RUN_TIME if given})
         critic, heads = values["critic"], values.get("heads", 1)
     policy = build_policy(config, texts=None, critic=cast(CriticKind, critic), seed=0, heads=heads)
     if policy.critic is not None:
@@ -307,8 +307,8 @@ def _build_critic(
 ) -> SharedCritic | SeparateCritic | None:
     if kind == "none":
         return None
-    hidden = unwrapped(model).config.get_text_config().hidden_size
+    width = unwrapped(model).config.get_text_config().hidden_size
     if kind == "shared":
-        return SharedCritic(hidden, config.detach_critic, heads)
+        return SharedCritic(width, config.detach_critic, heads)
     # The critic starts as a copy of the policy, whose features also help to predict values.
-    return SeparateCritic(copy.deepcopy(trunk_of(model)), hidden, heads)
+    return SeparateCritic(copy.deepcopy(trunk_of(model)), width, heads)

@@ -20,10 +20,10 @@ from starpod.trainer.models.trunk import head_of, unwrapped
 def fast_dtype(device: str) -> Literal["float32", "bfloat16"]:
     """Return bfloat16 if the configured device has instructions for it. Otherwise it is far slower than float32."""
     if device != "cpu" and torch.cuda.is_available():
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return "bfloat16" if fast else "float32"
+        has_bfloat16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return "bfloat16" if has_bfloat16 else "float32"
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = False) -> None:
@@ -31,15 +31,15 @@ def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = F
 
     If `float32_logits`, the output layer runs in float32; see `output_layer`.
     """
-    inner = unwrapped(model)
-    inner.compute_dtype, inner.float32_logits = dtype, float32_logits
+    base_model = unwrapped(model)
+    base_model.compute_dtype, base_model.float32_logits = dtype, float32_logits
 
     def round_states(module: nn.Module, arguments: Any, states: Tensor) -> Tensor:
         return states.to(dtype)
 
     # Autocast only rounds the inputs of matrix products. Rounding the embeddings also puts the residual stream in
     # `dtype`, as in an engine with rounded weights.
-    inner.get_input_embeddings().register_forward_hook(round_states)
+    base_model.get_input_embeddings().register_forward_hook(round_states)
 
 
 def compute_dtype(model: nn.Module) -> torch.dtype:
@@ -89,7 +89,7 @@ def kept_in_float32(model: nn.Module) -> set[int]:
 def computing(model: nn.Module) -> AbstractContextManager[object]:
     """Return a context in which the model runs in its computation type. Gradients keep the type of the weights."""
     parameter, dtype = next(model.parameters()), compute_dtype(model)
-    if all(each.dtype == dtype for each in model.parameters()):
+    if all(weight.dtype == dtype for weight in model.parameters()):
         return nullcontext()
     # Each weight is used once per pass, so a cache of rounded weights would only take memory.
     return torch.autocast(parameter.device.type, dtype=dtype, cache_enabled=False)
@@ -97,7 +97,7 @@ def computing(model: nn.Module) -> AbstractContextManager[object]:
 
 def round_weights(model: nn.Module) -> None:
     """Convert the weights to the type in which the model computes. Only for models that are no longer trained."""
-    kept = {parameter: parameter.data for parameter in model.parameters() if id(parameter) in kept_in_float32(model)}
+    values = {parameter: parameter.data for parameter in model.parameters() if id(parameter) in kept_in_float32(model)}
     model.to(compute_dtype(model))
-    for parameter, data in kept.items():
+    for parameter, data in values.items():
         parameter.data = data

@@ -68,35 +68,35 @@ def train_tokenizer(texts: Iterable[str], *, size: int, phrases: bool = False) -
     sections = re.compile("|".join(map(re.escape, (*_SPECIALS, *TAGS, *FURTHER_TAGS, MARK))))
     counts: Counter[str] = Counter()
     sequences: Counter[tuple[str, ...]] = Counter()
-    found: set[str] = set()
+    found_tags: set[str] = set()
     for text in texts:
-        found.update(sections.findall(text))
+        found_tags.update(sections.findall(text))
         for section in sections.split(text):
             if section:
                 words = tuple(word for word, _ in splitter.pre_tokenize_str(f" {section}"))
                 counts.update(words)
                 if phrases:
                     sequences[words] += 1
-    tags = (*TAGS, *(tag for tag in FURTHER_TAGS if tag in found))
-    always = [" ", "\n", *_ALWAYS, *(f" {word}" for word in _ALWAYS)]
-    specials = (*_SPECIALS, *([MARK] if MARK in found else []))
-    fixed = [*specials, *tags, *_BYTES, *always]
-    if size <= len(fixed):
-        raise ValueError(f"a vocabulary of {size} has no room for words; give it more than {len(fixed)} entries")
-    joined = find_phrases(sequences)
-    counts.update(joined)
-    kept = sorted(counts.keys() - set(always), key=lambda word: (-counts[word], word))[: size - len(fixed)]
-    if known := joined.keys() & set(kept):
-        longest_first = "|".join(map(re.escape, sorted(known, key=lambda phrase: (-len(phrase), phrase))))
-        splitter = pre_tokenizers.Split(Regex(rf"(?:{longest_first})(?!\p{{L}})|{_WORDS}"), behavior="isolated")
+    tags = (*TAGS, *(tag for tag in FURTHER_TAGS if tag in found_tags))
+    fixed_words = [" ", "\n", *_ALWAYS, *(f" {word}" for word in _ALWAYS)]
+    specials = (*_SPECIALS, *([MARK] if MARK in found_tags else []))
+    entries = [*specials, *tags, *_BYTES, *fixed_words]
+    if size <= len(entries):
+        raise ValueError(f"a vocabulary of {size} has no room for words; give it more than {len(entries)} entries")
+    phrase_counts = find_phrases(sequences)
+    counts.update(phrase_counts)
+    kept_words = sorted(counts.keys() - set(fixed_words), key=lambda word: (-counts[word], word))[: size - len(entries)]
+    if known_phrases := phrase_counts.keys() & set(kept_words):
+        pattern = "|".join(map(re.escape, sorted(known_phrases, key=lambda phrase: (-len(phrase), phrase))))
+        splitter = pre_tokenizers.Split(Regex(rf"(?:{pattern})(?!\p{{L}})|{_WORDS}"), behavior="isolated")
     # With equal scores, Unigram prefers fewer pieces, so a known word is always one token.
-    pieces = [(piece, -1.0) for piece in [*fixed, *kept]]
+    pieces = [(piece, -1.0) for piece in [*entries, *kept_words]]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.normalizer = normalizers.Prepend(" ")
     tokenizer.pre_tokenizer = splitter
-    starts = "|".join(["\\A ", *(f"(?<={re.escape(token)}) " for token in (*specials, *tags))])
+    start_pattern = "|".join(["\\A ", *(f"(?<={re.escape(token)}) " for token in (*specials, *tags))])
     tokenizer.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex(starts), "")]
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex(start_pattern), "")]
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
     # Tags are single tokens but part of a reply's text, so decoding must not skip them as special tokens.
@@ -118,36 +118,36 @@ def find_phrases(sequences: Mapping[tuple[str, ...], int]) -> dict[str, int]:
     """
     known = {word for sequence in sequences for word in sequence}
     ends = accumulate(map(len, sequences))
-    left = {words: sequences[words] for words, end in zip(sequences, ends, strict=True) if end <= _MOST_WORDS}
-    rare = sum(left.values()) // 500
+    counts = {words: sequences[words] for words, end in zip(sequences, ends, strict=True) if end <= _MOST_WORDS}
+    cutoff = sum(counts.values()) // 500
     while True:
         words, pairs = Counter[str](), Counter[tuple[str, str]]()
-        for sequence, count in left.items():
+        for sequence, count in counts.items():
             for word in sequence:
                 words[word] += count
             for pair in pairwise(sequence):
                 pairs[pair] += count
-        joined = {
+        joined_pairs = {
             pair
             for pair, count in pairs.items()
-            if count > rare and count in (words[pair[0]], words[pair[1]]) and any(map(_SEVERAL_LETTERS.search, pair))
+            if count > cutoff and count in (words[pair[0]], words[pair[1]]) and any(map(_SEVERAL_LETTERS.search, pair))
         }
-        if not joined:
+        if not joined_pairs:
             return {word: count for word, count in words.items() if word not in known}
-        left = {_join(sequence, joined): count for sequence, count in left.items()}
+        counts = {_join(sequence, joined_pairs): count for sequence, count in counts.items()}
 
 
 def _join(sequence: tuple[str, ...], joined: Container[tuple[str, str]]) -> tuple[str, ...]:
     """Return a sequence of words with the pairs in `joined` as one word each."""
     words: list[str] = []
-    last = ""
+    last_word = ""
     for word in sequence:
-        if (last, word) in joined:
+        if (last_word, word) in joined:
             words[-1] += word
-            last = ""  # a word joins one pair at a time
+            last_word = ""  # a word joins one pair at a time
         else:
             words.append(word)
-            last = word
+            last_word = word
     return tuple(words)
 
 
@@ -173,8 +173,8 @@ def tiny_kind(config: ModelConfig) -> type[LlamaForCausalLM]:
 def tiny_shape(config: ModelConfig, vocabulary: int) -> LlamaConfig:
     """Return the configuration of the model of `build_tiny`, for a tokenizer with `vocabulary` entries."""
     tiny = config.tiny
-    kind: Any = partial(ImageLlamaConfig, image=tiny.image.to_dict()) if tiny.image.rows else LlamaConfig
-    shape: LlamaConfig = kind(
+    config_class: Any = partial(ImageLlamaConfig, image=tiny.image.to_dict()) if tiny.image.rows else LlamaConfig
+    shape: LlamaConfig = config_class(
         vocab_size=vocabulary,
         hidden_size=tiny.hidden,
         intermediate_size=tiny.intermediate,

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 def unwrapped(model: nn.Module) -> Any:
     """Return the model of transformers inside a wrapper of adapters. Its layers still contain the adapters."""
-    wrapped: Any = model
-    return wrapped.get_base_model() if hasattr(model, "get_base_model") else model
+    wrapper: Any = model
+    return wrapper.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def trunk_of(model: nn.Module) -> nn.Module:
@@ -53,6 +53,6 @@ def splits_cleanly(model: nn.Module) -> bool:
     """Return whether the head on the trunk's states gives the model's logits. Some models scale or cap them."""
     model_device = next(model.parameters()).device
     tokens = torch.tensor([[1, 2, 3]], device=model_device)
-    whole = unwrapped(model)(input_ids=tokens, use_cache=False).logits
-    halves = head_of(model)(hidden_states(trunk_of(model), tokens))
-    return bool(torch.allclose(whole.float(), halves.float(), rtol=1e-2, atol=1e-2))
+    whole_logits = unwrapped(model)(input_ids=tokens, use_cache=False).logits
+    split_logits = head_of(model)(hidden_states(trunk_of(model), tokens))
+    return bool(torch.allclose(whole_logits.float(), split_logits.float(), rtol=1e-2, atol=1e-2))

@@ -76,8 +76,8 @@ class ImageEmbedding(nn.Embedding):
         pixels_ND = pixels_MPD.to(device)[images_N, index_N].to(self.weight.dtype) / 127.5 - 1
         rows = -len(pixels_ND) % _ROWS
         encoded_NH: Tensor = self.encoder(nn.functional.pad(pixels_ND, (0, 0, 0, rows)))[: len(pixels_ND)]
-        placed_NH: Tensor = encoded_NH + self.places(index_N)
-        return placed_NH
+        states_NH: Tensor = encoded_NH + self.places(index_N)
+        return states_NH
 
 
 def _with_images(ids: Tensor, states: Tensor, embed: Callable[[list[bytes], Tensor, Tensor], Tensor]) -> Tensor:
@@ -86,19 +86,19 @@ def _with_images(ids: Tensor, states: Tensor, embed: Callable[[list[bytes], Tens
     `embed` returns the embeddings [N, hidden] of N patches. Its arguments are images, each patch's index into these
     images, and each patch's index within its image.
     """
-    inside = ids < 0
-    if not inside.any():
+    mask = ids < 0
+    if not mask.any():
         return states
-    unique_N, places = torch.unique(ids[inside], return_inverse=True)
-    named_N = ~unique_N
-    keys_M, images_N = torch.unique(named_N >> INDEX_BITS, return_inverse=True)
-    shown = _SHOWN.get({})
+    unique_N, places = torch.unique(ids[mask], return_inverse=True)
+    codes_N = ~unique_N
+    keys_M, images_N = torch.unique(codes_N >> INDEX_BITS, return_inverse=True)
+    shown_images = _SHOWN.get({})
     try:
-        images = [shown[key] for key in keys_M.tolist()]
+        images = [shown_images[key] for key in keys_M.tolist()]
     except KeyError as error:
         raise ValueError(f"ids name an image that was not given with them: key {error}") from None
-    embedded_NH = embed(images, images_N, named_N & ((1 << INDEX_BITS) - 1))
-    return states.masked_scatter(inside.unsqueeze(-1), embedded_NH[places].to(states.dtype))
+    embedded_NH = embed(images, images_N, codes_N & ((1 << INDEX_BITS) - 1))
+    return states.masked_scatter(mask.unsqueeze(-1), embedded_NH[places].to(states.dtype))
 
 
 # --- pretrained models ------------------------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ def open_eyes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     pixels = vision.patch_size * config.scale_factor
     rows = vision.image_size // pixels
     token: Any = tokenizer.convert_ids_to_tokens(config.image_token_id)
-    around = "<fake_token_around_image>"
-    layout = f"{around}<global-img>{token}{around}"
+    marker = "<fake_token_around_image>"
+    layout = f"{marker}<global-img>{token}{marker}"
     unwrapped(model).view = PretrainedView(rows=rows, columns=rows, pixels=pixels, token=token, layout=layout)
     trunk_of(model).register_forward_pre_hook(_read_images, with_kwargs=True)
 

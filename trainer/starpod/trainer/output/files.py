@@ -60,12 +60,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    whole = lines[:-1]  # the part after the last line break is empty or incomplete
-    return [json.loads(line) for line in whole if line]
+    whole_lines = lines[:-1]  # the part after the last line break is empty or incomplete
+    return [json.loads(line) for line in whole_lines if line]
 
 
 def cut_after(path: Path, step: int) -> None:
     """Remove the lines of later steps and an incomplete last line, to continue the run from `step`."""
     if path.exists():
-        kept = [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
-        write_atomic(path, "".join(f"{line}\n" for line in kept if json.loads(line)["step"] <= step))
+        whole_lines = [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
+        write_atomic(path, "".join(f"{line}\n" for line in whole_lines if json.loads(line)["step"] <= step))

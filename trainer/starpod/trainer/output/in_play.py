@@ -37,16 +37,16 @@ async def telling(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) ->
 
 
 async def _tell(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> None:
-    told: dict[str, Any] = {}
+    last_status: dict[str, Any] = {}
     while True:
         servers = sorted({replica.address for fleet in fleets for replica in fleet.replicas})
-        now = {"servers": servers, "doing": screen.doing}
-        asked = _is_watched(folder.watched)
-        if asked or now != told:
-            values = {"time": time.time(), **now, "sessions": in_play(fleets) if asked else None}
+        status = {"servers": servers, "doing": screen.doing}
+        is_watched = _is_watched(folder.watched)
+        if is_watched or status != last_status:
+            values = {"time": time.time(), **status, "sessions": in_play(fleets) if is_watched else None}
             with contextlib.suppress(OSError):  # a failed status file must not end the run
                 await asyncio.to_thread(write_atomic, folder.live, to_json_line(values))
-                told = now
+                last_status = status
         await asyncio.sleep(SECONDS)
 
 

@@ -123,7 +123,7 @@ class LiveScreen(Screen):
 
     def warn(self, text: str) -> None:
         with self._lock:
-            if text not in (known for _, known in self.view.warnings):
+            if text not in (warning for _, warning in self.view.warnings):
                 self.view.warnings = standing([*self.view.warnings, (self.at, text)])
         self._draw()
 
@@ -160,8 +160,8 @@ class LiveScreen(Screen):
         try:
             self.view.seconds = now - self._began
             self._live.update(self.view, refresh=True)
-            taken = self._clock() - now
-            self._rest_until = now + max(taken / SHARE, 0.1)
+            draw_seconds = self._clock() - now
+            self._rest_until = now + max(draw_seconds / SHARE, 0.1)
         except Exception as error:  # a failed drawing must not end a run
             live, self._live = self._live, None
             live.stop()
@@ -199,9 +199,9 @@ class View:
         width, height = options.max_width, options.height or options.max_height
         warnings = self._warnings(width)
         # Print the address outside the panels, because terminals only turn it into a link if no border interrupts it.
-        told = f"live: {self.site}" if self.site else ""
-        site = [told[start : start + width] for start in range(0, len(told), width)]
-        spent = len(site) + 5 + (len(warnings) + 2 if warnings else 0)
+        address_line = f"live: {self.site}" if self.site else ""
+        site = [address_line[start : start + width] for start in range(0, len(address_line), width)]
+        used_rows = len(site) + 5 + (len(warnings) + 2 if warnings else 0)
         layout = Layout()
         rows = [Layout(Text(line, no_wrap=True), size=1) for line in site]
         rows += [Layout(self._header(width), size=5), Layout(name="middle")]
@@ -213,7 +213,7 @@ class View:
                 )
             )
         layout.split_column(*rows)
-        room = max(height - spent, 3)
+        room = max(height - used_rows, 3)
         if width >= 90:
             layout["middle"].split_row(
                 Layout(self._metrics(room - 2, min(max(width // 2 - 48, 8), 24))),
@@ -231,8 +231,8 @@ class View:
         lines = [Text(self.title, style="bold")]
         if self.metrics:
             lines.append(Text(f"{duration(self.seconds)}  {step_line(self.step, self.total, self.metrics)}"))
-        shown = self.evaluations if len(self.evaluations) <= 2 else [self.evaluations[0], self.evaluations[-1]]
-        lines += [Text(evaluation_line(step, summary)) for step, summary in shown]
+        evaluations = self.evaluations if len(self.evaluations) <= 2 else [self.evaluations[0], self.evaluations[-1]]
+        lines += [Text(evaluation_line(step, summary)) for step, summary in evaluations]
         lines += [Text(f"warning at step {step}: {text}", style="yellow") for step, text in self.warnings[-5:]]
         lines += [Text(f"{name.replace('_', ' ')}: {value}") for name, value in self.outcome.items()]
         return Group(*lines)
@@ -273,18 +273,18 @@ class View:
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, style="cyan", width=curve)
-        first, *shown = SHOWN
+        first_name, *other_names = SHOWN
         # Show the metrics of single environments directly after the overall success.
-        told = [n for n in sorted(self.metrics) if n.startswith(f"{TASKS}/") and n.endswith(("/success", "/level"))]
-        order = [first, *told, *shown]
-        known_first = [*(n for n in order if n in self.metrics), *(n for n in self.metrics if n not in order)]
-        for name in known_first[: max(rows, 1)]:
-            known, values = metric(name), list(self.curves[name])
+        per_task = [n for n in sorted(self.metrics) if n.startswith(f"{TASKS}/") and n.endswith(("/success", "/level"))]
+        order = [first_name, *per_task, *other_names]
+        names = [*(n for n in order if n in self.metrics), *(n for n in self.metrics if n not in order)]
+        for name in names[: max(rows, 1)]:
+            entry, values = metric(name), list(self.curves[name])
             arrow = trend(values)
-            good = {"↗": 1, "↘": -1}.get(arrow, 0) * known.better
-            style = "green" if good > 0 else "red" if good < 0 else "dim"
+            improvement = {"↗": 1, "↘": -1}.get(arrow, 0) * entry.better
+            style = "green" if improvement > 0 else "red" if improvement < 0 else "dim"
             table.add_row(
-                known.label, show(self.metrics[name], known.kind), Text(arrow, style=style), sparkline(values, curve)
+                entry.label, show(self.metrics[name], entry.kind), Text(arrow, style=style), sparkline(values, curve)
             )
         body = table if self.metrics else Text("the first step is on its way", style="dim")
         return Panel(body, title="metrics", title_align="left", box=box.ROUNDED)
@@ -292,26 +292,26 @@ class View:
     def _right(self, width: int, room: int) -> RenderableType:
         table = self._table(width - 4, room - 3)
         panels: list[RenderableType] = [Panel(table, title="evaluation", title_align="left", box=box.ROUNDED)]
-        left = room - len(table.renderables) - 2
-        if self.episode is not None and left >= 5:
-            panels.append(self._episode(self.episode, width - 4, left - 2))
+        rows_left = room - len(table.renderables) - 2
+        if self.episode is not None and rows_left >= 5:
+            panels.append(self._episode(self.episode, width - 4, rows_left - 2))
         return Group(*panels)
 
     def _table(self, width: int, most: int) -> Group:
         """Return a table of the latest evaluation, the first one and the reference policies, sorted by success."""
         if not self.evaluations:
             return Group(Text("none yet", style="dim"))
-        step, latest = self.evaluations[-1]
+        step, last_summary = self.evaluations[-1]
         rows: list[tuple[str, float, dict[str, Any] | None]] = [
             (name, row["success"], None) for name, row in self.reference.items()
         ]
-        first_step, first = self.evaluations[0]
+        first_step, first_summary = self.evaluations[0]
         if first_step != step:
-            rows.append((f"step {first_step}", first["success"], None))
-        rows += [(name, own["success"], own) for name, own in (latest.get("environments") or {}).items()]
+            rows.append((f"step {first_step}", first_summary["success"], None))
+        rows += [(name, result["success"], result) for name, result in (last_summary.get("environments") or {}).items()]
         # If there is too little room, keep the rows nearest to the result.
-        rows.sort(key=lambda row: abs(row[1] - latest["success"]))
-        rows = [*rows[: max(most - 1, 0)], (f"step {step}", latest["success"], latest)]
+        rows.sort(key=lambda row: abs(row[1] - last_summary["success"]))
+        rows = [*rows[: max(most - 1, 0)], (f"step {step}", last_summary["success"], last_summary)]
         names = min(max(len(name) for name, _, _ in rows), 24)
         lines: list[RenderableType] = []
         for name, success, summary in sorted(rows, key=lambda row: row[1]):
@@ -320,9 +320,9 @@ class View:
             line.append(_bar(success, max(width - names - 8, 8), summary), style="bold green" if summary else "dim")
             line.append(f" {show(success, 'share'):>5}", style="bold" if summary else "")
             lines.append(line)
-        told = f"success {with_interval(latest)} of {latest.get('episodes', '?')}"
-        told += f", return {return_with_interval(latest)}" if is_graded(latest) else ""
-        lines.append(Text(told, style="dim", no_wrap=True, overflow="ellipsis"))
+        text = f"success {with_interval(last_summary)} of {last_summary.get('episodes', '?')}"
+        text += f", return {return_with_interval(last_summary)}" if is_graded(last_summary) else ""
+        lines.append(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
 
     def _episode(self, episode: Episode, width: int, room: int) -> RenderableType:
@@ -342,24 +342,24 @@ class View:
         """Return the latest warning in up to three lines, and the one before it in one line."""
         texts: list[Text] = []
         for step, text in self.warnings[-2:]:
-            most = 3 if text == self.warnings[-1][1] else 1
-            wrapped = textwrap.wrap(f"step {step}: {text}", max(width - 4, 20), max_lines=most, placeholder=" …")
-            texts += [Text(line, style="yellow", no_wrap=True) for line in wrapped]
+            max_lines = 3 if text == self.warnings[-1][1] else 1
+            lines = textwrap.wrap(f"step {step}: {text}", max(width - 4, 20), max_lines=max_lines, placeholder=" …")
+            texts += [Text(line, style="yellow", no_wrap=True) for line in lines]
         return texts
 
 
 def _turn(number: int, turn: Turn, width: int, room: int) -> list[Text]:
     """Return the state, reasoning, action and reward of one turn, with each line cut to the width."""
     state = turn.observation.splitlines()
-    fits = max(min(room - 3, 10), 1)
-    shown = state if len(state) <= fits else [*state[: fits - 1], "…"]
-    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in shown]
+    max_lines = max(min(room - 3, 10), 1)
+    shown_lines = state if len(state) <= max_lines else [*state[: max_lines - 1], "…"]
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in shown_lines]
     thought = _one_line(turn.thought or "none", max(width - 10, 8))
     lines.append(Text.assemble(("reasoning ", "dim"), (thought, "italic"), no_wrap=True, overflow="ellipsis"))
     colour = "green" if turn.reward > 0 else "red" if turn.reward < 0 else ""
     actions = " || ".join(turn.actions) or "none understood"
-    done = [(f"{number}. action ", "dim"), (actions, "bold"), ("  reward ", "dim"), (signed(turn.reward), colour)]
-    lines.append(Text.assemble(*done, no_wrap=True, overflow="ellipsis"))
+    pieces = [(f"{number}. action ", "dim"), (actions, "bold"), ("  reward ", "dim"), (signed(turn.reward), colour)]
+    lines.append(Text.assemble(*pieces, no_wrap=True, overflow="ellipsis"))
     return lines
 
 
@@ -377,10 +377,10 @@ def _one_line(text: str, width: int) -> str:
 def _bar(success: float, width: int, summary: Mapping[str, Any] | None) -> str:
     """Return a bar of `width` cells; for an evaluation, with its 95 % interval hatched."""
     cells = [" "] * width
-    filled = round(success * width)
-    cells[:filled] = ("█" if summary else "━") * filled
+    filled_count = round(success * width)
+    cells[:filled_count] = ("█" if summary else "━") * filled_count
     low, high = (summary or {}).get("success_low"), (summary or {}).get("success_high")
     if low is not None and high is not None:
-        for place in range(round(low * width), min(round(high * width), width)):
-            cells[place] = "▓" if place < filled else "░"
+        for index in range(round(low * width), min(round(high * width), width)):
+            cells[index] = "▓" if index < filled_count else "░"
     return "".join(cells)

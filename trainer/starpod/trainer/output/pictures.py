@@ -28,8 +28,8 @@ def shown_files(folder: RunFolder) -> dict[str, Path]:
     evaluations = folder.episode_files()
     files = {"before training": evaluations[0], "after training": evaluations[-1]} if len(evaluations) > 1 else {}
     files |= {"evaluation": evaluations[0]} if len(evaluations) == 1 else {}
-    if final := folder.episode_files("final"):
-        files["final evaluation"] = final[-1]
+    if final_files := folder.episode_files("final"):
+        files["final evaluation"] = final_files[-1]
     return files
 
 
@@ -40,9 +40,9 @@ def files_between(folder: RunFolder, most: int) -> tuple[dict[str, Path], int]:
     """
     files = folder.episode_files()[1:-1]
     for stride in range(1, len(files) + 1):
-        chosen = files[stride // 2 :: stride]
-        if sum(path.stat().st_size for path in chosen) <= most:
-            return {f"step {step_of(path):,}": path for path in chosen}, len(files) - len(chosen)
+        chosen_files = files[stride // 2 :: stride]
+        if sum(path.stat().st_size for path in chosen_files) <= most:
+            return {f"step {step_of(path):,}": path for path in chosen_files}, len(files) - len(chosen_files)
     return {}, len(files)
 
 
@@ -51,18 +51,18 @@ def in_order(folder: RunFolder) -> Iterator[tuple[Shown, Episode]]:
 
     Files, environments and outcomes take turns, so that any number of first episodes includes all kinds.
     """
-    places = []
-    for when, path in shown_files(folder).items():
+    entries = []
+    for label, path in shown_files(folder).items():
         counts: Counter[tuple[str, bool | None]] = Counter()
         try:
             for episode in read_episodes(path):
                 kind = (episode.kind, episode.success)
-                places.append(((counts[kind], when), (path.name, episode.group, episode.member), episode))
+                entries.append(((counts[kind], label), (path.name, episode.group, episode.member), episode))
                 counts[kind] += 1
         except BadEpisodes:
             continue
-    for _, shown, episode in sorted(places, key=lambda place: place[0]):
-        yield shown, episode
+    for _, key, episode in sorted(entries, key=lambda entry: entry[0]):
+        yield key, episode
 
 
 def write_pictures(path: Path, drawn: Mapping[Shown, Sequence[bytes]]) -> None:
@@ -72,9 +72,9 @@ def write_pictures(path: Path, drawn: Mapping[Shown, Sequence[bytes]]) -> None:
     try:
         # Store without compression, because pictures are already compressed.
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
-            for shown, frames in drawn.items():
+            for key, frames in drawn.items():
                 names = [f"{sha256(frame).hexdigest()[:16]}.png" for frame in frames]
-                index.append([*shown, names])
+                index.append([*key, names])
                 for name, frame in zip(names, frames, strict=True):
                     if name not in file.NameToInfo:
                         file.writestr(name, frame)
@@ -87,16 +87,16 @@ def write_pictures(path: Path, drawn: Mapping[Shown, Sequence[bytes]]) -> None:
 
 def read_pictures(path: Path, wanted: Iterable[Shown] | None = None) -> dict[Shown, list[bytes]]:
     """Return the frames of each wanted episode (None: all). Empty if the file is missing or damaged."""
-    chosen = None if wanted is None else set(wanted)
+    keys = None if wanted is None else set(wanted)
     try:
         with open_regular(path) as data, zipfile.ZipFile(data) as file:
-            if max(each.file_size for each in file.infolist()) > MAX_LINE:
+            if max(info.file_size for info in file.infolist()) > MAX_LINE:
                 return {}
-            known = {(name, group, member): names for name, group, member, names in read_json(file.read(INDEX))}
+            names_by_key = {(name, group, member): names for name, group, member, names in read_json(file.read(INDEX))}
             return {
-                shown: [file.read(name) for name in names]
-                for shown, names in known.items()
-                if chosen is None or shown in chosen
+                key: [file.read(name) for name in names]
+                for key, names in names_by_key.items()
+                if keys is None or key in keys
             }
     except (OSError, KeyError, TypeError, ValueError, zlib.error, NotImplementedError, zipfile.BadZipFile):
         return {}

@@ -57,15 +57,15 @@ def write_report(run_dir: Path | str) -> Path:
     Raises FileNotFoundError for a folder without metrics or evaluations.
     """
     folder = RunFolder(Path(run_dir))
-    lines, evaluations, final = folder.read_metrics(), folder.read_evaluations(), folder.read_final()
+    lines, evaluations, final_summary = folder.read_metrics(), folder.read_evaluations(), folder.read_final()
     if not lines and not evaluations:
         raise FileNotFoundError(f"{folder.path} has neither metrics nor evaluations: there is nothing to report")
     facts = folder.read_facts()
     title = facts.get("title") or folder.path.resolve().name
     sections = [
-        headline(title, facts, lines, evaluations, final, folder.best_step, _header(folder, facts)),
+        headline(title, facts, lines, evaluations, final_summary, folder.best_step, _header(folder, facts)),
         evaluation(evaluations, lines),
-        environments(lines, evaluations, final),
+        environments(lines, evaluations, final_summary),
         learning(lines),
         agents(lines),
         echo_trap(lines),
@@ -85,18 +85,18 @@ def write_report(run_dir: Path | str) -> Path:
 def _header(folder: RunFolder, facts: Mapping[str, Any]) -> str:
     """Return the run's environment, model, algorithm, date and machine, one line each."""
     config, machine = folder.read_config(), facts.get("platform") or {}
-    several = config.get("environments") or {"": config.get("environment") or {}}
+    tasks = config.get("environments") or {"": config.get("environment") or {}}
     gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
-    began = facts.get("time")
+    start_time = facts.get("time")
     rows = {
-        "Environment": ", ".join(str(each.get("id", name)) for name, each in several.items()),
+        "Environment": ", ".join(str(environment.get("id", name)) for name, environment in tasks.items()),
         "Model": facts.get("model", ""),
         "Algorithm": (config.get("algorithm") or {}).get("preset", ""),
-        "Date": time.strftime("%d %B %Y, %H:%M", time.localtime(began)) if began else "",
+        "Date": time.strftime("%d %B %Y, %H:%M", time.localtime(start_time)) if start_time else "",
         "Machine": f"{machine['cores']} cores, {gpus}, {machine.get('system', '')}" if machine.get("cores") else "",
     }
-    told = "".join(f"<div><dt>{name}</dt><dd>{escape(str(text))}</dd></div>" for name, text in rows.items() if text)
-    return f'<dl class="header">{told}</dl>'
+    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(str(text))}</dd></div>" for name, text in rows.items() if text)
+    return f'<dl class="header">{cells}</dl>'
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------
@@ -107,32 +107,32 @@ def _episodes(folder: RunFolder) -> str:
 
     The first, last and final evaluations are shown in full, and others up to a size limit.
     """
-    between, left_out = files_between(folder, BETWEEN)
-    files = {path.name: when for when, path in (shown_files(folder) | between).items()}
-    shown = [*in_order(folder), *_episodes_of(between.values())]
-    if not shown:
+    other_files, left_out = files_between(folder, BETWEEN)
+    files = {path.name: label for label, path in (shown_files(folder) | other_files).items()}
+    episodes = [*in_order(folder), *_episodes_of(other_files.values())]
+    if not episodes:
         return ""
     pictures = _Pictures(read_pictures(folder.pictures))
     before = {
-        (episode.kind, episode.seed): _id(place) for place, episode in shown if files[place[0]] == "before training"
+        (episode.kind, episode.seed): _id(place) for place, episode in episodes if files[place[0]] == "before training"
     }
     parts = []
-    for number, (place, episode) in enumerate(shown):
-        when = files[place[0]]
-        same = before.get((episode.kind, episode.seed)) if when == "after training" else None
-        parts.append(_episode(place, episode, when, same, pictures.of(place), opened=number == 0))
-    told = shown[0][1].instructions
-    if told:
+    for number, (place, episode) in enumerate(episodes):
+        label = files[place[0]]
+        same_start = before.get((episode.kind, episode.seed)) if label == "after training" else None
+        parts.append(_episode(place, episode, label, same_start, pictures.of(place), opened=number == 0))
+    instructions = episodes[0][1].instructions
+    if instructions:
         parts.append(
             '<details class="whole"><summary class="muted">What the policy was told</summary>'
-            f'<pre class="mono whole">{tagged(told)}</pre></details>'
+            f'<pre class="mono whole">{tagged(instructions)}</pre></details>'
         )
-    said = "All that were kept of the first, the last and the final evaluation"
-    said += f", and of {len(between)} between" if between else ""
-    said += f"; {left_out} more evaluations would make the page too large, and are in episodes/." if left_out else "."
-    kinds = list(dict.fromkeys(episode.kind for _, episode in shown))
+    note = "All that were kept of the first, the last and the final evaluation"
+    note += f", and of {len(other_files)} between" if other_files else ""
+    note += f"; {left_out} more evaluations would make the page too large, and are in episodes/." if left_out else "."
+    kinds = list(dict.fromkeys(episode.kind for _, episode in episodes))
     return section(
-        "Episodes", said, pictures.shared() + _filter(list(dict.fromkeys(files.values())), kinds) + "".join(parts)
+        "Episodes", note, pictures.shared() + _filter(list(dict.fromkeys(files.values())), kinds) + "".join(parts)
     )
 
 
@@ -154,27 +154,27 @@ def _branches(folder: RunFolder) -> str:
     except BadEpisodes:
         return ""
     groups.sort(key=lambda group: -len({episode.success is True for episode in group.members}))
-    said = f"Groups of episodes/{files[-1].name}: what members played alike is one way, and each ends with its number."
-    return section("Branches", said, "".join(_tree(group, opened=group is groups[0]) for group in groups[:_TREES]))
+    note = f"Groups of episodes/{files[-1].name}: what members played alike is one way, and each ends with its number."
+    return section("Branches", note, "".join(_tree(group, opened=group is groups[0]) for group in groups[:_TREES]))
 
 
 def _tree(group: Group, *, opened: bool) -> str:
     members = [episode for episode in group.members if not episode.failed]
     label = f"group {group.id}, seed {members[0].seed}" if members else f"group {group.id}"
-    ways = [
+    continuations = [
         Continuation([" ".join(turn.actions) for turn in each.turns], each.total_reward, each.success, str(each.member))
         for each in members
     ]
-    solved = sum(each.success is True for each in members)
-    grown = "".join(
-        f"<li>before turn {turn + 1} of member {parent}: {', '.join(str(each.member) for each in own)}</li>"
-        for (parent, turn), own in siblings_of(members).items()
+    solved_count = sum(member.success is True for member in members)
+    branches = "".join(
+        f"<li>before turn {turn + 1} of member {parent}: {', '.join(str(member.member) for member in siblings)}</li>"
+        for (parent, turn), siblings in siblings_of(members).items()
     )
     return (
-        f'<details class="group"{" open" if opened else ""}><summary>{label} <span class="muted">· {solved} of '
+        f'<details class="group"{" open" if opened else ""}><summary>{label} <span class="muted">· {solved_count} of '
         f'{len(members)} solved</span></summary><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="Tree of {label}">{draw_tree(ways, label.capitalize())}</div>'
-        f'<div class="muted">Branches</div><ul class="muted">{grown}</ul></details>'
+        f'aria-label="Tree of {label}">{draw_tree(continuations, label.capitalize())}</div>'
+        f'<div class="muted">Branches</div><ul class="muted">{branches}</ul></details>'
     )
 
 
@@ -184,20 +184,20 @@ class _Pictures:
     def __init__(self, frames: Mapping[Shown, Sequence[bytes]]) -> None:
         self._frames = frames
         self._ids: dict[bytes, str] = {}
-        for each in frames.values():
-            for frame in each:
+        for picture_frames in frames.values():
+            for frame in picture_frames:
                 self._ids.setdefault(frame, f"frame-{len(self._ids)}")
 
     def shared(self) -> str:
         """Return the SVG definitions of all pictures. `of` returns their ids."""
-        drawn = "".join(
+        definitions = "".join(
             f'<image id="{name}" width="{_SIZE}" height="{_SIZE}" '
             f'href="data:image/png;base64,{base64.b64encode(frame).decode()}"/>'
             for frame, name in self._ids.items()
         )
         return (
-            f'<svg width="0" height="0" style="position: absolute" aria-hidden="true"><defs>{drawn}</defs></svg>'
-            if drawn
+            f'<svg width="0" height="0" style="position: absolute" aria-hidden="true"><defs>{definitions}</defs></svg>'
+            if definitions
             else ""
         )
 
@@ -211,8 +211,8 @@ def _filter(times: Sequence[str], kinds: Sequence[str]) -> str:
 
     def choice(name: str, label: str, values: Sequence[str]) -> str:
         options = "".join(f"<option>{escape(value)}</option>" for value in values)
-        every = f'<option value="">any {label.lower()}</option>'
-        return f'<select name="{name}" aria-label="{label}">{every}{options}</select>'
+        any_option = f'<option value="">any {label.lower()}</option>'
+        return f'<select name="{name}" aria-label="{label}">{any_option}{options}</select>'
 
     parts = [choice("when", "Time", times)] if len(times) > 1 else []
     parts += [choice("environment", "Environment", kinds)] if len(kinds) > 1 else []
@@ -246,12 +246,12 @@ def _episode(
         opened: Whether its details are open.
     """
     outcome, tone = _outcome(episode)
-    told = [
+    facts = [
         when,
         f"{len(episode.turns)} turn" + ("" if len(episode.turns) == 1 else "s"),
         f"return {signed(episode.total_reward)}",
     ]
-    told += [f"ended by {episode.end.replace('_', ' ')}"] if episode.end not in ("", "terminal") else []
+    facts += [f"ended by {episode.end.replace('_', ' ')}"] if episode.end not in ("", "terminal") else []
     turns = "".join(_turn(number, turn) for number, turn in enumerate(episode.turns, start=1))
     if episode.final_observation:
         turns += (
@@ -266,7 +266,7 @@ def _episode(
         f'<details class="episode" id="{_id(place)}" data-when="{when}" data-outcome="{outcome}" '
         f'data-environment="{escape(episode.kind)}"{" open" if opened else ""}>'
         f'<summary><span class="badge {tone}">{outcome}</span>{escape(episode.environment)}, '
-        f'seed {episode.seed} <span class="muted">· {escape(" · ".join(told))}</span></summary>{link}{body}</details>'
+        f'seed {episode.seed} <span class="muted">· {escape(" · ".join(facts))}</span></summary>{link}{body}</details>'
     )
 
 
@@ -275,12 +275,12 @@ def _strip(episode: Episode, frames: Sequence[str]) -> str:
     cells = []
     for number, frame in enumerate(frames, 1):
         turn = episode.turns[number - 1] if number <= len(episode.turns) else None
-        named = f"Before turn {number}" if turn else "At the end"
-        under = _outcome(episode)[0] if turn is None else " ".join(turn.actions) or "no action"
+        label = f"Before turn {number}" if turn else "At the end"
+        caption = _outcome(episode)[0] if turn is None else " ".join(turn.actions) or "no action"
         reward = f' <span class="{_tone(turn.reward)}">{signed(turn.reward)}</span>' if turn and turn.reward else ""
         cells.append(
-            f'<figure><svg role="img" aria-label="{named}" viewBox="0 0 {_SIZE} {_SIZE}"><use href="#{frame}"/></svg>'
-            f"<figcaption>{number if turn else 'end'} · <b>{escape(under)}</b>{reward}</figcaption></figure>"
+            f'<figure><svg role="img" aria-label="{label}" viewBox="0 0 {_SIZE} {_SIZE}"><use href="#{frame}"/></svg>'
+            f"<figcaption>{number if turn else 'end'} · <b>{escape(caption)}</b>{reward}</figcaption></figure>"
         )
     return f'<div class="frames">{"".join(cells)}</div>'
 
@@ -293,7 +293,7 @@ def _turn(number: int, turn: Turn) -> str:
     actions = "".join(f'<span class="action">{escape(action)}</span>' for action in turn.actions)
     if not actions:
         actions = '<span class="muted">none understood</span>'
-    kind = _tone(turn.reward)
+    tone = _tone(turn.reward)
     parts = (
         ", ".join(f"{name} {signed(value)}" for name, value in turn.parts.items() if value)
         if len(turn.parts) > 1
@@ -304,7 +304,7 @@ def _turn(number: int, turn: Turn) -> str:
         f'<div class="turn"><pre class="mono">{escape(turn.observation)}</pre>'
         f'<div class="thought"><span class="label">{number} · reasoning</span>{thought}</div>'
         f'<div><span class="label">action</span>{actions}</div>'
-        f'<div><span class="label">reward</span><span class="{kind}">{signed(turn.reward)}</span> '
+        f'<div><span class="label">reward</span><span class="{tone}">{signed(turn.reward)}</span> '
         f'<span class="muted">{escape(parts)}</span></div>'
         '<details class="raw"><summary>reply, from what the prompt prefilled on</summary>'
         f"<pre>{tagged(turn.text)}</pre></details></div>"

@@ -72,30 +72,30 @@ def headline(
     header: str = "",
 ) -> str:
     """Return the title, success before and after in large type, and a verdict. header: HTML below the title."""
-    measured = [line for line in lines if line["metrics"]]
+    measured_lines = [line for line in lines if line["metrics"]]
     tiles = []
     verdict = ""
     if evaluations:
         before, after = evaluations[0], final or evaluations[-1]
-        compared = final is not None or len(evaluations) > 1
-        label = "final" if final else "latest" if compared else "success"
-        last = after_the_best(final, evaluations)
-        at_the_end = f"<div>{_score(last, 'last')}</div>" if last else ""
+        is_compared = final is not None or len(evaluations) > 1
+        label = "final" if final else "latest" if is_compared else "success"
+        last_summary = after_the_best(final, evaluations)
+        last_html = f"<div>{_score(last_summary, 'last')}</div>" if last_summary else ""
         tiles.append(
             f'<div class="tile main"><div>{_score(before, "before")}</div><div class="arrow" aria-hidden="true">→</div>'
-            f'<div class="after">{_score(after, label)}</div>{at_the_end}</div>'
-            if compared
+            f'<div class="after">{_score(after, label)}</div>{last_html}</div>'
+            if is_compared
             else f'<div class="tile main"><div class="after">{_score(after, label)}</div></div>'
         )
-        verdict = _verdict(before, after, evaluations, final, best_step) if compared else ""
-    if measured:
-        tiles.append(_tile(duration(wall_seconds(facts, measured)), "wall time"))
-        tiles.append(_tile(f"{measured[-1]['step']:,}", "steps"))
-        warned = len(standing(_warned(lines)))
-        tiles.append(_tile(str(warned), "warning" if warned == 1 else "warnings"))
+        verdict = _verdict(before, after, evaluations, final, best_step) if is_compared else ""
+    if measured_lines:
+        tiles.append(_tile(duration(wall_seconds(facts, measured_lines)), "wall time"))
+        tiles.append(_tile(f"{measured_lines[-1]['step']:,}", "steps"))
+        warning_count = len(standing(_warned(lines)))
+        tiles.append(_tile(str(warning_count), "warning" if warning_count == 1 else "warnings"))
     outcome = facts.get("ended", {}).get("outcome")
-    told = " · ".join(text for text in (facts.get("model"), outcome) if text)
-    status = f'<p class="muted">{escape(told)}</p>' if told else ""
+    status_text = " · ".join(text for text in (facts.get("model"), outcome) if text)
+    status = f'<p class="muted">{escape(status_text)}</p>' if status_text else ""
     return f'<h1>{escape(title)}</h1>{status}{header}<div class="hero">{"".join(tiles)}</div>{verdict}'
 
 
@@ -104,16 +104,16 @@ def wall_seconds(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -
 
     An unfinished run is timed from its start; a resumed one from its first line of metrics.
     """
-    ended, first = facts.get("ended"), lines[0]["time"]
-    began = first if facts.get("resumed") else min(facts.get("time", first), first)
-    return float(ended["seconds"]) if ended else float(lines[-1]["time"] - began)
+    end, first_time = facts.get("ended"), lines[0]["time"]
+    start_time = first_time if facts.get("resumed") else min(facts.get("time", first_time), first_time)
+    return float(end["seconds"]) if end else float(lines[-1]["time"] - start_time)
 
 
 def _score(summary: Mapping[str, Any], label: str) -> str:
     low, high = summary.get("success_low"), summary.get("success_high")
     interval = f"{show(low, 'share')} to {show(high, 'share')}" if low is not None else ""
-    graded = f"<span>return {escape(return_with_interval(summary))}</span>" if is_graded(summary) else ""
-    return f"<span>{label}</span><b>{show(summary['success'], 'share')}</b><span>{interval}</span>{graded}"
+    return_html = f"<span>return {escape(return_with_interval(summary))}</span>" if is_graded(summary) else ""
+    return f"<span>{label}</span><b>{show(summary['success'], 'share')}</b><span>{interval}</span>{return_html}"
 
 
 def _tile(number: str, label: str) -> str:
@@ -128,30 +128,30 @@ def _verdict(
     best_step: int | None,
 ) -> str:
     count = after.get("episodes")
-    said = f"Success on {count:,} episodes, with 95 % intervals. " if count else "Success with 95 % intervals. "
+    text = f"Success on {count:,} episodes, with 95 % intervals. " if count else "Success with 95 % intervals. "
     if final:
-        said += (
+        text += (
             f"Final: the checkpoint of step {final['step']:,}, which the selection seeds chose, on start states that "
             "neither taught nor chose it. Before: the first policy, on the selection seeds. "
         )
     else:
-        said += "Both are from the selection seeds; the final seeds are played when the run is over. "
-    said += _compared(before, after, "success", "The intervals")
+        text += "Both are from the selection seeds; the final seeds are played when the run is over. "
+    text += _compared(before, after, "success", "The intervals")
     best, last = max(evaluations, key=lambda summary: summary["success"]), evaluations[-1]
     if best["success"] > last["success"]:
-        said += f"The best selection evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
-        worse = best.get("success_low") is not None and best["success_low"] > last["success_high"]
-        said += ", and the policy has become worse since. " if worse else ". "
+        text += f"The best selection evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
+        has_fallen = best.get("success_low") is not None and best["success_low"] > last["success_high"]
+        text += ", and the policy has become worse since. " if has_fallen else ". "
     if best_step is not None:
-        said += f"The checkpoint called best holds step {best_step:,}. "
-    for way, words in (("greedy", "Sampled greedily"), ("best_of", "With the best of several replies")):
-        other = after.get(way)
-        if other and other.get("success") is not None:
-            said += f"{words}, it reaches {show(other['success'], 'share')}. "
+        text += f"The checkpoint called best holds step {best_step:,}. "
+    for method, description in (("greedy", "Sampled greedily"), ("best_of", "With the best of several replies")):
+        result = after.get(method)
+        if result and result.get("success") is not None:
+            text += f"{description}, it reaches {show(result['success'], 'share')}. "
     if is_graded(before) or is_graded(after):
-        said += f"The return went from {return_with_interval(before)} to {return_with_interval(after)}. "
-        said += _compared(before, after, "return", "Its intervals")
-    return f"<p>{escape(said)}</p>"
+        text += f"The return went from {return_with_interval(before)} to {return_with_interval(after)}. "
+        text += _compared(before, after, "return", "Its intervals")
+    return f"<p>{escape(text)}</p>"
 
 
 def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, intervals: str) -> str:
@@ -172,15 +172,15 @@ PHONE = 344
 
 def for_each_width(draw: Callable[[int], str], *, widest: int = 1072) -> str:
     """Return a chart in two widths: `widest`, and the width of a phone. The page's CSS chooses between them."""
-    wide, narrow = draw(widest), draw(PHONE)
-    return wide and f'<div class="roomy">{wide}</div><div class="tight">{narrow}</div>'
+    wide_chart, narrow_chart = draw(widest), draw(PHONE)
+    return wide_chart and f'<div class="roomy">{wide_chart}</div><div class="tight">{narrow_chart}</div>'
 
 
 def _reference(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    found: dict[str, Mapping[str, Any]] = {}
+    reference: dict[str, Mapping[str, Any]] = {}
     for summary in evaluations:
-        found |= summary.get("reference") or {}
-    return found
+        reference |= summary.get("reference") or {}
+    return reference
 
 
 def _warned(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
@@ -237,17 +237,17 @@ def environments(
     lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], final: Mapping[str, Any] | None
 ) -> str:
     """Return the section about each environment of the run; "" for a run with only one."""
-    measured = [(summary["step"], summary["environments"]) for summary in evaluations if summary.get("environments")]
-    if not measured:
+    steps = [(summary["step"], summary["environments"]) for summary in evaluations if summary.get("environments")]
+    if not steps:
         return ""
-    names = list(measured[-1][1])
+    names = list(steps[-1][1])
     series = [
         Series(
             name,
-            [(step, each[name]["success"]) for step, each in measured if name in each],
+            [(step, envs[name]["success"]) for step, envs in steps if name in envs],
             colour % COLOURS,
             band=[
-                (step, each[name]["success_low"], each[name]["success_high"]) for step, each in measured if name in each
+                (step, envs[name]["success_low"], envs[name]["success_high"]) for step, envs in steps if name in envs
             ],
             dots=True,
         )
@@ -260,34 +260,34 @@ def environments(
     )
     rows = ""
     for name in names:
-        before, last = measured[0][1].get(name), measured[-1][1][name]
+        before, last_summary = steps[0][1].get(name), steps[-1][1][name]
         references = (before or {}).get("reference") or {}
-        beside = ", ".join(f"{policy} {show(own['success'], 'share')}" for policy, own in references.items())
-        at_end = (final or {}).get("environments", {}).get(name)
-        cells = [with_interval(each) if each else "-" for each in (before, last, at_end)]
-        cells += [return_with_interval(at_end or last), beside or "-"]
+        reference_text = ", ".join(f"{policy} {show(row['success'], 'share')}" for policy, row in references.items())
+        final_summary = (final or {}).get("environments", {}).get(name)
+        cells = [with_interval(summary) if summary else "-" for summary in (before, last_summary, final_summary)]
+        cells += [return_with_interval(final_summary or last_summary), reference_text or "-"]
         rows += f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
     table = (
         "<table><tr><th>Environment</th><th>Before</th><th>Last selection</th><th>Final</th><th>Return</th>"
         f"<th>Policies without a model</th></tr>{rows}</table>"
     )
-    followed = ("success", "return_mean", "kept_fraction", "turns_mean", "level")
-    small = small_charts(lines, [f"{TASKS}/{name}/{each}" for each in followed for name in names])
+    metric_names = ("success", "return_mean", "kept_fraction", "turns_mean", "level")
+    panels = small_charts(lines, [f"{TASKS}/{name}/{metric_name}" for metric_name in metric_names for name in names])
     return section(
         "Environments",
         "The figures above are means in which each environment counts alike; the best checkpoint is the one with the "
         "highest mean success.",
-        f'{table}<div class="wide">{chart}</div>{small}',
+        f'{table}<div class="wide">{chart}</div>{panels}',
     )
 
 
 def agents(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return the section with metrics and gradients per agent; "" for a run without them."""
-    logged = sorted({name for line in lines for name in line["metrics"]})
-    own = dict.fromkeys(name.split("/")[1] for name in logged if name.startswith(f"{AGENTS}/"))
-    followed = ("policy/entropy", "policy/kl", "update/grad_norm")
-    small = small_charts(lines, [f"{AGENTS}/{name}/{each}" for each in followed for name in own])
-    measured = dict.fromkeys(name.split("/")[2] for name in logged if name.startswith(f"gradients/{AGENTS}/"))
+    names = sorted({name for line in lines for name in line["metrics"]})
+    agent_names = dict.fromkeys(name.split("/")[1] for name in names if name.startswith(f"{AGENTS}/"))
+    suffixes = ("policy/entropy", "policy/kl", "update/grad_norm")
+    panels = small_charts(lines, [f"{AGENTS}/{name}/{suffix}" for suffix in suffixes for name in agent_names])
+    gradient_agents = dict.fromkeys(name.split("/")[2] for name in names if name.startswith(f"gradients/{AGENTS}/"))
     charts = [
         line_chart(
             f"{name}: growth of its squared gradients with one scale of rewards for all",
@@ -298,13 +298,13 @@ def agents(lines: Sequence[Mapping[str, Any]]) -> str:
                 )
             ],
         )
-        for name in measured
+        for name in gradient_agents
     ]
-    found = "".join(f"<div>{chart}</div>" for chart in charts if chart)
+    chart_html = "".join(f"<div>{chart}</div>" for chart in charts if chart)
     return section(
         "Agents",
         "Each agent's policy by itself, and what sharing one mean and deviation of rewards would do to its gradients.",
-        small + (found and f'<div class="charts">{found}</div>'),
+        panels + (chart_html and f'<div class="charts">{chart_html}</div>'),
     )
 
 
@@ -369,28 +369,28 @@ def _metric_chart(known: Metric, points: Sequence[Point], marks: Sequence[Mark],
 
 
 def learning(lines: Sequence[Mapping[str, Any]]) -> str:
-    moved = [name for name in LEARNING if len({value for _, value in curve(lines, name)}) > 1]
-    charts = small_charts(lines, moved, warning_marks(lines))
+    changed_names = [name for name in LEARNING if len({value for _, value in curve(lines, name)}) > 1]
+    charts = small_charts(lines, changed_names, warning_marks(lines))
     return section("Learning", "Collected episodes, step by step.", charts)
 
 
 def echo_trap(lines: Sequence[Mapping[str, Any]]) -> str:
-    warned = _warned(lines)
+    warnings = _warned(lines)
     charts = small_charts(lines, SIGNALS, warning_marks(lines), colour=3, large=True)
     if not charts:
         return ""
-    said = (
+    warning_list = (
         '<ul class="warnings">'
-        + "".join(f"<li><b>Step {step:,}</b>{escape(text)}</li>" for step, text in warned)
+        + "".join(f"<li><b>Step {step:,}</b>{escape(text)}</li>" for step, text in warnings)
         + "</ul>"
-        if warned
+        if warnings
         else '<p class="muted">No warning was given.</p>'
     )
     return section(
         "Echo Trap signals",
         "A policy that begins to repeat itself shows it here before its success falls: deviation, entropy and "
         "diversity drop, the gradient norm rises. Warnings are marked.",
-        charts + said,
+        charts + warning_list,
     )
 
 
@@ -398,12 +398,12 @@ def information(lines: Sequence[Mapping[str, Any]]) -> str:
     charts = []
     for sampler, label in (("first_turn", "first turns"), ("random_turn", "random turns")):
         prefix = f"information/{sampler}/"
-        shown = [
+        metrics = [
             ("mutual_information", "Mutual information"),
             ("bound", "its bound"),
             ("conditional_entropy", "H(Z | X)"),
         ]
-        series = [Series(text, curve(lines, prefix + name), index) for index, (name, text) in enumerate(shown)]
+        series = [Series(text, curve(lines, prefix + name), index) for index, (name, text) in enumerate(metrics)]
         charts.append(line_chart(f"{label.capitalize()} (nats)", series[:2]))
         charts.append(line_chart(f"H(reasoning | prompt), {label}", series[2:]))
         charts.append(
@@ -413,53 +413,53 @@ def information(lines: Sequence[Mapping[str, Any]]) -> str:
                 kind="share",
             )
         )
-    found = "".join(f"<div>{chart}</div>" for chart in charts if chart)
+    chart_html = "".join(f"<div>{chart}</div>" for chart in charts if chart)
     return section(
         "Does the reasoning depend on the state?",
         "Mutual information near 0 is a template that is recited whatever the state, even where entropy is high.",
-        found and f'<div class="charts">{found}</div>',
+        chart_html and f'<div class="charts">{chart_html}</div>',
     )
 
 
 def time_spent(lines: Sequence[Mapping[str, Any]]) -> str:
-    timed = [line for line in lines if line["metrics"].get("time/step")]
-    if len(timed) < 2:
+    timed_lines = [line for line in lines if line["metrics"].get("time/step")]
+    if len(timed_lines) < 2:
         return ""
     layers = []
     for label, name in PARTS:
         points = [
             (line["step"], min((line["metrics"].get(name) or 0.0) / line["metrics"]["time/step"], 1.0))
-            for line in timed
+            for line in timed_lines
         ]
         layers.append((label, points))
     # Scale down shares whose sum exceeds 1: waits overlap if episodes are collected in parallel.
-    totals = [sum(points[index][1] for _, points in layers) for index in range(len(timed))]
+    totals = [sum(points[index][1] for _, points in layers) for index in range(len(timed_lines))]
     layers = [
         (label, [(x, y / max(total, 1.0)) for (x, y), total in zip(points, totals, strict=True)])
         for label, points in layers
     ]
-    rest = [(line["step"], max(0.0, 1 - total)) for line, total in zip(timed, totals, strict=True)]
-    layers = [(label, smooth(points)) for label, points in [*layers, ("Everything else", rest)]]
-    whole = sum(line["metrics"]["time/step"] for line in timed)
-    said = f"A step took {show(whole / len(timed), 'seconds')} on average. "
-    outside = [value for _, value in curve(lines, "time/share_outside")]
-    if outside:
-        said += f"{show(sum(outside) / len(outside), 'share')} of the time was outside generation and update."
+    other_shares = [(line["step"], max(0.0, 1 - total)) for line, total in zip(timed_lines, totals, strict=True)]
+    layers = [(label, smooth(points)) for label, points in [*layers, ("Everything else", other_shares)]]
+    total_seconds = sum(line["metrics"]["time/step"] for line in timed_lines)
+    text = f"A step took {show(total_seconds / len(timed_lines), 'seconds')} on average. "
+    rest_shares = [value for _, value in curve(lines, "time/share_outside")]
+    if rest_shares:
+        text += f"{show(sum(rest_shares) / len(rest_shares), 'share')} of the time was outside generation and update."
     shares = for_each_width(lambda width: share_chart("Share of each step", layers, width=width, height=240))
     charts = small_charts(lines, SPEED, colour=2)
-    return section("Where the time went", escape(said), f'<div class="wide">{shares}</div>{charts}')
+    return section("Where the time went", escape(text), f'<div class="wide">{shares}</div>{charts}')
 
 
 def configuration(facts: Mapping[str, Any]) -> str:
-    differs = facts.get("differs_from_defaults")
-    if differs is None:
+    differences = facts.get("differs_from_defaults")
+    if differences is None:
         return ""
-    if not differs:
+    if not differences:
         return f'{heading("Configuration")}<p class="muted">All defaults.</p>'
     rows = "".join(
         f"<tr><td>{dotted(key)}</td><td><code>{escape(format_value(value))}</code></td>"
         f'<td class="muted"><code>{escape(format_value(default))}</code></td></tr>'
-        for key, (value, default) in differs.items()
+        for key, (value, default) in differences.items()
     )
     table = f"<table><tr><th>Setting</th><th>This run</th><th>Default</th></tr>{rows}</table>"
     return section("Configuration", "What differs from the defaults; config.yaml has all of it.", table)
@@ -483,20 +483,20 @@ def provenance(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> 
     )
     rows["packages"] = ", ".join(f"{name} {version}" for name, version in facts.get("packages", {}).items())
     rows["command"] = " ".join(facts.get("command", []))
-    resumed = facts.get("resumed", [])
-    if resumed:
-        rows["resumed"] = "once" if len(resumed) == 1 else f"{len(resumed)} times"
+    resumptions = facts.get("resumed", [])
+    if resumptions:
+        rows["resumed"] = "once" if len(resumptions) == 1 else f"{len(resumptions)} times"
     body = "".join(
         f'<tr><td class="key">{escape(key)}</td><td><code>{escape(str(value))}</code></td></tr>'
         for key, value in rows.items()
     )
     metrics = ""
     if lines:
-        others = sorted({name for line in lines for name in line["metrics"]} - set(METRICS))
-        last = lines[-1]["metrics"]
+        other_names = sorted({name for line in lines for name in line["metrics"]} - set(METRICS))
+        last_metrics = lines[-1]["metrics"]
         values = "".join(
-            f'<tr><td>{dotted(name)}</td><td class="n">{show(last.get(name), metric(name).kind)}</td></tr>'
-            for name in [*(name for name in METRICS if name in last), *others]
+            f'<tr><td>{dotted(name)}</td><td class="n">{show(last_metrics.get(name), metric(name).kind)}</td></tr>'
+            for name in [*(name for name in METRICS if name in last_metrics), *other_names]
         )
         metrics = (
             f'<details><summary class="muted">All metrics of the last step</summary><table>{values}</table></details>'

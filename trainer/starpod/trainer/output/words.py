@@ -33,15 +33,15 @@ def withdrawal(subject: str, why: str) -> str:
 
 def standing(warned: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
     """Return the (step, text) warnings that were not withdrawn, without the withdrawals."""
-    left: list[tuple[int, str]] = []
+    active_warnings: list[tuple[int, str]] = []
     for step, text in warned:
         if not text.startswith(WITHDRAWN):
-            left.append((step, text))
+            active_warnings.append((step, text))
             continue
         subject = text.removeprefix(WITHDRAWN).partition(";")[0].removeprefix("an ")
-        if withdrawn := next((each for each in reversed(left) if each[1].startswith(subject)), None):
-            left.remove(withdrawn)
-    return left
+        if warning := next((warning for warning in reversed(active_warnings) if warning[1].startswith(subject)), None):
+            active_warnings.remove(warning)
+    return active_warnings
 
 
 METRICS = {
@@ -137,10 +137,10 @@ def metric(name: str) -> Metric:
 
     `environments/<name>/<metric>` is shown as `collect/<metric>`, and `agents/<agent>/<metric>` as `<metric>`.
     """
-    prefix, _, rest = name.partition("/")
-    whose, _, last = rest.partition("/")
-    if known := METRICS.get({TASKS: f"collect/{last}", AGENTS: last}.get(prefix, "")):
-        return replace(known, name=name, label=f"{whose}: {known.label[0].lower()}{known.label[1:]}")
+    prefix, _, suffix = name.partition("/")
+    owner, _, metric_name = suffix.partition("/")
+    if entry := METRICS.get({TASKS: f"collect/{metric_name}", AGENTS: metric_name}.get(prefix, "")):
+        return replace(entry, name=name, label=f"{owner}: {entry.label[0].lower()}{entry.label[1:]}")
     return METRICS.get(name) or Metric(name, name)
 
 
@@ -150,9 +150,9 @@ TASKS, AGENTS = "environments", "agents"
 
 def by_task(summary: Mapping[str, Any]) -> str:
     """Return `; bandit 90 %, lake 41 %` for an evaluation of several environments; "" for one."""
-    each = summary.get("environments") or {}
-    told = ", ".join(f"{name} {show(own['success'], 'share')}" for name, own in each.items())
-    return f"; {told}" if told else ""
+    environments = summary.get("environments") or {}
+    successes = ", ".join(f"{name} {show(result['success'], 'share')}" for name, result in environments.items())
+    return f"; {successes}" if successes else ""
 
 
 def with_interval(summary: Mapping[str, Any]) -> str:
@@ -194,9 +194,9 @@ def after_the_best(
     """
     if not (final and evaluations):
         return None
-    best, last = final.get("step"), evaluations[-1].get("step")
+    best_step, last_step = final.get("step"), evaluations[-1].get("step")
     # The site reads files that others wrote, where a step may be anything.
-    if isinstance(best, int | float) and isinstance(last, int | float) and last > best:
+    if isinstance(best_step, int | float) and isinstance(last_step, int | float) and last_step > best_step:
         return evaluations[-1]
     return None
 
@@ -222,8 +222,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not finite:
         return ""
     if len(finite) > width:
-        cuts = [round(index * len(finite) / width) for index in range(width + 1)]
-        finite = [sum(finite[low:high]) / (high - low) for low, high in pairwise(cuts) if high > low]
+        edges = [round(index * len(finite) / width) for index in range(width + 1)]
+        finite = [sum(finite[low:high]) / (high - low) for low, high in pairwise(edges) if high > low]
     low, high = min(finite), max(finite)
     if high - low < 1e-12:
         return TICKS[3] * len(finite)
@@ -233,13 +233,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def trend(values: Sequence[float]) -> str:
     """Return an arrow that compares the mean of the last fifth of the values with the rest, in standard deviations."""
     finite = [value for value in values if math.isfinite(value)]
-    recent = max(len(finite) // 5, 2)
-    if len(finite) < 2 * recent:
+    recent_count = max(len(finite) // 5, 2)
+    if len(finite) < 2 * recent_count:
         return " "
-    before, now = finite[:-recent], finite[-recent:]
+    before, after = finite[:-recent_count], finite[-recent_count:]
     mean = sum(before) / len(before)
     spread = math.sqrt(sum((value - mean) ** 2 for value in before) / len(before))
-    moved = sum(now) / len(now) - mean
-    if abs(moved) <= max(0.5 * spread, 1e-9):
+    change = sum(after) / len(after) - mean
+    if abs(change) <= max(0.5 * spread, 1e-9):
         return "→"
-    return "↗" if moved > 0 else "↘"
+    return "↗" if change > 0 else "↘"
