@@ -88,7 +88,7 @@ class GrpcWire:
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
         except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
+            if _is_being_cancelled():
                 raise
             raise Unreachable(f"The Stream of {self._address} was cancelled.") from None
         if message is None:  # gRPC could not parse the bytes
@@ -114,3 +114,13 @@ class GrpcWire:
             return self._read_metadata()
         except OSError as error:
             raise Unreachable(f"The token for {self._address} cannot be read: {error}") from None
+
+
+def _is_being_cancelled() -> bool:
+    """Return whether the current task was cancelled, and not only the call that it waits for.
+
+    A variable for the task in the caller would keep its frame, and so the channel, alive: a cancelled task refers to
+    its exception, and that to the frame. gRPC's threads end only with the channel, and a fork waits for their end.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
