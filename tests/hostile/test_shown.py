@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from starpod.report.console import safe_console, visible
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import ActionOutcome, Episode, Turn
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.screen import PlainScreen
@@ -65,7 +65,7 @@ def test_visible_keeps_what_is_text() -> None:
 def hostile_turn() -> Turn:
     turn = Turn(observation=f"Observation {HARM}", fresh=True, text=f"<raw> {HARM}", actions=[f"act {HARM}"])
     turn.thought = f"Thought {HARM}"
-    turn.executed = turn.valid = turn.effective = 1
+    turn.outcomes = [ActionOutcome(True, True, True)]
     return turn
 
 

@@ -7,7 +7,7 @@ import pytest
 from starpod.client import Fleet, Limits
 from starpod.trainer.agents.config import ScriptConfig
 from starpod.trainer.config import parse_config
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import ActionOutcome, Episode, Turn
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
@@ -69,7 +69,9 @@ def test_moves_are_joined_to_turns_of_one_to_so_many() -> None:
 
 def test_the_best_are_imitated_and_of_them_only_moves_with_an_effect() -> None:
     def played(*effects: int) -> Demonstration:
-        turns = [Turn(observation="", fresh=True, effective=effect) for effect in effects]
+        turns = [
+            Turn(observation="", fresh=True, outcomes=[ActionOutcome(True, True, bool(effect))]) for effect in effects
+        ]
         turns[-1].parts = {"environment": float(sum(effects))}
         return Demonstration(Episode(0, 0, "lake-v1", turns=turns), Limits(), [True] * len(turns))
 

@@ -38,6 +38,7 @@ def test_what_it_reads(text: str, value: Any) -> None:
         ("a:\n\tb: 1", "line 2: .*cannot start any token"),
         ("a: 1\n---\nb: 2", "line 2: expected a single document"),
         ("a: " + "9" * 5000, "Exceeds the limit"),
+        ("a: \0", "unacceptable character #x0000"),
         ("a: !!python/name:os.system", "line 1: could not determine a constructor"),
     ],
 )

@@ -30,8 +30,9 @@ def load_yaml(text: str) -> Any:
     Raises:
         YamlError: The text is not YAML, holds a key twice, or exceeds MAX_DEPTH or MAX_NODES.
     """
-    loader = _Loader(text.removeprefix("\ufeff"))
+    loader = None
     try:
+        loader = _Loader(text.removeprefix("\ufeff"))
         node = loader.get_single_node()
         if node is None:
             return None
@@ -44,7 +45,8 @@ def load_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise YamlError(" ".join(str(error).split())) from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def dump_yaml(value: Any) -> str:

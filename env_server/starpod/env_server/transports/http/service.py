@@ -70,7 +70,9 @@ class HTTPService:
         """Yield the routes in the order in which they are tried: those of sessions first, because steps are most."""
         for route in sorted(ROUTES, key=lambda route: route.field != "session_id"):
             call = self._stream if route.method.server_streaming else functools.partial(self._unary, route)
-            yield self._route(route.path, route.verb, functools.partial(self._call, route.name, call))
+            # An empty id matches too: the call is refused for its token before its session is looked up.
+            path = route.path.replace("{session_id}", "{session_id:path}")
+            yield self._route(path, route.verb, functools.partial(self._call, route.name, call))
         for path, answer in ((HEALTH, self._health), (OPENAPI, self._describe), (PAGE, self._show)):
             yield self._route(path, "GET", functools.partial(self._answer_anyone, answer))
         for protocol in carried:
