@@ -97,7 +97,7 @@ class Interrupts:
             self._cancel()  # thread-safe call, because a handler must not touch the loop directly and must wake it
             return
         self._at_once = True
-        for each in self.SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        for signal_number in self.SIGNALS:
+            signal.signal(signal_number, signal.SIG_DFL)
         self._notify(f"{signal.Signals(number).name} again: stopping without saving")
         raise KeyboardInterrupt

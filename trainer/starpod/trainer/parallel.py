@@ -73,21 +73,21 @@ class Parallel:
         device: see `device_named`. Raises NoDevice.
         """
         rank, world, _ = _ranks()
-        chosen = device_named(device)
-        if chosen.type == "cuda":
-            torch.cuda.set_device(chosen)
+        torch_device = device_named(device)
+        if torch_device.type == "cuda":
+            torch.cuda.set_device(torch_device)
         if world > 1:
             # Objects always use gloo, because nccl only supports tensors on GPUs.
-            backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+            backend = "cpu:gloo,cuda:nccl" if torch_device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=TIMEOUT)
-        return cls(rank, world, chosen)
+        return cls(rank, world, torch_device)
 
     def apart(self) -> Parallel:
         """Return the same ranks with their own process group, to exchange objects in another thread. Collective."""
-        apart = Parallel(self.rank, self.world, self.device)
+        parallel = Parallel(self.rank, self.world, self.device)
         if self.world > 1:
-            apart._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-        return apart
+            parallel._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        return parallel
 
     @property
     def is_main(self) -> bool:
@@ -120,9 +120,9 @@ class Parallel:
 
     def split(self, items: Sequence[Item]) -> Sequence[Item]:
         """Return this rank's share of the items, in order. The shares' sizes differ by at most one."""
-        small, larger = divmod(len(items), self.world)
-        first = self.rank * small + min(self.rank, larger)
-        return items[first : first + small + (self.rank < larger)]
+        size, remainder = divmod(len(items), self.world)
+        first = self.rank * size + min(self.rank, remainder)
+        return items[first : first + size + (self.rank < remainder)]
 
     def share(self, blocks: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
         """Yield this rank's blocks, and whether each one counts.
@@ -165,7 +165,7 @@ class Parallel:
     def broadcast_on_machine(self, item: Item) -> Item:
         """Return the object of this machine's first rank on all its ranks. torchrun numbers the machines."""
         machine = os.environ.get("GROUP_RANK", "")
-        return next(each for place, each in self.gather_objects((machine, item)) if place == machine)
+        return next(value for name, value in self.gather_objects((machine, item)) if name == machine)
 
     async def in_thread(self, work: Callable[..., Item], /, *arguments: Any, **named: Any) -> Item:
         """Run work in a thread, on this rank's device.
@@ -217,9 +217,9 @@ class Parallel:
     def _outcomes(self, result: Any, error: Exception | None) -> list[Any]:
         words = "" if error is None else str(error) or type(error).__name__
         outcomes = self.gather_objects((result, words))
-        for rank, (_, failed) in enumerate(outcomes):
-            if failed:
-                raise RankFailed(f"rank {rank}: {failed}") from error
+        for rank, (_, message) in enumerate(outcomes):
+            if message:
+                raise RankFailed(f"rank {rank}: {message}") from error
         return [item for item, _ in outcomes]
 
     def barrier(self) -> None:
@@ -243,9 +243,9 @@ class Parallel:
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         for module in [*_units(model), model]:
             fully_shard(module, mesh=mesh, mp_policy=policy)
-        for shared in _sharded(model):
-            shared.set_force_sum_reduction_for_comms(True)
-            shared.set_gradient_divide_factor(1.0)
+        for submodule in _sharded(model):
+            submodule.set_force_sum_reduction_for_comms(True)
+            submodule.set_gradient_divide_factor(1.0)
         if hasattr(model, "score"):
             register_fsdp_forward_method(model, "score")
 
@@ -283,16 +283,16 @@ class Parallel:
         without: names that may be missing. Raises ValueError if names or shapes differ from the model's.
         """
         reshard(model)
-        own = model.state_dict(keep_vars=True)
-        self.load({name: tensor for name, tensor in own.items() if name in state or name not in without}, state)
+        tensors = model.state_dict(keep_vars=True)
+        self.load({name: tensor for name, tensor in tensors.items() if name in state or name not in without}, state)
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Copy whole tensors from `state` into `tensors`, one by one. Each rank copies its part.
 
         Raises ValueError if names or shapes differ.
         """
-        if other := tensors.keys() ^ state.keys():
-            raise ValueError(f"the saved state is of another model: {min(other)} is in one of them only")
+        if names := tensors.keys() ^ state.keys():
+            raise ValueError(f"the saved state is of another model: {min(names)} is in one of them only")
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if tensor.shape != state[name].shape:
@@ -320,26 +320,26 @@ class Parallel:
         """
         reshard(model)
         names = _names(model)
-        mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-        theirs = [group["params"] for group in state["param_groups"]]
-        if mine != theirs:
+        order = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+        source = [group["params"] for group in state["param_groups"]]
+        if order != source:
             raise ValueError(
-                f"the optimiser's state is of {sum(map(len, theirs))} parameters in {len(theirs)} groups and does not "
-                f"fit this one's {sum(map(len, mine))} in {len(mine)}: the model or what of it is trained has changed"
+                f"the optimiser's state is of {sum(map(len, source))} parameters in {len(source)} groups and does not "
+                f"fit this one's {sum(map(len, order))} in {len(order)}: the model or what of it is trained has changed"
             )
         parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
-        places = {name: place for place, name in enumerate(parameters)}
+        indices = {name: index for index, name in enumerate(parameters)}
         optimizer.load_state_dict(
             {
                 "state": {
-                    places[name]: {
+                    indices[name]: {
                         slot: _like(value, parameters[name]).clone() if isinstance(value, Tensor) else value
                         for slot, value in slots.items()
                     }
                     for name, slots in state["state"].items()
                 },
                 "param_groups": [
-                    {**group, "params": [places[name] for name in group["params"]]} for group in state["param_groups"]
+                    {**group, "params": [indices[name] for name in group["params"]]} for group in state["param_groups"]
                 ],
             }
         )
@@ -347,22 +347,22 @@ class Parallel:
 
 def _ranks() -> tuple[int, int, int]:
     """Return the rank, the number of ranks and the local rank from torchrun's environment variables."""
-    told = os.environ
-    return int(told.get("RANK", "0")), int(told.get("WORLD_SIZE", "1")), int(told.get("LOCAL_RANK", "0"))
+    environ = os.environ
+    return int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1")), int(environ.get("LOCAL_RANK", "0"))
 
 
 def _submit(work: Callable[[], Item]) -> Future[Item]:
     """Run work at once, in a thread that has no other work."""
-    done: Future[Item] = Future()
-    done.set_running_or_notify_cancel()
+    future: Future[Item] = Future()
+    future.set_running_or_notify_cancel()
     try:
         inbox = _idle.pop()
     except IndexError:
         inbox = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(inbox,), daemon=True, name="starpod-work").start()
-    _under_way.add(done)
-    inbox.put((work, done))
-    return done
+    _under_way.add(future)
+    inbox.put((work, future))
+    return future
 
 
 def _serve(inbox: _Inbox) -> None:
@@ -372,18 +372,18 @@ def _serve(inbox: _Inbox) -> None:
     """
     stays = True
     while stays:
-        work, done = inbox.get()
+        work, future = inbox.get()
         try:
-            tell = partial(done.set_result, work())
+            report = partial(future.set_result, work())
         except BaseException as error:
-            tell = partial(done.set_exception, error)
+            report = partial(future.set_exception, error)
         del work
         # Become idle before reporting the result, so that the caller's next work can use this thread.
-        _under_way.discard(done)
+        _under_way.discard(future)
         if stays := len(_idle) < MOST_IDLE:
             _idle.append(inbox)
-        tell()
-        del tell, done
+        report()
+        del report, future
 
 
 def device_named(device: str) -> torch.device:
@@ -392,17 +392,17 @@ def device_named(device: str) -> torch.device:
     With several ranks, each one uses the GPU of its local rank. Raises NoDevice.
     """
     _, world, local = _ranks()
-    chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    if chosen.type != "cuda":
-        return chosen
-    if world > 1 and chosen.index is not None:
+    result = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if result.type != "cuda":
+        return result
+    if world > 1 and result.index is not None:
         raise NoDevice(f"device {device}: of several processes each takes its own GPU; give device=cuda")
     # Give an index, which torch.cuda.set_device needs.
-    chosen = torch.device("cuda", local if world > 1 else chosen.index or 0)
-    if chosen.index >= (seen := torch.cuda.device_count()):
+    result = torch.device("cuda", local if world > 1 else result.index or 0)
+    if result.index >= (count := torch.cuda.device_count()):
         build = "" if torch.version.cuda or torch.version.hip else ", and this build of it is for CPUs alone"
-        raise NoDevice(f"device {chosen} is not there: GPUs that torch sees: {seen}{build}; device=cpu uses none")
-    return chosen
+        raise NoDevice(f"device {result} is not there: GPUs that torch sees: {count}{build}; device=cpu uses none")
+    return result
 
 
 def _units(model: nn.Module) -> list[nn.Module]:
@@ -413,14 +413,14 @@ def _units(model: nn.Module) -> list[nn.Module]:
     """
     kinds = {kind for module in model.modules() for kind in getattr(module, "_no_split_modules", None) or ()}
     layers = [module for module in model.modules() if type(module).__name__ in kinds]
-    inside = {id(module) for layer in layers for module in layer.modules()}
-    usual = next(model.parameters()).dtype
-    others = [
+    layer_ids = {id(module) for layer in layers for module in layer.modules()}
+    dtype = next(model.parameters()).dtype
+    modules = [
         module
         for module in model.modules()
-        if id(module) not in inside and any(own.dtype != usual for own in module.parameters(recurse=False))
+        if id(module) not in layer_ids and any(p.dtype != dtype for p in module.parameters(recurse=False))
     ]
-    return layers + others
+    return layers + modules
 
 
 def _sharded(model: nn.Module) -> Iterable[FSDPModule]:

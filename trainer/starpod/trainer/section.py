@@ -83,7 +83,7 @@ class Kinds(Section):
     @classmethod
     def kinds(cls) -> list[type[Kinds]]:
         """Return this section class and all classes derived from it."""
-        return [cls, *(kind for each in cls.__subclasses__() for kind in each.kinds())]
+        return [cls, *(kind for subclass in cls.__subclasses__() for kind in subclass.kinds())]
 
     @classmethod
     def all_fields(cls) -> dict[str, FieldInfo]:
@@ -99,16 +99,16 @@ class Kinds(Section):
             values = {cls.KIND: values}
         if "KIND" not in vars(cls) or not isinstance(values, Mapping):
             return handler(values)
-        named = {kind.model_fields[cls.KIND].default: kind for kind in cls.kinds()}
+        classes = {kind.model_fields[cls.KIND].default: kind for kind in cls.kinds()}
         name = values.get(cls.KIND, cls.model_fields[cls.KIND].default)
-        kind = named.get(name, cls)
-        given = {key: value for key, value in values.items() if value is not None}
-        for key in given:
+        kind = classes.get(name, cls)
+        items = {key: value for key, value in values.items() if value is not None}
+        for key in items:
             if key not in kind.model_fields and (
-                owners := [str(each) for each in named if key in named[each].model_fields]
+                owners := [str(owner) for owner in classes if key in classes[owner].model_fields]
             ):
                 raise ValueError(
                     f"{key} belongs to {cls.KIND} {' or '.join(owners)}, and {cls.KIND} is {name}: drop it, or set "
                     f"{cls.KIND} to {owners[0]}"
                 )
-        return handler(given) if kind is cls else kind.model_validate(given)
+        return handler(items) if kind is cls else kind.model_validate(items)

@@ -129,11 +129,11 @@ class PolicyTrainer:
         self.reference: Policy | FirstAdapters | None = None
         self._make_reference = make_reference
         self.generator = torch.Generator().manual_seed(seed)
-        trained = [list(policy.trained_parameters()), list(policy.critic_parameters())]
+        parameter_lists = [list(policy.trained_parameters()), list(policy.critic_parameters())]
         self.optimizer = torch.optim.AdamW(
             [
                 {"params": parameters, "lr": rate, "rate": rate}
-                for parameters, rate in zip(trained, self._rates(optimizer), strict=True)
+                for parameters, rate in zip(parameter_lists, self._rates(optimizer), strict=True)
                 if parameters
             ],
             betas=optimizer.betas,
@@ -160,14 +160,14 @@ class PolicyTrainer:
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
         """Score a batch with the current policy, and return metrics, too. Raises LogprobGap."""
-        scored, unscored = self.score(batch), self.unscored(batch)
-        metrics = self._check_sampler(batch, unscored.sampler_logprobs_BT, scored.logprobs_BT, version)
+        scores, raw_rollout = self.score(batch), self.unscored(batch)
+        metrics = self._check_sampler(batch, raw_rollout.sampler_logprobs_BT, scores.logprobs_BT, version)
         rollout = replace(
-            unscored,
-            old_logprobs_BT=scored.logprobs_BT,
-            bootstrap_B=scored.bootstrap_B,
-            values_BT=scored.values_BT,
-            ref_logprobs_BT=scored.ref_logprobs_BT,
+            raw_rollout,
+            old_logprobs_BT=scores.logprobs_BT,
+            bootstrap_B=scores.bootstrap_B,
+            values_BT=scores.values_BT,
+            ref_logprobs_BT=scores.ref_logprobs_BT,
         )
         return rollout, metrics
 
@@ -190,9 +190,9 @@ class PolicyTrainer:
         versions = [[v for turn in episode.own_turns for v in turn.versions] for episode in batch.episodes]
         fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & batch.mask_BT
         if rows is not None:
-            chosen_B1 = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
-            chosen_B1[list(rows)] = True
-            fresh_BT = fresh_BT & chosen_B1
+            rows_B1 = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
+            rows_B1[list(rows)] = True
+            fresh_BT = fresh_BT & rows_B1
         gaps = (logprobs_BT - sampler_BT).abs()[fresh_BT]
         return check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
 
@@ -238,13 +238,13 @@ class PolicyTrainer:
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore the values from `state`."""
         self.generator.set_state(torch.tensor(values["generator"], dtype=torch.uint8))
-        kept = ("rate", "betas", "eps", "weight_decay")
-        configured = [{name: group[name] for name in kept} for group in self.optimizer.param_groups]
+        keys = ("rate", "betas", "eps", "weight_decay")
+        group_settings = [{key: group[key] for key in keys} for group in self.optimizer.param_groups]
         self.parallel.load_optimizer_state(
             self.policy, self.optimizer, unflatten_optimizer(tensors, values["optimizer"])
         )
         # Keep the rates that are configured now, which may differ from the checkpoint's.
-        for group, settings in zip(self.optimizer.param_groups, configured, strict=True):
+        for group, settings in zip(self.optimizer.param_groups, group_settings, strict=True):
             group |= settings
 
     @torch.no_grad()
@@ -252,12 +252,12 @@ class PolicyTrainer:
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], images: Images | None = None
     ) -> list[float]:
         """Return the log-probability of each continuation after its prompt (nats). images: pictures for ids below 0."""
-        samples = [Sample.of(*each, images) for each in zip(prompts, continuations, strict=True)]
+        samples = [Sample.of(*pair, images) for pair in zip(prompts, continuations, strict=True)]
         batch = Batch.from_samples(samples, self.parallel.device)
         sums = torch.zeros(len(batch), device=batch.device)
-        for block, mine in self._share(batch, range(len(batch))):
+        for block, counts in self._share(batch, range(len(batch))):
             scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
-            if mine:
+            if counts:
                 unpacked = batch.unpack(block)
                 sums[unpacked.rows] += unpacked.in_rows(scores.logprobs_N).sum(1)
         return self.parallel.sum(sums).tolist()
@@ -273,16 +273,16 @@ class PolicyTrainer:
         needs_reference = self.reference is not None and self.algorithm.needs_reference
         reference = torch.zeros_like(logprobs) if needs_reference else None
         blocks = batch.blocks_BT() if self.algorithm.value_heads > 1 else None
-        for block, mine in self._share(batch, range(len(batch))):
+        for block, counts in self._share(batch, range(len(batch))):
             packed, unpacked = batch.pack(block), batch.unpack(block)
             scores = self.policy.score(*packed, temperature=self.temperature, values=critic)
-            if mine:
+            if counts:
                 logprobs[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
                 if values is not None and scores.values_N is not None:
                     values[unpacked.rows] += _placed_values(unpacked, scores.values_N.float(), blocks)
             if reference is not None and self.reference is not None:
                 scores = self.reference.score(*packed, temperature=self.temperature)
-                if mine:
+                if counts:
                     reference[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
         for tensor in (logprobs, values, reference):
             if tensor is not None:
@@ -294,21 +294,21 @@ class PolicyTrainer:
         values = torch.zeros(len(batch), device=batch.device)
         if self.algorithm.critic is None or not self.algorithm.critic.bootstrap_truncated:
             return values
-        cut = [row for row, episode in enumerate(batch.episodes) if episode.tail and not episode.terminated]
-        tails = [batch.episodes[row].tail for row in cut]
-        before = [[] if batch.episodes[row].tail_fresh else batch.samples[row][-1].tokens for row in cut]
-        images = [{**batch.samples[row][-1].images, **by_key([batch.episodes[row].final_image])} for row in cut]
+        rows = [row for row, episode in enumerate(batch.episodes) if episode.tail and not episode.terminated]
+        tails = [batch.episodes[row].tail for row in rows]
+        heads = [[] if batch.episodes[row].tail_fresh else batch.samples[row][-1].tokens for row in rows]
+        images = [{**batch.samples[row][-1].images, **by_key([batch.episodes[row].final_image])} for row in rows]
         # A value refers to the context before a token, so append one token. Its id does not matter.
-        seen = Batch.from_samples(
-            [Sample.of(past + tail, tail[-1:], shown) for past, tail, shown in zip(before, tails, images, strict=True)],
+        tail_batch = Batch.from_samples(
+            [Sample.of(head + tail, tail[-1:], image) for head, tail, image in zip(heads, tails, images, strict=True)],
             batch.device,
         )
-        for block, mine in self._share(seen, range(len(seen))):
-            scores = self.policy.score(*seen.pack(block), temperature=self.temperature, values=True)
+        for block, counts in self._share(tail_batch, range(len(tail_batch))):
+            scores = self.policy.score(*tail_batch.pack(block), temperature=self.temperature, values=True)
             assert scores.values_N is not None
-            if mine:
+            if counts:
                 first_N = scores.values_N.float().view(len(block), -1)[:, 0]  # the head of a turn's beginning
-                values[[cut[row] for row in seen.unpack(block).rows]] = first_N
+                values[[rows[row] for row in tail_batch.unpack(block).rows]] = first_N
         return self.parallel.sum(values)
 
     def _share(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
@@ -326,18 +326,18 @@ class PolicyTrainer:
     def take(self, step: Step, *, version: int, scale: float) -> dict[str, float]:
         """Take an optimiser step, and return metrics. Arguments and exceptions are those of `Learner.learn`."""
         self.optimizer.zero_grad(set_to_none=True)
-        first, *others = [
+        result, *branch_results = [
             self.accumulate(stream, rows, scale=scale * stream.weight, finds=step.finds)
             for stream, rows in step.parts
             if rows
         ]
-        metrics = step.metrics | first.metrics
-        if first.logprobs_BT is not None:
+        metrics = step.metrics | result.metrics
+        if result.logprobs_BT is not None:
             stream, rows = step.parts[0]
             sampler_BT = stream.rollout.sampler_logprobs_BT
-            metrics |= self._check_sampler(stream.batch, sampler_BT, first.logprobs_BT, version, rows)
-        for other in others:
-            metrics["update/branch_loss"] = other.metrics["update/loss"]
+            metrics |= self._check_sampler(stream.batch, sampler_BT, result.logprobs_BT, version, rows)
+        for branch_result in branch_results:
+            metrics["update/branch_loss"] = branch_result.metrics["update/loss"]
         return metrics | self._step()
 
     def _step(self) -> dict[str, float]:
@@ -387,68 +387,68 @@ class PolicyTrainer:
         sampler_BT = rollout.sampler_logprobs_BT
         correction_BT = correction_weights(algorithm.correction, rollout.old_logprobs_BT, sampler_BT, rollout.mask_BT)
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)
-        found_BT = torch.zeros_like(weights_BT) if finds else None
+        step_logprobs_BT = torch.zeros_like(weights_BT) if finds else None
         # Sequence-level ratios need all turns of an episode. Turns packed into other blocks contribute these
         # precomputed log-probabilities.
-        present_BT = (
+        default_logprobs_BT = (
             self._present_logprobs(batch, rows, proximal_BT) if algorithm.objective.couples_turns else proximal_BT
         )
         sums, kl = Sums(self.parallel.device), kl_coefficients(algorithm.kl, rollout)
         if record is not None:
             record.forget(rows)
-        for block, mine in self._share(batch, rows):
+        for block, counts in self._share(batch, rows):
             scores = self.policy.score(
                 *batch.pack(block), temperature=self.temperature, entropy=True, values=algorithm.needs_critic
             )
             unpacked = batch.unpack(block)
-            own, inside_RT = unpacked.rows, unpacked.inside_RT
-            logprobs_RT = unpacked.in_rows(scores.logprobs_N.float(), fill=present_BT[own])
+            indices, inside_RT = unpacked.rows, unpacked.inside_RT
+            logprobs_RT = unpacked.in_rows(scores.logprobs_N.float(), fill=default_logprobs_BT[indices])
             assert scores.entropy_N is not None
             entropy_RT = unpacked.in_rows(scores.entropy_N.float())
-            old_RT, correction_RT = proximal_BT[own], correction_BT[own]
-            if found_BT is not None:
-                present_RT, mask_RT = logprobs_RT.detach(), rollout.mask_BT[own]
-                found_BT[own] += torch.where(inside_RT, present_RT, 0.0) * float(mine)
-                correction_RT = correction_weights(algorithm.correction, present_RT, sampler_BT[own], mask_RT)
-                old_RT = old_RT if algorithm.correction.mode == "bypass" else present_RT
+            old_RT, correction_RT = proximal_BT[indices], correction_BT[indices]
+            if step_logprobs_BT is not None:
+                current_RT, mask_RT = logprobs_RT.detach(), rollout.mask_BT[indices]
+                step_logprobs_BT[indices] += torch.where(inside_RT, current_RT, 0.0) * float(counts)
+                correction_RT = correction_weights(algorithm.correction, current_RT, sampler_BT[indices], mask_RT)
+                old_RT = old_RT if algorithm.correction.mode == "bypass" else current_RT
             result = algorithm.policy_loss(
                 logprobs_RT,
                 old_RT,
-                advantages.advantages_BT[own],
-                mask_BT=rollout.mask_BT[own],
-                turns_BT=rollout.turns_BT[own],
+                advantages.advantages_BT[indices],
+                mask_BT=rollout.mask_BT[indices],
+                turns_BT=rollout.turns_BT[indices],
             )
-            if record is not None and mine:
-                record.add(own, inside_RT, result, weights_BT[own] * correction_RT != 0)
+            if record is not None and counts:
+                record.add(indices, inside_RT, result, weights_BT[indices] * correction_RT != 0)
             per_token_RT = result.per_token_BT * correction_RT * float("task" in components)
             if turn_weights_BT is not None:
-                per_token_RT = per_token_RT * turn_weights_BT[own]
+                per_token_RT = per_token_RT * turn_weights_BT[indices]
             if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
-                divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[own])
-                per_token_RT = per_token_RT + (kl[own] if isinstance(kl, Tensor) else kl) * divergence_RT
+                divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[indices])
+                per_token_RT = per_token_RT + (kl[indices] if isinstance(kl, Tensor) else kl) * divergence_RT
             if "entropy" in components and algorithm.entropy_coefficient:
                 per_token_RT = per_token_RT - algorithm.entropy_coefficient * entropy_RT
-            loss = (weights_BT[own] * per_token_RT)[inside_RT].sum()
-            sums.add("update/loss", loss, mine)
+            loss = (weights_BT[indices] * per_token_RT)[inside_RT].sum()
+            sums.add("update/loss", loss, counts)
             critic = algorithm.critic
             if "critic" in components and critic and returns_BT is not None and rollout.values_BT is not None:
                 assert scores.values_N is not None
-                several = self.algorithm.value_heads > 1
-                values_RT = _placed_values(unpacked, scores.values_N.float(), rollout.blocks_BT if several else None)
-                squared_RT = value_loss(values_RT, rollout.values_BT[own], returns_BT[own], critic.value_clip)
-                critic_loss = (value_weights_BT[own] * squared_RT)[inside_RT].sum()
-                sums.add("critic/loss", critic_loss, mine)
+                has_stages = self.algorithm.value_heads > 1
+                values_RT = _placed_values(unpacked, scores.values_N.float(), rollout.blocks_BT if has_stages else None)
+                error_RT = value_loss(values_RT, rollout.values_BT[indices], returns_BT[indices], critic.value_clip)
+                critic_loss = (value_weights_BT[indices] * error_RT)[inside_RT].sum()
+                sums.add("critic/loss", critic_loss, counts)
                 loss = loss + critic.value_coefficient * critic_loss
-            (loss * float(mine)).backward()  # type: ignore[no-untyped-call]
+            (loss * float(counts)).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
-                uniform = inside_RT / mask_BT.sum()
-                sums.add("policy/entropy", (entropy_RT * uniform).sum(), mine)
-                sums.add("policy/kl", (kl_divergence("k3", old_RT, logprobs_RT) * uniform).sum(), mine)
-                sums.add("policy/clip_fraction_low", (result.clipped_low_BT * uniform).sum(), mine)
-                sums.add("policy/clip_fraction_high", (result.clipped_high_BT * uniform).sum(), mine)
-                sums.add("policy/ratio_max", result.ratio_BT[inside_RT].max(), mine)
+                mean_weights_RT = inside_RT / mask_BT.sum()
+                sums.add("policy/entropy", (entropy_RT * mean_weights_RT).sum(), counts)
+                sums.add("policy/kl", (kl_divergence("k3", old_RT, logprobs_RT) * mean_weights_RT).sum(), counts)
+                sums.add("policy/clip_fraction_low", (result.clipped_low_BT * mean_weights_RT).sum(), counts)
+                sums.add("policy/clip_fraction_high", (result.clipped_high_BT * mean_weights_RT).sum(), counts)
+                sums.add("policy/ratio_max", result.ratio_BT[inside_RT].max(), counts)
         metrics = sums.reduce(self.parallel)
-        return Accumulated(metrics, None if found_BT is None else self.parallel.sum(found_BT))
+        return Accumulated(metrics, None if step_logprobs_BT is None else self.parallel.sum(step_logprobs_BT))
 
     @torch.no_grad()
     def _present_logprobs(self, batch: Batch, rows: Sequence[int], otherwise_BT: Tensor) -> Tensor:
@@ -456,19 +456,19 @@ class PolicyTrainer:
 
         A row with one sample is never split among blocks, so if all rows have one, nothing is scored.
         """
-        cut = [row for row in rows if len(batch.samples[row]) > 1]
-        if not cut:
+        split_rows = [row for row in rows if len(batch.samples[row]) > 1]
+        if not split_rows:
             return otherwise_BT
-        found_BT = torch.zeros_like(otherwise_BT)
-        for block, mine in self._share(batch, cut):
+        logprobs_BT = torch.zeros_like(otherwise_BT)
+        for block, counts in self._share(batch, split_rows):
             scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
-            if mine:
+            if counts:
                 unpacked = batch.unpack(block)
-                found_BT[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
-        self.parallel.sum(found_BT)
-        scored = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
-        scored[cut] = True
-        return torch.where(scored, found_BT, otherwise_BT)
+                logprobs_BT[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
+        self.parallel.sum(logprobs_BT)
+        mask_B1 = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
+        mask_B1[split_rows] = True
+        return torch.where(mask_B1, logprobs_BT, otherwise_BT)
 
 
 def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch) -> Advantages:
@@ -478,13 +478,13 @@ def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
         rows.setdefault(episode.kind, []).append(row)
     if len(rows) == 1:
         return compute_advantages(config, rollout)
-    parts = [compute_advantages(config, rollout.rows(own)) for own in rows.values()]
-    place = torch.tensor([row for own in rows.values() for row in own]).argsort().to(rollout.mask_BT.device)
+    parts = [compute_advantages(config, rollout.rows(kind_rows)) for kind_rows in rows.values()]
+    order = torch.tensor([row for kind_rows in rows.values() for row in kind_rows]).argsort().to(rollout.mask_BT.device)
     returns = [part.returns_BT for part in parts if part.returns_BT is not None]
     return Advantages(
-        torch.cat([part.advantages_BT for part in parts])[place],
-        torch.cat(returns)[place] if returns else None,
-        torch.cat([part.value_mask_BT for part in parts])[place],
+        torch.cat([part.advantages_BT for part in parts])[order],
+        torch.cat(returns)[order] if returns else None,
+        torch.cat([part.value_mask_BT for part in parts])[order],
     )
 
 
@@ -492,8 +492,8 @@ def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None)
     """Return a block's values as rows [R, T]. blocks_BT: selects the head of a token's stage, if there are several."""
     if blocks_BT is None:
         return unpacked.in_rows(values)
-    placed_RTH = torch.stack([unpacked.in_rows(values_N) for values_N in values.unbind(1)], dim=2)
-    return placed_RTH.gather(2, stages(blocks_BT[unpacked.rows]).unsqueeze(2)).squeeze(2)
+    values_RTH = torch.stack([unpacked.in_rows(values_N) for values_N in values.unbind(1)], dim=2)
+    return values_RTH.gather(2, stages(blocks_BT[unpacked.rows]).unsqueeze(2)).squeeze(2)
 
 
 class Sums:
@@ -513,9 +513,9 @@ class Sums:
 
     def reduce(self, parallel: Parallel) -> dict[str, float]:
         """Return the metrics over all ranks."""
-        mine = dict(zip(self.values, torch.stack(list(self.values.values())).tolist(), strict=True))
-        parts = parallel.gather_objects(mine)
-        return {name: (max if name.endswith("_max") else sum)(part[name] for part in parts) for name in mine}
+        values = dict(zip(self.values, torch.stack(list(self.values.values())).tolist(), strict=True))
+        parts = parallel.gather_objects(values)
+        return {name: (max if name.endswith("_max") else sum)(part[name] for part in parts) for name in values}
 
 
 def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, float]:
@@ -531,10 +531,10 @@ def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, flo
     }
     for name, words in (("mean", "on average"), ("q99", "at the 0.99 quantile")):
         key = f"max_logprob_gap_{name}"
-        bound, found = getattr(config, key), metrics[f"policy/logprob_gap_{name}"]
-        if not found <= bound:
+        bound, gap = getattr(config, key), metrics[f"policy/logprob_gap_{name}"]
+        if not gap <= bound:
             raise LogprobGap(
-                f"the sampler's and the trainer's log-probabilities differ by {found:.3g} nats {words}, more than "
+                f"the sampler's and the trainer's log-probabilities differ by {gap:.3g} nats {words}, more than "
                 f"optimizer.{key} ({bound:g}): the engine does not run the weights or the sampling settings that are "
                 "trained. Where it only rounds more coarsely, set model.float32_logits or raise the bound"
             )

@@ -138,8 +138,8 @@ def _parse(line: str) -> Episode:
                 f"{len(turn.versions)} versions; there must be as many of each"
             )
         for name in ("prompt", "reply", "versions"):
-            least = -math.inf if name == "prompt" else 0  # images in a prompt have negative ids
-            if wrong := [value for value in getattr(turn, name) if type(value) is not int or value < least]:
+            minimum = -math.inf if name == "prompt" else 0  # images in a prompt have negative ids
+            if wrong := [value for value in getattr(turn, name) if type(value) is not int or value < minimum]:
                 raise ValueError(f"turn {number}: {name} holds {wrong[0]!r}; whole numbers from 0 on are expected")
         numbers = {"parts": turn.parts.values(), "logprobs": turn.logprobs}
         for name, values in numbers.items():

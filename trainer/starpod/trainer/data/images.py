@@ -58,16 +58,16 @@ def _ids_of(key: int, count: int) -> list[int]:
 
 def images_within(ids: Sequence[int], count: int) -> list[tuple[int, int]]:
     """Return the start and key of each image of `count` tokens among ids. Raises ValueError for an incomplete image."""
-    found: list[tuple[int, int]] = []
+    images: list[tuple[int, int]] = []
     end = 0
-    for place, each in enumerate(ids):
-        if each >= 0 or place < end:
+    for index, id_ in enumerate(ids):
+        if id_ >= 0 or index < end:
             continue
-        key, end = ~each >> INDEX_BITS, place + count
-        if list(ids[place:end]) != _ids_of(key, count):
-            raise ValueError(f"ids hold an image that is not {count} tokens long, at {place}")
-        found.append((place, key))
-    return found
+        key, end = ~id_ >> INDEX_BITS, index + count
+        if list(ids[index:end]) != _ids_of(key, count):
+            raise ValueError(f"ids hold an image that is not {count} tokens long, at {index}")
+        images.append((index, key))
+    return images
 
 
 def by_key(images: Iterable[bytes]) -> dict[int, bytes]:
@@ -134,9 +134,9 @@ def _scaled(image: bytes, width: int, height: int) -> bytes:
 def read_image(image: bytes) -> Image.Image:
     """Return the RGB pixels of a PNG or JPEG file. Raises BadImage for other files and for too many pixels."""
     try:
-        found = Image.open(io.BytesIO(image), formats=("PNG", "JPEG"))
-        if found.width * found.height > MOST_PIXELS:
-            raise BadImage(f"an image of {found.width} x {found.height} pixels is larger than {MOST_PIXELS} pixels")
-        return found.convert("RGB")
+        pixels = Image.open(io.BytesIO(image), formats=("PNG", "JPEG"))
+        if pixels.width * pixels.height > MOST_PIXELS:
+            raise BadImage(f"an image of {pixels.width} x {pixels.height} pixels is larger than {MOST_PIXELS} pixels")
+        return pixels.convert("RGB")
     except (UnidentifiedImageError, Image.DecompressionBombError, *_BROKEN) as error:
         raise BadImage(f"{len(image)} bytes are no PNG or JPEG file: {error}") from error

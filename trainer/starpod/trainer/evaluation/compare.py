@@ -31,15 +31,15 @@ def read_evaluation(path: Path) -> dict[str, Any]:
                 f"{path} has no final evaluation (final.json): finish the run with --resume, or measure it with "
                 "starpod eval --json"
             )
-        each = final.get("environments") or {final["environment"]: final}
-        first = next(iter(each.values()))
-        return {"seeds": first["seeds"], "samples": first["samples"], "environments": each}
+        figures = final.get("environments") or {final["environment"]: final}
+        first = next(iter(figures.values()))
+        return {"seeds": first["seeds"], "samples": first["samples"], "environments": figures}
     try:
         report = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise NotComparable(f"{path} cannot be read: {error}") from None
     environments = report.get("environments") if isinstance(report, dict) else None
-    if not isinstance(environments, dict) or not all("results" in each for each in environments.values()):
+    if not isinstance(environments, dict) or not all("results" in figures for figures in environments.values()):
         raise NotComparable(f"{path} is no report of starpod eval --json: it has no results of single episodes")
     return dict(report)
 
@@ -78,9 +78,9 @@ def _check(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
         raise NotComparable(f"the environments differ: {' and '.join(names)}")
     for environment, figures in first["environments"].items():
         for name in SETTINGS:
-            one, other = figures[name], second["environments"][environment][name]
-            if one != other:
-                raise NotComparable(f"the {name} of {environment} differ: {json.dumps(one)} and {json.dumps(other)}")
+            left, right = figures[name], second["environments"][environment][name]
+            if left != right:
+                raise NotComparable(f"the {name} of {environment} differ: {json.dumps(left)} and {json.dumps(right)}")
 
 
 def _told(name: str, value: Any) -> str:
@@ -89,21 +89,21 @@ def _told(name: str, value: Any) -> str:
 
 def _compared(first: Mapping[str, Any], second: Mapping[str, Any], samples: int) -> dict[str, Any]:
     """Compare the `episode_results` of one environment."""
-    one, other = _by_episode(first), _by_episode(second)
-    pairs = [key for key in one if key in other]
+    left, right = _by_episode(first), _by_episode(second)
+    pairs = [key for key in left if key in right]
     starts: dict[int, list[tuple[int, int]]] = {}
     for key in pairs:
         starts.setdefault(key[0], []).append(key)
     figures: dict[str, Any] = {"pairs": len(pairs), "starts": len(starts)}
-    for place, name in enumerate(("success", "return")):
-        values = [fmean(played[key][place] for key in pairs) if pairs else None for played in (one, other)]
-        differences = [fmean(other[key][place] - one[key][place] for key in keys) for keys in starts.values()]
+    for index, name in enumerate(("success", "return")):
+        values = [fmean(outcomes[key][index] for key in pairs) if pairs else None for outcomes in (left, right)]
+        differences = [fmean(right[key][index] - left[key][index] for key in keys) for keys in starts.values()]
         figures["success" if name == "success" else "return_mean"] = values
         figures[f"{name}_difference"] = (
             [fmean(differences), *mean_interval(differences)] if len(differences) > 1 else None
         )
-    only_first = sum(one[key][0] > other[key][0] for key in pairs)
-    only_second = sum(other[key][0] > one[key][0] for key in pairs)
+    only_first = sum(left[key][0] > right[key][0] for key in pairs)
+    only_second = sum(right[key][0] > left[key][0] for key in pairs)
     figures |= {"only_first": only_first, "only_second": only_second, "p_value": None}
     if samples == 1 and pairs:
         difference = (only_second - only_first) / len(pairs)

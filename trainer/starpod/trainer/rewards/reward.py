@@ -116,7 +116,7 @@ class RewardConfig(Section):
     @property
     def names(self) -> set[str]:
         """Names of the configured reward parts."""
-        paid = (
+        amounts = (
             True,
             self.format_penalty,
             self.overlong_penalty,
@@ -133,18 +133,18 @@ class RewardConfig(Section):
             False,  # `attempt` is added by scripts with attempts
             self.zero_sum,
         )
-        return {name for name, there in zip(OWN_PARTS, paid, strict=True) if there} | set(self.shaping)
+        return {name for name, amount in zip(OWN_PARTS, amounts, strict=True) if amount} | set(self.shaping)
 
     @property
     def shaped(self) -> dict[str, ShapingConfig]:
         """Shaping functions by reward part. Functions with their own configuration keys come first."""
         reasoning, relations = self.reasoning, self.relations
-        keyed = {
+        functions = {
             "reasoning": ShapingConfig(weight=reasoning.weight, parameters={"claims": reasoning.claims}),
             "description": ShapingConfig(weight=relations.description),
             "prediction": ShapingConfig(weight=relations.prediction, parameters={"intended": relations.intended}),
         }
-        return {name: shaping for name, shaping in keyed.items() if shaping.weight} | self.shaping
+        return {name: shaping for name, shaping in functions.items() if shaping.weight} | self.shaping
 
     @field_validator("shaping", mode="before")
     @classmethod
@@ -211,8 +211,8 @@ class Rewards:
     def reward_improvement(self, before: Sequence[Turn], attempt: Sequence[Turn]) -> None:
         """Reward an attempt for its gain over the previous one, which may be negative (SCoRe's `alpha (r2 - r1)`)."""
         if self.config.improvement and before and attempt:
-            gained = _earned(attempt) - _earned(before)
-            attempt[-1].pay({"improvement": self.config.improvement * gained})
+            gain = _earned(attempt) - _earned(before)
+            attempt[-1].pay({"improvement": self.config.improvement * gain})
 
     def set_apart(self, attempt: Sequence[Turn], episode: Episode) -> None:
         """Close an attempt that is not the last one.
@@ -231,11 +231,11 @@ class Rewards:
 
         Turns that the episode shares with its parent are left out, because they belong to the parent.
         """
-        config, own = self.config, set(map(id, episode.own_turns))
+        config, own_ids = self.config, set(map(id, episode.own_turns))
 
         def pay(name: str, turns: Sequence[Turn], values: Sequence[float]) -> None:
             for turn, value in zip(turns, values, strict=True):
-                if id(turn) in own:
+                if id(turn) in own_ids:
                     turn.pay({name: value})
 
         turns = [turn for turn in episode.turns if turn.attempt == attempt]
@@ -256,9 +256,9 @@ def _charges(attempt: Sequence[Turn]) -> list[float]:
     charges = [0.0] * len(attempt)
     latest: dict[str, int] = {}
     for index, turn in enumerate(attempt):
-        for agent, place in latest.items():
+        for agent, last_index in latest.items():
             if agent != turn.agent_id:
-                charges[place] -= turn.parts["environment"]
+                charges[last_index] -= turn.parts["environment"]
         latest[turn.agent_id] = index
     return charges
 
@@ -277,36 +277,36 @@ def follows_format(turn: Turn, transition: Transition | None) -> bool:
 
 
 def _shape(name: str, function: Shaping, transition: Transition | None, view: TurnView) -> float:
-    where = f"reward function {name!r} failed on turn {len(view.turns)} of {view.environment}, seed {view.seed}"
+    failure = f"reward function {name!r} failed on turn {len(view.turns)} of {view.environment}, seed {view.seed}"
     try:
         value = function(view.turn, transition, view)
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.filename}, line {frame.lineno}"
-        raise RewardError(f"{where}: {type(error).__name__}: {error} ({place})") from error
+        location = f"{frame.filename}, line {frame.lineno}"
+        raise RewardError(f"{failure}: {type(error).__name__}: {error} ({location})") from error
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise RewardError(f"{where}: it returned {value!r}, which is not a finite number")
+        raise RewardError(f"{failure}: it returned {value!r}, which is not a finite number")
     return float(value)
 
 
 def _load(name: str, shaping: ShapingConfig) -> Shaping:
-    known = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if not shaping.file and name not in known:
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if not shaping.file and name not in entries:
         raise RewardError(
-            f"no reward function {name!r} is registered{nearest(name, sorted(known))} "
+            f"no reward function {name!r} is registered{nearest(name, sorted(entries))} "
             f"(name one of your own as FILE.py:{name}; packages register theirs in the entry-point group {GROUP})"
         )
-    who = f"reward function {name!r} of {shaping.file or _origin(known[name])}"
+    label = f"reward function {name!r} of {shaping.file or _origin(entries[name])}"
     try:
-        function = read(shaping.file, name) if shaping.file else known[name].load()
+        function = read(shaping.file, name) if shaping.file else entries[name].load()
     except Exception as error:
-        raise RewardError(f"{who} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise RewardError(f"{label} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(function):
-        raise RewardError(f"{who} is a {type(function).__name__}, not a function")
+        raise RewardError(f"{label} is a {type(function).__name__}, not a function")
     try:
         inspect.signature(function).bind(None, None, None, **shaping.parameters)
     except TypeError as error:
-        raise RewardError(f"{who} does not take (turn, transition, view) and its parameters: {error}") from error
+        raise RewardError(f"{label} does not take (turn, transition, view) and its parameters: {error}") from error
     return functools.partial(function, **shaping.parameters)
 
 

@@ -56,7 +56,7 @@ class Brancher:
         """Open `count` lines at the start state, with members 0, 1, ..."""
         sessions = await self.task.open(self.fleet, self.seed, count, self.agents.want)
         self._open += sessions
-        return [self._line(Episode.begin(each, self.group, self.task.name), each) for each in sessions]
+        return [self._line(Episode.begin(session, self.group, self.task.name), session) for session in sessions]
 
     async def grow(self, line: Line, turn: int, members: Sequence[int]) -> list[Line]:
         """Return one branch per member number, ready to be played from the state before turn `turn` of a line.
@@ -67,7 +67,7 @@ class Brancher:
         """
         parent = line.episode
         try:
-            sessions = await self._copies(line, turn, [derive(self.seed, "luck", self.group, each) for each in members])
+            sessions = await self._copies(line, turn, [derive(self.seed, "luck", self.group, id_) for id_ in members])
             error = ""
         except StarpodError as problem:
             sessions, error = [line.session] * len(members), f"{type(problem).__name__}: {problem}"
@@ -94,7 +94,7 @@ class Brancher:
 
     async def play(self, line: Line, turns: int | None = None, past: Sequence[Turn] = ()) -> Line:
         """Continue a line with the arguments of `rollout.play.play`, and close its session once the episode is over."""
-        episode, before = line.episode, len(line.episode.turns)
+        episode, turn_count = line.episode, len(line.episode.turns)
         if line.over:
             return line
         await play(
@@ -107,18 +107,18 @@ class Brancher:
             past=past,
             turns=turns,
         )
-        played = episode.turns[before:]
-        self.spent.add(played, sampled=len(played) - len(past))
-        line.over = bool(episode.end) or line.session.done or len(played) != turns
+        new_turns = episode.turns[turn_count:]
+        self.spent.add(new_turns, sampled=len(new_turns) - len(past))
+        line.over = bool(episode.end) or line.session.done or len(new_turns) != turns
         if line.over:
             await self.close([line.session])
         return line
 
     async def close(self, sessions: Sequence[Session] | None = None) -> None:
         """Close these sessions, or all open ones."""
-        closing = list(self._open if sessions is None else sessions)
-        self._open = [each for each in self._open if each not in closing]
-        await self.fleet.close_sessions(closing)
+        targets = list(self._open if sessions is None else sessions)
+        self._open = [session for session in self._open if session not in targets]
+        await self.fleet.close_sessions(targets)
 
     def keep_snapshots(self, line: Line) -> None:
         """Take a snapshot before each turn of a line from now on."""
@@ -131,16 +131,16 @@ class Brancher:
 
     async def _copies(self, line: Line, turn: int, seeds: Sequence[int]) -> list[Session]:
         """Return one session per dynamics seed, in the state before a turn."""
-        standing = not line.over and len(line.episode.turns) == turn
-        base = line.session if standing else await self._stand(line, turn)
+        at_turn = not line.over and len(line.episode.turns) == turn
+        base = line.session if at_turn else await self._stand(line, turn)
         try:
             sessions = await base.fork(len(seeds), reseed=True, dynamics_seeds=seeds)
         except Unsupported:
-            own = [] if standing else [base]
-            return own + list(await asyncio.gather(*(self._stand(line, turn) for _ in seeds[len(own) :])))
+            bases = [] if at_turn else [base]
+            return bases + list(await asyncio.gather(*(self._stand(line, turn) for _ in seeds[len(bases) :])))
         self._open += sessions
         self.spent.forks += len(seeds)
-        if not standing:
+        if not at_turn:
             await self.close([base])
         return sessions
 
@@ -172,8 +172,8 @@ class Brancher:
             (session,) = await base.fork(1, reseed=True, dynamics_seeds=[episode.dynamics_seed])
             await self.close([base])
         self._open.append(session)
-        again = episode.turns[episode.shared : turn]
-        record = await play(_Repeating(again), session, deadline=self.deadline, turns=len(again))
+        turns = episode.turns[episode.shared : turn]
+        record = await play(_Repeating(turns), session, deadline=self.deadline, turns=len(turns))
         self.spent.add(record.turns, sampled=0)
         if record.failed:
             raise StarpodError(f"the turns before a branch could not be played again: {record.error}")
@@ -188,16 +188,16 @@ def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
     """
     for index, episode in enumerate(episodes):
         episode.member, episode.parent = first + index, None
-        for earlier in episodes[:index]:
-            if earlier.failed:
+        for predecessor in episodes[:index]:
+            if predecessor.failed:
                 continue
             shared = 0
-            for one, other in zip(earlier.turns, episode.turns, strict=False):
-                if one is not other:
+            for earlier_turn, turn in zip(predecessor.turns, episode.turns, strict=False):
+                if earlier_turn is not turn:
                     break
                 shared += 1
             if shared > episode.shared:
-                episode.parent = (earlier.member, shared)
+                episode.parent = (predecessor.member, shared)
         if not episode.failed:
             rewards.settle(episode)
 

@@ -59,14 +59,14 @@ class Collected:
     @classmethod
     def of(cls, groups: Sequence[Group], min_size: int) -> Collected:
         """Build a collection of the groups with at least `min_size` episodes. The others count as dropped."""
-        failed = [episode for group in groups for episode in group.failed]
-        kept = [group for group in groups if len(group.episodes) >= min_size]
+        failed_episodes = [episode for group in groups for episode in group.failed]
+        valid_groups = [group for group in groups if len(group.episodes) >= min_size]
         turns = (turn for group in groups for episode in group.members for turn in episode.own_turns)
         return cls(
-            kept,
-            len(failed),
-            failed[0].error if failed else "",
-            len(groups) - len(kept),
+            valid_groups,
+            len(failed_episodes),
+            failed_episodes[0].error if failed_episodes else "",
+            len(groups) - len(valid_groups),
             [turn.stepping for turn in turns if turn.actions],
         )
 
@@ -89,9 +89,9 @@ class Collected:
 
 async def of_all_ranks(collecting: Awaitable[Collected], parallel: Parallel, warn: Callable[[str], None]) -> Collected:
     """Return on every rank the groups of all ranks, ordered by id, and warn if episodes failed."""
-    collected, *others = await parallel.all_done(collecting)
-    if others:
-        collected = Collected.joined([collected, *others])
+    collected, *parts = await parallel.all_done(collecting)
+    if parts:
+        collected = Collected.joined([collected, *parts])
         collected.groups.sort(key=lambda group: group.id)
     if collected.failed:
         warn(f"{collected.failed} episodes failed, the first one by: {collected.error}")
@@ -134,8 +134,8 @@ class Collector(Generic[Players]):
             size: Episodes per group.
             min_size: Groups with fewer episodes than this are dropped.
         """
-        at_once = self.agents.at_once
-        slots = nullcontext() if at_once is None else asyncio.Semaphore(max(1, at_once // size))
+        limit = self.agents.at_once
+        slots = nullcontext() if limit is None else asyncio.Semaphore(max(1, limit // size))
 
         async def play_in_turn(start: Start) -> Group:
             async with slots:
@@ -160,8 +160,8 @@ class Collector(Generic[Players]):
             begun: The group's episodes by member; updated while they are played. Finished episodes in it are not
                 played again, and unfinished ones are continued.
         """
-        if (other := self.others.get(start.task)) is not None:
-            return await other.play_group(start, size, begun)
+        if (collector := self.others.get(start.task)) is not None:
+            return await collector.play_group(start, size, begun)
         begun = {} if begun is None else begun
         task = self.task.with_options(start.options)
         if self.search is not None:
@@ -178,8 +178,8 @@ class Collector(Generic[Players]):
             return await self.search.find(brancher, size)
 
         async def play_member(session: Session) -> None:
-            known = begun.get(session.member)
-            if known is not None and known.end and not known.failed:
+            record = begun.get(session.member)
+            if record is not None and record.end and not record.failed:
                 return
             begun[session.member] = episode = Episode.begin(session, start.id, task.name)
             await play(
@@ -189,7 +189,7 @@ class Collector(Generic[Players]):
                 watch=self.watch,
                 deadline=self.deadline,
                 episode=episode,
-                past=known.turns if known is not None else (),
+                past=record.turns if record is not None else (),
             )
 
         if sum(bool(episode.end) and not episode.failed for episode in begun.values()) < size:

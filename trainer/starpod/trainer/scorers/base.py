@@ -41,8 +41,8 @@ class TurnScorer(ABC):
         self.micro_batch_tokens = micro_batch_tokens
         self.temperature = temperature
         self.fits = 0
-        trained = [*model.trained_parameters(), *model.critic_parameters()]
-        self.optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.0)
+        parameters = [*model.trained_parameters(), *model.critic_parameters()]
+        self.optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
 
     @abstractmethod
     def score(self, episodes: Sequence[Episode]) -> list[list[float]]:
@@ -64,8 +64,8 @@ class TurnScorer(ABC):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors by name, and JSON values."""
         tensors, values = flatten_optimizer(self.optimizer.state_dict())
-        named = join_parts({"model": self.model.state_dict(), "optimizer": tensors})
-        return named, {"optimizer": values, "fits": self.fits}
+        named_tensors = join_parts({"model": self.model.state_dict(), "optimizer": tensors})
+        return named_tensors, {"optimizer": values, "fits": self.fits}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore the values from `state`, except for the learning rate, which stays as configured."""
@@ -110,13 +110,13 @@ def score_and_fit(scorer: TurnScorer, groups: Sequence[Group]) -> dict[str, floa
     scores = scorer.score(episodes)
     pay(episodes, scores)
     metrics = {f"reward/{PROCESS}": sum(map(sum, scores)) / len(episodes)}
-    told = [
+    pairs = [
         (score, turn.progress)
-        for episode, own in zip(episodes, scores, strict=True)
-        for turn, score in zip(episode.own_turns, own[episode.shared :], strict=True)
+        for episode, turn_scores in zip(episodes, scores, strict=True)
+        for turn, score in zip(episode.own_turns, turn_scores[episode.shared :], strict=True)
         if turn.progress is not None
     ]
-    if (correlation := rank_correlation(told)) is not None:
+    if (correlation := rank_correlation(pairs)) is not None:
         metrics["scorer/score_correlation"] = correlation
     return metrics | scorer.fit(groups)
 
@@ -126,8 +126,8 @@ def pay(episodes: Sequence[Episode], scores: Sequence[Sequence[float]]) -> None:
 
     Turns that an episode shares with its parent are rewarded in the parent.
     """
-    for episode, own in zip(episodes, scores, strict=True):
-        for turn, score in zip(episode.own_turns, own[episode.shared :], strict=True):
+    for episode, turn_scores in zip(episodes, scores, strict=True):
+        for turn, score in zip(episode.own_turns, turn_scores[episode.shared :], strict=True):
             turn.pay({PROCESS: score})
 
 
@@ -136,18 +136,18 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     if len(pairs) < 2:
         return None
     ranks = torch.tensor([_ranks([pair[side] for pair in pairs]) for side in (0, 1)], dtype=torch.float64)
-    centred = ranks - ranks.mean(1, keepdim=True)
-    spread = centred.square().sum(1).prod().sqrt()
-    return float((centred[0] * centred[1]).sum() / spread) if spread > 0 else None
+    deviations = ranks - ranks.mean(1, keepdim=True)
+    spread = deviations.square().sum(1).prod().sqrt()
+    return float((deviations[0] * deviations[1]).sum() / spread) if spread > 0 else None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
     order = sorted(range(len(values)), key=lambda index: values[index])
     ranks = [0.0] * len(values)
-    starts = [0, *(at for at in range(1, len(order)) if values[order[at]] != values[order[at - 1]]), len(order)]
+    starts = [0, *(k for k in range(1, len(order)) if values[order[k]] != values[order[k - 1]]), len(order)]
     for start, end in pairwise(starts):
-        for place in order[start:end]:
-            ranks[place] = (start + end - 1) / 2
+        for index in order[start:end]:
+            ranks[index] = (start + end - 1) / 2
     return ranks
 
 
@@ -156,9 +156,9 @@ def outcome(episode: Episode, attempt: int | None = None) -> float:
 
     attempt: number of the attempt; None is the last one, whose outcome is the episode's.
     """
-    earlier = [turn for turn in episode.turns if turn.attempt == attempt and "attempt" in turn.parts]
-    if earlier:
-        success, earned = earlier[-1].info["success"], sum(turn.parts["attempt"] for turn in earlier)
+    turns = [turn for turn in episode.turns if turn.attempt == attempt and "attempt" in turn.parts]
+    if turns:
+        success, reward = turns[-1].info["success"], sum(turn.parts["attempt"] for turn in turns)
     else:
-        success, earned = episode.success, episode.own_return
-    return earned if success is None else float(success)
+        success, reward = episode.success, episode.own_return
+    return reward if success is None else float(success)
